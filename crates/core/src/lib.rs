@@ -1,0 +1,6 @@
+//! The decisions: pure, synchronous, total functions. No clock, no IO, no Kubernetes client, no HTTP.
+
+pub mod class;
+pub mod door;
+
+pub use class::Class;

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// serveAdmin answers, in plain HTTP:
+//
+//	GET    /counters            calls per method
+//	DELETE /counters            back to zero
+//	POST   /faults              one rule, as JSON
+//	DELETE /faults              no rules
+//	POST   /delays              {"method": milliseconds} for answers
+//	POST   /sessions/drop       every session ends
+//	POST   /restart?downMs=500  connections cut, sessions gone, away for a while
+func (w *world) serveAdmin(address string, f *front) (string, error) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /counters", func(out http.ResponseWriter, _ *http.Request) {
+		w.Lock()
+		counts := maps.Clone(w.counts)
+		w.Unlock()
+		answer(out, counts, nil)
+	})
+	mux.HandleFunc("DELETE /counters", func(out http.ResponseWriter, _ *http.Request) {
+		w.Lock()
+		clear(w.counts)
+		w.Unlock()
+		answer(out, true, nil)
+	})
+	mux.HandleFunc("POST /faults", func(out http.ResponseWriter, r *http.Request) {
+		added := new(rule)
+		err := json.NewDecoder(r.Body).Decode(added)
+		if err == nil {
+			w.Lock()
+			w.rules = append(w.rules, added)
+			w.Unlock()
+		}
+		answer(out, true, err)
+	})
+	mux.HandleFunc("DELETE /faults", func(out http.ResponseWriter, _ *http.Request) {
+		w.Lock()
+		w.rules = nil
+		w.Unlock()
+		w.service.ClearFaultRules()
+		answer(out, true, nil)
+	})
+	mux.HandleFunc("POST /delays", func(out http.ResponseWriter, r *http.Request) {
+		delays := map[string]int{}
+		err := json.NewDecoder(r.Body).Decode(&delays)
+		w.Lock()
+		maps.Copy(w.delays, delays)
+		w.Unlock()
+		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /sessions/drop", func(out http.ResponseWriter, r *http.Request) {
+		dropped, err := w.dropSessions(r.Context())
+		answer(out, map[string]int{"dropped": dropped}, err)
+	})
+	mux.HandleFunc("POST /restart", func(out http.ResponseWriter, r *http.Request) {
+		down, _ := strconv.Atoi(r.URL.Query().Get("downMs"))
+		answer(out, true, f.restart(time.Duration(down)*time.Millisecond, func() error {
+			_, err := w.dropSessions(r.Context())
+			return err
+		}))
+	})
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	go func() { _ = http.Serve(listener, mux) }()
+	return "http://" + listener.Addr().String(), nil
+}
+
+func answer(out http.ResponseWriter, value any, err error) {
+	if err != nil {
+		http.Error(out, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	out.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(out).Encode(value)
+}

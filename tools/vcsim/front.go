@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha1"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+)
+
+// front is the TLS server that clients see. It can be taken away and brought back, as a vCenter that restarts.
+type front struct {
+	sync.Mutex
+	address, sha1, sha256, pem string
+	config                     *tls.Config
+	handler                    http.Handler
+	server                     *http.Server
+}
+
+func listenFront(address string, world *world) (*front, error) {
+	certificate, err := selfSigned()
+	if err != nil {
+		return nil, err
+	}
+	raw := certificate.Certificate[0]
+	f := &front{
+		address: address,
+		sha1:    colons(sha1Sum(raw)),
+		sha256:  colons(sha256Sum(raw)),
+		pem:     string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})),
+		config:  &tls.Config{Certificates: []tls.Certificate{certificate}},
+		handler: world,
+	}
+	return f, f.start()
+}
+
+func (f *front) url() string { return "https://" + f.address + "/sdk" }
+
+func (f *front) start() error {
+	listener, err := net.Listen("tcp", f.address)
+	if err != nil {
+		return err
+	}
+	f.address = listener.Addr().String()
+	f.server = &http.Server{Handler: f.handler, ErrorLog: nil}
+	go func(server *http.Server) { _ = server.Serve(tls.NewListener(listener, f.config)) }(f.server)
+	return nil
+}
+
+// restart cuts every connection, calls away, is gone for a while, and listens again on the same port.
+func (f *front) restart(down time.Duration, away func() error) error {
+	f.Lock()
+	defer f.Unlock()
+	_ = f.server.Close()
+	err := away()
+	if err != nil {
+		return err
+	}
+	time.Sleep(down)
+	for range 50 {
+		if err = f.start(); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(time.Now().UnixNano()),
+		Subject:               pkix.Name{CommonName: "localhost", Organization: []string{"vcsim"}},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(10 * 365 * 24 * time.Hour),
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		DNSNames:              []string{"localhost"},
+		IPAddresses:           []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")},
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, nil
+}
+
+func sha1Sum(raw []byte) []byte   { sum := sha1.Sum(raw); return sum[:] }
+func sha256Sum(raw []byte) []byte { sum := sha256.Sum256(raw); return sum[:] }
+
+func colons(sum []byte) string {
+	parts := make([]string, len(sum))
+	for i, b := range sum {
+		parts[i] = fmt.Sprintf("%02X", b)
+	}
+	return strings.Join(parts, ":")
+}
+
+var soapMethod = regexp.MustCompile(`<(?:\w+:)?Body[^>]*>\s*<(?:\w+:)?(\w+)`)
+
+// ServeHTTP counts the call, applies what rules say about the connection, and hands it to the simulator.
+func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
+	name := r.Method + " " + r.URL.Path
+	if r.Method == http.MethodPost && (strings.HasPrefix(r.URL.Path, "/sdk") || strings.HasPrefix(r.URL.Path, "/pbm")) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			http.Error(out, err.Error(), http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if m := soapMethod.FindSubmatch(body); m != nil {
+			name = string(m[1])
+		}
+	}
+	w.count(name)
+	if ms := w.delay(name); ms > 0 {
+		time.Sleep(time.Duration(ms) * time.Millisecond)
+	}
+	if id := r.Header.Get("vmware-api-session-id"); id != "" && !w.restSession(id) {
+		out.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	switch rule := w.next(name, "status", "close", "lose-answer"); {
+	case rule == nil:
+		w.service.ServeMux.ServeHTTP(out, r)
+	case rule.Kind == "status":
+		http.Error(out, rule.Message, rule.Status)
+	case rule.Kind == "close":
+		panic(http.ErrAbortHandler)
+	default: // the call is carried out, its answer is lost
+		w.service.ServeMux.ServeHTTP(&nowhere{header: http.Header{}}, r)
+		panic(http.ErrAbortHandler)
+	}
+}
+
+type nowhere struct{ header http.Header }
+
+func (n *nowhere) Header() http.Header         { return n.header }
+func (n *nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (n *nowhere) WriteHeader(int)             {}

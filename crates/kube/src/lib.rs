@@ -1,1 +1,20 @@
-//! (module docs to come with the content)
+//! Everything Kubernetes that is not a decision: client profiles, trimmed shared caches, conditions, events, patches,
+//! back-off, expectations and the loop that runs a controller.
+
+pub mod backoff;
+pub mod cache;
+pub mod client;
+pub mod context;
+pub mod error;
+pub mod events;
+pub mod expectations;
+pub mod metrics;
+pub mod patch;
+pub mod reconciler;
+
+pub use cache::Cache;
+pub use context::{Context, Options};
+pub use error::{Classified, Error};
+pub use events::Recorder;
+pub use metrics::Metrics;
+pub use reconciler::{Next, Reconciler, Trigger};

@@ -1,0 +1,268 @@
+//! Client profiles. Invariant: every request on the wire, each retry included, passes the [`Doors`] and is counted, and
+//! every request but a watch is answered or given up within [`REQUEST_TIMEOUT`].
+//!
+//! kube's own retry layer is off: it sits below any layer of ours (so that retries would go unseen) and stays with a
+//! request for minutes. The retrying profile repeats what the API server shed by itself, a few times; what is still
+//! refused then goes back to the caller with its class.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use capstan_core::door::{Doors, Effect, Verdict, World};
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode};
+use kube::client::{Body, ClientBuilder};
+use tokio::sync::Mutex;
+use tower::{BoxError, Layer, Service, ServiceExt};
+
+use crate::error::Error;
+use crate::metrics::Metrics;
+
+/// A request that is not a watch and has no answer after this long counts as lost; the API server's own limit is 60 s.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Connections to an address that does not answer are given up after this long, so that "unreachable" is said soon.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the retrying profile repeats a request that the server shed.
+const RETRIES: u32 = 4;
+/// First pause between two tries when the server names none; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// A longer Retry-After than this is not slept out here but handed to the caller as throttled.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How a client treats requests that the server shed (429, 503, 504).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Repeat them a few times.
+    Retrying,
+    /// Hand them to the caller at once: evictions (429 is an answer there) and leases (late is worse than failed).
+    Once,
+}
+
+/// A door that refused a request.
+#[derive(Debug, thiserror::Error)]
+#[error("request refused: {0}")]
+pub struct Refused(pub String);
+
+/// A request that got no answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from the API server within {} s", REQUEST_TIMEOUT.as_secs())]
+pub struct TimedOut;
+
+/// A client whose every request passes `doors`.
+pub fn connect(
+    mut config: kube::Config,
+    profile: Profile,
+    doors: &Doors,
+    metrics: &Metrics,
+) -> Result<kube::Client, Error> {
+    config.default_retry = false;
+    config.connect_timeout = Some(
+        config
+            .connect_timeout
+            .map_or(CONNECT_TIMEOUT, |t| t.min(CONNECT_TIMEOUT)),
+    );
+    let layer = DoorLayer {
+        doors: doors.clone(),
+        metrics: metrics.clone(),
+        profile,
+    };
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+struct DoorLayer {
+    doors: Doors,
+    metrics: Metrics,
+    profile: Profile,
+}
+
+impl<S> Layer<S> for DoorLayer {
+    type Service = DoorService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        DoorService {
+            inner: Arc::new(Mutex::new(inner)),
+            doors: self.doors.clone(),
+            metrics: self.metrics.clone(),
+            profile: self.profile,
+        }
+    }
+}
+
+/// The inner service is not `Clone`: it is locked for the moment of `call` only, never while an answer is awaited.
+struct DoorService<S> {
+    inner: Arc<Mutex<S>>,
+    doors: Doors,
+    metrics: Metrics,
+    profile: Profile,
+}
+
+impl<S, B> Service<Request<Body>> for DoorService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError> + Send + 'static,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (inner, doors, metrics, profile) = (
+            self.inner.clone(),
+            self.doors.clone(),
+            self.metrics.clone(),
+            self.profile,
+        );
+        Box::pin(async move {
+            let watch = request
+                .uri()
+                .query()
+                .is_some_and(|q| q.split('&').any(|p| p == "watch=true"));
+            let effect = effect_of(&request);
+            let mut request = request;
+            for attempt in 0.. {
+                let spare = if profile == Profile::Retrying {
+                    duplicate(&request)
+                } else {
+                    None
+                };
+                let answer = once(&inner, &doors, &metrics, &effect, watch, request).await?;
+                match (spare, pause(&answer, attempt)) {
+                    (Some(again), Some(pause)) => {
+                        tokio::time::sleep(pause).await;
+                        request = again;
+                    }
+                    _ => return Ok(answer),
+                }
+            }
+            Err(TimedOut.into())
+        })
+    }
+}
+
+async fn once<S, B>(
+    inner: &Mutex<S>,
+    doors: &Doors,
+    metrics: &Metrics,
+    effect: &Effect,
+    watch: bool,
+    request: Request<Body>,
+) -> Result<Response<B>, BoxError>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+{
+    obey(doors.enter(effect)).await?;
+    let answer = {
+        let mut service = inner.lock().await;
+        service.ready().await?.call(request)
+    };
+    let answer = match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(TimedOut.into()),
+    };
+    let code = answer.as_ref().map(|a| a.status().as_u16()).unwrap_or_default();
+    metrics.kube_request(verb(effect, watch), code);
+    obey(doors.leave(effect)).await?;
+    answer
+}
+
+async fn obey(verdict: Verdict) -> Result<(), BoxError> {
+    match verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::Delay(time) => {
+            tokio::time::sleep(time).await;
+            Ok(())
+        }
+        Verdict::Refuse(reason) => Err(Refused(reason).into()),
+        Verdict::Hang => std::future::pending().await,
+    }
+}
+
+fn effect_of(request: &Request<Body>) -> Effect {
+    Effect {
+        world: World::Kube,
+        method: request.method().to_string(),
+        target: request.uri().path().to_owned(),
+        write: !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS),
+    }
+}
+
+fn verb(effect: &Effect, watch: bool) -> &'static str {
+    match effect.method.as_str() {
+        "GET" if watch => "watch",
+        "GET" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "other",
+    }
+}
+
+fn duplicate(request: &Request<Body>) -> Option<Request<Body>> {
+    let body = request.body().try_clone()?;
+    let mut copy = Request::new(body);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.version_mut() = request.version();
+    *copy.headers_mut() = request.headers().clone();
+    *copy.extensions_mut() = request.extensions().clone();
+    Some(copy)
+}
+
+/// How long to wait before the next try; `None` when this answer is final.
+fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
+    let shed = matches!(
+        answer.status(),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+    );
+    if !shed || attempt >= RETRIES {
+        return None;
+    }
+    let asked = answer.headers().get(http::header::RETRY_AFTER);
+    let asked = asked
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse().ok())
+        .map(Duration::from_secs);
+    let pause = asked.unwrap_or(FIRST_PAUSE * 2u32.pow(attempt));
+    (pause <= LONGEST_PAUSE).then_some(pause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn answer(code: u16, retry_after: Option<&str>) -> Response<()> {
+        let mut builder = Response::builder().status(code);
+        if let Some(value) = retry_after {
+            builder = builder.header("retry-after", value);
+        }
+        builder.body(()).unwrap()
+    }
+
+    #[rstest]
+    #[case::an_answer_is_final(200, None, 0, None)]
+    #[case::a_refusal_is_final(403, None, 0, None)]
+    #[case::shed_without_a_time(503, None, 0, Some(100))]
+    #[case::doubled(503, None, 2, Some(400))]
+    #[case::the_server_names_the_time(429, Some("1"), 3, Some(1000))]
+    #[case::too_long_to_sleep_out(429, Some("30"), 0, None)]
+    #[case::given_up(429, Some("1"), RETRIES, None)]
+    fn only_what_the_server_shed_is_repeated(
+        #[case] code: u16,
+        #[case] after: Option<&str>,
+        #[case] attempt: u32,
+        #[case] expected: Option<u64>,
+    ) {
+        assert_eq!(
+            pause(&answer(code, after), attempt),
+            expected.map(Duration::from_millis)
+        );
+    }
+}

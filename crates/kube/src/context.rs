@@ -1,0 +1,106 @@
+//! What every controller gets. Invariant: cheap to clone; all clones share clients, caches, metrics and the shutdown
+//! token.
+
+use std::sync::Arc;
+
+use capstan_core::door::Doors;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::watcher;
+use kube::{Api, Resource};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{self, Cache, Caches, Object};
+use crate::client::{self, Profile};
+use crate::error::Error;
+use crate::events::Recorder;
+use crate::metrics::Metrics;
+
+/// How to reach a cluster and what to do on the way.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub doors: Doors,
+    /// Work in this namespace only; all of them when `None`.
+    pub namespace: Option<String>,
+    pub metrics: Metrics,
+    pub shutdown: CancellationToken,
+}
+
+#[derive(Clone)]
+pub struct Context {
+    pub client: kube::Client,
+    /// For evictions and leases: a refusal is handed back at once.
+    pub no_retry: kube::Client,
+    pub namespace: Option<String>,
+    pub doors: Doors,
+    pub metrics: Metrics,
+    pub shutdown: CancellationToken,
+    recorder: Recorder,
+    caches: Arc<Caches>,
+}
+
+impl Context {
+    /// Needs a running tokio runtime.
+    pub fn new(config: kube::Config, options: Options) -> Result<Self, Error> {
+        let Options {
+            doors,
+            namespace,
+            metrics,
+            shutdown,
+        } = options;
+        let client = client::connect(config.clone(), Profile::Retrying, &doors, &metrics)?;
+        let no_retry = client::connect(config, Profile::Once, &doors, &metrics)?;
+        let recorder = Recorder::new(client.clone(), "capstan");
+        Ok(Self {
+            client,
+            no_retry,
+            namespace,
+            doors,
+            metrics,
+            shutdown,
+            recorder,
+            caches: Arc::default(),
+        })
+    }
+
+    /// Records events as `component`.
+    pub fn recorder(&self, component: &str) -> Recorder {
+        self.recorder.named(component)
+    }
+
+    pub fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self, namespace: &str) -> Api<K> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// The shared cache of a namespaced kind, in the namespace that this program works in.
+    pub fn cache<K: Object + Resource<Scope = NamespaceResourceScope>>(&self) -> Cache<K> {
+        self.cache_where(watcher::Config::default(), cache::trim)
+    }
+
+    /// As [`Context::cache`], of the objects that the selectors in `config` pick, trimmed by `trim`.
+    pub fn cache_where<K: Object + Resource<Scope = NamespaceResourceScope>>(
+        &self,
+        config: watcher::Config,
+        trim: fn(&mut K),
+    ) -> Cache<K> {
+        let api = match &self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        self.caches
+            .get(config, |config| Cache::start(api, config, trim, self.shutdown.clone()))
+    }
+
+    /// The shared cache of a cluster-wide kind.
+    pub fn cache_cluster_wide<K: Object>(&self, trim: fn(&mut K)) -> Cache<K> {
+        let api = Api::all(self.client.clone());
+        self.caches.get(watcher::Config::default(), |config| {
+            Cache::start(api, config, trim, self.shutdown.clone())
+        })
+    }
+
+    /// The shared cache of this cluster's own Nodes.
+    pub fn nodes(&self) -> Cache<Node> {
+        self.cache_cluster_wide(cache::trim_node)
+    }
+}

@@ -1,0 +1,126 @@
+//! The one error of this crate. Invariant: whatever the API server answers has a class, so that no caller has to guess
+//! whether to retry.
+
+use std::time::Duration;
+
+use capstan_core::Class;
+
+/// How long to stay away when the API server says 429 without a `retryAfterSeconds`.
+const THROTTLED_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Anything that can answer how it is to be treated: the error of each controller.
+pub trait Classified {
+    fn class(&self) -> Class;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}", describe(.0))]
+    Api(Box<kube::Error>),
+    #[error("cannot read the client configuration of {what}: {reason}")]
+    Config { what: String, reason: String },
+    #[error("workload cluster {cluster} does not answer: {reason}")]
+    Unreachable { cluster: String, reason: String },
+    #[error("cannot serialize {what}: {reason}")]
+    Serialize { what: &'static str, reason: String },
+    #[error("{kind} has no {field}: it was not read from the API server")]
+    Incomplete { kind: String, field: &'static str },
+    #[error("the watch of {kind} ended before its first list was complete")]
+    WatchEnded { kind: String },
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        Self::Api(Box::new(error))
+    }
+}
+
+impl Classified for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::Api(error) => class_of(error),
+            Self::Unreachable { .. } | Self::Config { .. } | Self::WatchEnded { .. } => Class::Transient,
+            Self::Serialize { .. } | Self::Incomplete { .. } => Class::Terminal,
+        }
+    }
+}
+
+impl Error {
+    pub fn class(&self) -> Class {
+        Classified::class(self)
+    }
+
+    /// The HTTP status code, when the API server answered at all.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api(error) => code(error),
+            _ => None,
+        }
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    pub fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    /// Whether the request may have been carried out although we got no answer.
+    pub fn is_ambiguous(&self) -> bool {
+        match self {
+            Self::Api(error) => !matches!(error.as_ref(), kube::Error::Api(status) if status.code < 500),
+            _ => false,
+        }
+    }
+}
+
+/// The HTTP status code of a kube error, when the API server answered.
+pub fn code(error: &kube::Error) -> Option<u16> {
+    match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+/// The class of a kube error. A refusal by RBAC is transient: it is mended without a change of our object.
+pub fn class_of(error: &kube::Error) -> Class {
+    let kube::Error::Api(status) = error else {
+        return Class::Transient;
+    };
+    match status.code {
+        429 => {
+            let seconds = status
+                .details
+                .as_ref()
+                .map(|d| d.retry_after_seconds)
+                .unwrap_or_default();
+            Class::Throttled(if seconds == 0 {
+                THROTTLED_DEFAULT
+            } else {
+                Duration::from_secs(seconds.into())
+            })
+        }
+        422 => Class::Terminal,
+        _ => Class::Transient,
+    }
+}
+
+/// The API server's own sentence, without the debug dump that kube appends.
+fn describe(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} ({})", status.message, status.code),
+        other => {
+            let mut text = other.to_string();
+            let mut source = std::error::Error::source(other);
+            while let Some(inner) = source {
+                let inner_text = inner.to_string();
+                if !text.contains(&inner_text) {
+                    text = format!("{text}: {inner_text}");
+                }
+                source = inner.source();
+            }
+            text
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Events on objects. Invariant: the same thing said again about the same object becomes a count on one Event, written
+//! at most when the count doubles or [`REFRESH`] has passed; recording never fails its caller.
+//!
+//! They are written as core/v1 Events with count, first and last time and source, for that is what the replaced
+//! controllers wrote and what their users' field selectors and alerts match; the API server serves the same objects
+//! under events.k8s.io. kube's recorder would drop every message after the first of a reason.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+
+/// A repeated Event is written at least this often, so that `kubectl get events` shows it as recent.
+const REFRESH: Duration = Duration::from_secs(300);
+/// Events older than this start anew: the API server keeps them for an hour.
+const FORGET: Duration = Duration::from_secs(3000);
+/// The API server takes messages of up to 1024 bytes.
+const LONGEST_MESSAGE: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Level {
+    Normal,
+    Warning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Said {
+    uid: String,
+    component: String,
+    level: Level,
+    reason: String,
+    message: String,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    name: String,
+    count: i32,
+    written: i32,
+    written_at: Timestamp,
+}
+
+/// What to do about one more event.
+#[derive(Debug, PartialEq, Eq)]
+enum Write {
+    Create(String),
+    Count { name: String, count: i32 },
+    Nothing,
+}
+
+/// Writes events in the name of one component. Clones share what was said.
+#[derive(Clone)]
+pub struct Recorder {
+    client: kube::Client,
+    component: String,
+    said: Arc<Mutex<HashMap<Said, Record>>>,
+}
+
+impl Recorder {
+    pub fn new(client: kube::Client, component: impl Into<String>) -> Self {
+        Self {
+            client,
+            component: component.into(),
+            said: Arc::default(),
+        }
+    }
+
+    /// The same recorder under another component's name (`source.component` and `reportingComponent`).
+    pub fn named(&self, component: impl Into<String>) -> Self {
+        Self {
+            component: component.into(),
+            ..self.clone()
+        }
+    }
+
+    pub async fn normal<K: Resource<DynamicType = ()>>(&self, object: &K, reason: &str, message: impl Into<String>) {
+        self.record(Level::Normal, object, reason, message.into()).await;
+    }
+
+    pub async fn warning<K: Resource<DynamicType = ()>>(&self, object: &K, reason: &str, message: impl Into<String>) {
+        self.record(Level::Warning, object, reason, message.into()).await;
+    }
+
+    async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
+        let (message, now) = (shorten(message), Timestamp::now());
+        let uid = object.uid().unwrap_or_default();
+        let said = Said {
+            uid,
+            component: self.component.clone(),
+            level,
+            reason: reason.to_owned(),
+            message,
+        };
+        let write = {
+            let mut map = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            decide(&mut map, &said, &object.name_any(), now)
+        };
+        let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let done = match write {
+            Write::Nothing => return,
+            Write::Create(name) => self.create(&api, object, name, &said, now, 1).await,
+            Write::Count { name, count } => match count_up(&api, &name, count, now).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    self.create(&api, object, name, &said, now, count).await
+                }
+                done => done,
+            },
+        };
+        if let Err(error) = done {
+            tracing::warn!(object = %object.name_any(), reason, %error, "event not recorded");
+        }
+    }
+
+    async fn create<K: Resource<DynamicType = ()>>(
+        &self,
+        api: &Api<Event>,
+        object: &K,
+        name: String,
+        said: &Said,
+        now: Timestamp,
+        count: i32,
+    ) -> Result<(), kube::Error> {
+        let regarding: ObjectReference = object.object_ref(&());
+        let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let event = Event {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(namespace),
+                ..ObjectMeta::default()
+            },
+            involved_object: regarding,
+            reason: Some(said.reason.clone()),
+            message: Some(said.message.clone()),
+            type_: Some(format!("{:?}", said.level)),
+            source: Some(EventSource {
+                component: Some(self.component.clone()),
+                host: None,
+            }),
+            reporting_component: Some(self.component.clone()),
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            count: Some(count),
+            ..Event::default()
+        };
+        api.create(&PostParams::default(), &event).await.map(drop)
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CountPatch {
+    count: i32,
+    last_timestamp: Time,
+}
+
+async fn count_up(api: &Api<Event>, name: &str, count: i32, now: Timestamp) -> Result<(), kube::Error> {
+    let patch = Patch::Merge(CountPatch {
+        count,
+        last_timestamp: Time(now),
+    });
+    api.patch(name, &PatchParams::default(), &patch).await.map(drop)
+}
+
+fn decide(said: &mut HashMap<Said, Record>, what: &Said, object: &str, now: Timestamp) -> Write {
+    said.retain(|_, record| age(record, now) < FORGET);
+    match said.get_mut(what) {
+        None => {
+            let name = format!("{object}.{:x}", now.as_nanosecond());
+            let record = Record {
+                name: name.clone(),
+                count: 1,
+                written: 1,
+                written_at: now,
+            };
+            said.insert(what.clone(), record);
+            Write::Create(name)
+        }
+        Some(record) => {
+            record.count = record.count.saturating_add(1);
+            if record.count < record.written.saturating_mul(2) && age(record, now) < REFRESH {
+                return Write::Nothing;
+            }
+            record.written = record.count;
+            record.written_at = now;
+            Write::Count {
+                name: record.name.clone(),
+                count: record.count,
+            }
+        }
+    }
+}
+
+fn age(record: &Record, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(record.written_at)).unwrap_or_default()
+}
+
+fn shorten(mut message: String) -> String {
+    if message.len() > LONGEST_MESSAGE {
+        let mut end = LONGEST_MESSAGE - 3;
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(message: &str) -> Said {
+        let (uid, component, reason) = ("u".to_owned(), "c".to_owned(), "r".to_owned());
+        Said {
+            uid,
+            component,
+            level: Level::Warning,
+            reason,
+            message: message.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_same_said_again_is_written_when_its_count_doubles() {
+        let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
+        let writes: Vec<i32> = (1..=9)
+            .filter_map(|_| match decide(&mut map, &said("a"), "m", now) {
+                Write::Create(_) => Some(1),
+                Write::Count { count, .. } => Some(count),
+                Write::Nothing => None,
+            })
+            .collect();
+        assert_eq!(writes, [1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn another_message_is_another_event() {
+        let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
+        assert!(matches!(decide(&mut map, &said("a"), "m", now), Write::Create(_)));
+        assert!(matches!(decide(&mut map, &said("b"), "m", now), Write::Create(_)));
+    }
+
+    #[test]
+    fn a_repeated_event_is_refreshed_and_in_the_end_forgotten() {
+        let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
+        decide(&mut map, &said("a"), "m", now);
+        decide(&mut map, &said("a"), "m", now);
+        assert_eq!(decide(&mut map, &said("a"), "m", now), Write::Nothing);
+        assert!(matches!(
+            decide(&mut map, &said("a"), "m", now + REFRESH),
+            Write::Count { count: 4, .. }
+        ));
+        assert!(matches!(
+            decide(&mut map, &said("a"), "m", now + REFRESH + FORGET),
+            Write::Create(_)
+        ));
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let text = shorten("ü".repeat(600));
+        assert!(text.len() <= LONGEST_MESSAGE && text.ends_with("ü..."));
+    }
+}

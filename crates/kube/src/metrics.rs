@@ -1,0 +1,143 @@
+//! One registry for the whole program. Invariant: cloning shares it; nothing is registered twice under one name.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    verb: &'static str,
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReconcileLabels {
+    controller: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ControllerLabels {
+    controller: String,
+}
+
+/// The shared registry and the metrics that every controller has.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    requests: Family<RequestLabels, Counter>,
+    reconciles: Family<ReconcileLabels, Counter>,
+    durations: Family<ControllerLabels, Histogram>,
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // From a cached no-op to a pass that waits for a cloud: 1 ms to about a minute.
+        let buckets = || Histogram::new([0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0]);
+        let metrics = Self {
+            registry: Arc::default(),
+            requests: Family::default(),
+            reconciles: Family::default(),
+            durations: Family::new_with_constructor(buckets),
+        };
+        metrics.register(|registry| {
+            let requests = metrics.requests.clone();
+            registry.register(
+                "capstan_kube_requests",
+                "Requests sent to Kubernetes API servers",
+                requests,
+            );
+            registry.register(
+                "capstan_reconciles",
+                "Reconcile passes by outcome",
+                metrics.reconciles.clone(),
+            );
+            let durations = metrics.durations.clone();
+            registry.register(
+                "capstan_reconcile_duration_seconds",
+                "Time a reconcile pass took",
+                durations,
+            );
+        });
+        metrics
+    }
+}
+
+impl Metrics {
+    /// Add metrics of one's own to the shared registry.
+    pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(&mut self.lock())
+    }
+
+    /// The registry in the OpenMetrics text format.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &self.lock()) {
+            Ok(()) => text,
+            Err(error) => format!("# encoding failed: {error}\n"),
+        }
+    }
+
+    /// Count one answered (or, with code 0, unanswered) request.
+    pub fn kube_request(&self, verb: &'static str, code: u16) {
+        let code = if code == 0 { "none".to_owned() } else { code.to_string() };
+        self.requests.get_or_create(&RequestLabels { verb, code }).inc();
+    }
+
+    /// Requests sent so far with this verb, whatever the answer.
+    pub fn kube_requests(&self, verb: &str) -> u64 {
+        let text = self.encode();
+        let prefix = format!("capstan_kube_requests_total{{verb=\"{verb}\"");
+        text.lines()
+            .filter(|l| l.starts_with(&prefix))
+            .filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
+            .sum()
+    }
+
+    pub fn reconciled(&self, controller: &str, result: &'static str, took: Duration) {
+        let controller = controller.to_owned();
+        self.reconciles
+            .get_or_create(&ReconcileLabels {
+                controller: controller.clone(),
+                result,
+            })
+            .inc();
+        self.durations
+            .get_or_create(&ControllerLabels { controller })
+            .observe(took.as_secs_f64());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_verb_and_code() {
+        let metrics = Metrics::default();
+        metrics.kube_request("patch", 200);
+        metrics.kube_request("patch", 409);
+        metrics.kube_request("get", 200);
+        assert_eq!(metrics.kube_requests("patch"), 2);
+        assert!(
+            metrics
+                .encode()
+                .contains(r#"capstan_kube_requests_total{verb="get",code="200"} 1"#)
+        );
+    }
+}

@@ -70,7 +70,11 @@ impl Doors {
     }
 
     fn first(&self, ask: impl Fn(&dyn Door) -> Verdict) -> Verdict {
-        self.0.iter().map(|door| ask(door.as_ref())).find(|verdict| *verdict != Verdict::Pass).unwrap_or(Verdict::Pass)
+        self.0
+            .iter()
+            .map(|door| ask(door.as_ref()))
+            .find(|verdict| *verdict != Verdict::Pass)
+            .unwrap_or(Verdict::Pass)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The decisions: pure, synchronous, total functions. No clock, no IO, no Kubernetes client, no HTTP.
 
 pub mod class;
+pub mod disks;
 pub mod door;
 
 pub use class::Class;

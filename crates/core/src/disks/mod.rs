@@ -1,3 +1,4 @@
-//! Data disks: where they are put, what they are called, and how the guest finds them again.
+//! Data disks: what they are called, where they are attached, what becomes of them, and how a guest finds them.
 
+pub mod init;
 pub mod vsphere;

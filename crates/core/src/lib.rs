@@ -3,5 +3,6 @@
 pub mod class;
 pub mod disks;
 pub mod door;
+pub mod validate;
 
 pub use class::Class;

@@ -1,1 +1,18 @@
-//! (module docs to come with the content)
+//! The custom resources that Capstan serves and reads, one module per API group, without any IO.
+//!
+//! Fields, names and defaults are those of the controllers that Capstan replaces, so that a manifest written
+//! for them loses nothing here; what Capstan adds is optional. Nothing unset is ever written.
+
+#[macro_use]
+mod macros;
+
+pub mod azure;
+pub mod capi;
+pub mod common;
+pub mod disk;
+pub mod openshift;
+mod schema;
+pub mod vsphere;
+
+pub use common::{ApiEndpoint, ClusterFailureDomain, Condition, MachineAddress, Quantity, TemplateMeta, V1Beta2Status};
+pub use kube::core::Duration;

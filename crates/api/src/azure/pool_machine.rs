@@ -1,0 +1,53 @@
+//! AzureMachinePoolMachine: one instance of a pool.
+
+use super::vm::Future;
+use crate::common::Condition;
+use k8s_openapi::api::core::v1::ObjectReference;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+resource! {
+    /// One instance of a scale set.
+    pub struct AzureMachinePoolMachine { spec: AzureMachinePoolMachineSpec, status: AzureMachinePoolMachineStatus }
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "azuremachinepoolmachines"
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AzureMachinePoolMachineSpec {
+    #[serde(rename = "providerID")]
+    pub provider_id: String,
+    #[serde(rename = "instanceID", skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AzureMachinePoolMachineStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_ref: Option<ObjectReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioning_state: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_message: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub long_running_operation_states: Vec<Future>,
+    #[serde(default)]
+    pub latest_model_applied: bool,
+    #[serde(default)]
+    pub ready: bool,
+    /// The instance's number within the scale set.
+    #[serde(rename = "instanceID", skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+    /// The one operation that is under way, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub long_running_operation_state: Option<Future>,
+}

@@ -1,0 +1,370 @@
+//! The part of `cluster.x-k8s.io` that Capstan reads: Cluster, Machine and MachinePool.
+//!
+//! Invariant: v1beta1 and v1beta2 read into the same structs. Where the versions spell a fact differently both
+//! spellings are kept, and a method gives the one answer. Capstan never writes whole objects of these kinds.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::{ApiResource, Duration, NamespaceResourceScope};
+use serde::{Deserialize, Serialize};
+use std::{borrow::Cow, time};
+
+pub const GROUP: &str = "cluster.x-k8s.io";
+/// Names the cluster that an object belongs to.
+pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
+/// Anything with this annotation is left alone.
+pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
+/// Asks for this machine to be the first to go.
+pub const DELETE_MACHINE_ANNOTATION: &str = "cluster.x-k8s.io/delete-machine";
+/// Somebody else decides how many replicas a MachinePool has.
+pub const REPLICAS_MANAGED_BY_ANNOTATION: &str = "cluster.x-k8s.io/replicas-managed-by";
+
+/// The version of Cluster API that the management cluster serves.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Version {
+    V1Beta1,
+    #[default]
+    V1Beta2,
+}
+
+impl Version {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::V1Beta1 => "v1beta1",
+            Self::V1Beta2 => "v1beta2",
+        }
+    }
+}
+
+/// A reference to an object of another provider, in either version's form.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reference {
+    /// v1beta2 has a group here, without a version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_group: Option<String>,
+    /// v1beta1 has group and version here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    #[serde(default)]
+    pub kind: String,
+    #[serde(default)]
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+impl Reference {
+    /// The API group, whichever way it was given.
+    pub fn group(&self) -> &str {
+        match (&self.api_group, &self.api_version) {
+            (Some(group), _) => group,
+            (None, Some(version)) => version.split_once('/').map_or("", |(group, _)| group),
+            (None, None) => "",
+        }
+    }
+
+    /// True when this names an object of that group and kind.
+    pub fn is(&self, group: &str, kind: &str) -> bool {
+        self.kind == kind && self.group() == group
+    }
+}
+
+/// What has been brought up so far (v1beta2).
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Initialization {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infrastructure_provisioned: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_plane_initialized: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bootstrap_data_secret_created: Option<bool>,
+}
+
+/// A condition of either version: severity is v1beta1's, observedGeneration v1beta2's.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CoreCondition {
+    #[serde(rename = "type", default)]
+    pub type_: String,
+    #[serde(default)]
+    pub status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub severity: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infrastructure_ref: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_plane_ref: Option<Reference>,
+    #[serde(default, skip_serializing_if = "crate::common::is_default")]
+    pub control_plane_endpoint: crate::ApiEndpoint,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// v1beta1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infrastructure_ready: Option<bool>,
+    /// v1beta1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_plane_ready: Option<bool>,
+    /// v1beta2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initialization: Option<Initialization>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<CoreCondition>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Bootstrap {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_ref: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_secret_name: Option<String>,
+}
+
+/// How a machine goes (v1beta2).
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineDeletion {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_drain_timeout_seconds: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_volume_detach_timeout_seconds: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_deletion_timeout_seconds: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineSpec {
+    #[serde(default)]
+    pub cluster_name: String,
+    #[serde(default)]
+    pub bootstrap: Bootstrap,
+    #[serde(default)]
+    pub infrastructure_ref: Reference,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
+    pub provider_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_domain: Option<String>,
+    /// v1beta1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_drain_timeout: Option<Duration>,
+    /// v1beta2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion: Option<MachineDeletion>,
+}
+
+impl MachineSpec {
+    /// How long a drain may take; none for no limit (0 means that too).
+    pub fn drain_timeout(&self) -> Option<time::Duration> {
+        let seconds = self
+            .deletion
+            .as_ref()
+            .and_then(|deletion| deletion.node_drain_timeout_seconds);
+        let timeout = match (seconds, self.node_drain_timeout) {
+            (Some(seconds), _) => time::Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
+            (None, Some(timeout)) if !timeout.is_negative() => timeout.into(),
+            (None, _) => return None,
+        };
+        (!timeout.is_zero()).then_some(timeout)
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReference {
+    #[serde(default)]
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_ref: Option<NodeReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<CoreCondition>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineTemplate {
+    #[serde(default)]
+    pub metadata: crate::TemplateMeta,
+    #[serde(default)]
+    pub spec: MachineSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachinePoolSpec {
+    #[serde(default)]
+    pub cluster_name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    #[serde(default)]
+    pub template: MachineTemplate,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failure_domains: Vec<String>,
+    #[serde(rename = "providerIDList", default, skip_serializing_if = "Vec::is_empty")]
+    pub provider_id_list: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachinePoolStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<CoreCondition>,
+}
+
+macro_rules! core_resource {
+    ($(#[$meta:meta])* $name:ident, $spec:ty, $status:ty, $plural:literal) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+        pub struct $name {
+            #[serde(default)]
+            pub metadata: ObjectMeta,
+            #[serde(default)]
+            pub spec: $spec,
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub status: Option<$status>,
+        }
+
+        impl $name {
+            pub const KIND: &'static str = stringify!($name);
+
+            /// For `Api::all_with`, watchers of `DynamicObject`s and discovery.
+            pub fn api_resource(version: Version) -> ApiResource {
+                ApiResource {
+                    group: GROUP.to_owned(),
+                    version: version.as_str().to_owned(),
+                    api_version: format!("{GROUP}/{}", version.as_str()),
+                    kind: Self::KIND.to_owned(),
+                    plural: $plural.to_owned(),
+                }
+            }
+
+            /// True when the object itself asks to be left alone.
+            pub fn has_paused_annotation(&self) -> bool {
+                let annotations = self.metadata.annotations.as_ref();
+                annotations.is_some_and(|all| all.contains_key(PAUSED_ANNOTATION))
+            }
+        }
+
+        impl kube::Resource for $name {
+            type DynamicType = Version;
+            type Scope = NamespaceResourceScope;
+
+            fn kind(_: &Version) -> Cow<'_, str> {
+                Self::KIND.into()
+            }
+
+            fn group(_: &Version) -> Cow<'_, str> {
+                GROUP.into()
+            }
+
+            fn version(version: &Version) -> Cow<'_, str> {
+                version.as_str().into()
+            }
+
+            fn plural(_: &Version) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+core_resource! {
+    /// A cluster.
+    Cluster, ClusterSpec, ClusterStatus, "clusters"
+}
+core_resource! {
+    /// A machine of a cluster, whatever it runs on.
+    Machine, MachineSpec, MachineStatus, "machines"
+}
+core_resource! {
+    /// A number of like machines that one provider object stands for.
+    MachinePool, MachinePoolSpec, MachinePoolStatus, "machinepools"
+}
+
+impl Cluster {
+    /// Paused by its spec or by annotation.
+    pub fn is_paused(&self) -> bool {
+        self.spec.paused.unwrap_or_default() || self.has_paused_annotation()
+    }
+
+    /// Whether the infrastructure is there, as either version says it.
+    pub fn infrastructure_provisioned(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| {
+            let v1beta2 = status
+                .initialization
+                .as_ref()
+                .and_then(|done| done.infrastructure_provisioned);
+            v1beta2.or(status.infrastructure_ready).unwrap_or_default()
+        })
+    }
+
+    /// Whether the control plane has once been up, as either version says it.
+    pub fn control_plane_initialized(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| {
+            let v1beta2 = status
+                .initialization
+                .as_ref()
+                .and_then(|done| done.control_plane_initialized);
+            let condition = || {
+                status
+                    .conditions
+                    .iter()
+                    .any(|c| c.type_ == "ControlPlaneInitialized" && c.status == "True")
+            };
+            v1beta2.unwrap_or_else(condition)
+        })
+    }
+}
+
+impl MachinePool {
+    /// Desired replicas; one when unset, as core has it.
+    pub fn replicas(&self) -> i32 {
+        self.spec.replicas.unwrap_or(1)
+    }
+
+    /// Whether somebody other than the spec decides on the replicas.
+    pub fn replicas_managed_externally(&self) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        annotations
+            .and_then(|all| all.get(REPLICAS_MANAGED_BY_ANNOTATION))
+            .is_some_and(|by| by != "false")
+    }
+}

@@ -1,0 +1,139 @@
+//! Types that several groups share.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+/// Fields that this version does not know, kept so that nothing is lost on the way through.
+pub type Extra = BTreeMap<String, serde_json::Value>;
+
+/// A condition as Cluster API v1beta1 and the Machine API both have it.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// What the condition is about, in CamelCase.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// True, False or Unknown.
+    pub status: String,
+    /// How bad a False is: Error, Warning or Info; empty otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub severity: Option<String>,
+    /// When the status last changed.
+    pub last_transition_time: Time,
+    /// One word for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// A sentence for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Conditions in the form that Cluster API v1beta2 reads.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct V1Beta2Status {
+    /// Conditions with observedGeneration and without severity.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 32, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<meta::Condition>,
+}
+
+/// Labels and annotations for objects made from a template.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateMeta {
+    /// Labels of the object made.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of the object made.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Where a cluster's API server answers.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiEndpoint {
+    /// Host name or address.
+    #[serde(default)]
+    pub host: String,
+    /// TCP port.
+    #[serde(default)]
+    pub port: i32,
+}
+
+/// An address of a machine.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineAddress {
+    /// Hostname, ExternalIP, InternalIP, ExternalDNS or InternalDNS.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// The address itself.
+    pub address: String,
+}
+
+/// A failure domain that an infrastructure cluster offers.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterFailureDomain {
+    /// Whether control plane machines may go there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub control_plane: bool,
+    /// Free-form facts about the domain.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// A decimal quantity as Kubernetes writes it, given as a string or as a number.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Quantity(pub String);
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Text(String),
+            Number(serde_json::Number),
+        }
+        Ok(match Either::deserialize(deserializer)? {
+            Either::Text(text) => Self(text),
+            Either::Number(number) => Self(number.to_string()),
+        })
+    }
+}
+
+impl JsonSchema for Quantity {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Quantity".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            "x-kubernetes-int-or-string": true,
+        })
+    }
+}
+
+pub(crate) fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -1,0 +1,17 @@
+//! `machine.openshift.io/v1beta1`: the Machine API's machines, and what a machine is on Azure.
+
+mod lenient;
+mod machine;
+mod machineset;
+mod provider;
+
+pub use crate::disk::{CachingType, DeletionPolicy, StorageAccountType};
+pub use lenient::FieldError;
+pub use machine::*;
+pub use machineset::*;
+pub use provider::*;
+
+/// Keeps a Machine until its cloud resources are gone.
+pub const MACHINE_FINALIZER: &str = "machine.machine.openshift.io";
+/// Says which cluster a Machine belongs to.
+pub const CLUSTER_ID_LABEL: &str = "machine.openshift.io/cluster-api-cluster";

@@ -1,0 +1,169 @@
+use super::*;
+use capstan_api::disk::DeletionPolicy;
+use k8s_openapi::api::core::v1::SecretReference;
+use proptest::prelude::*;
+use rstest::rstest;
+
+fn good() -> AzureMachineProviderSpec {
+    let secret = |name: &str| {
+        Some(SecretReference {
+            name: Some(name.into()),
+            namespace: Some("openshift-machine-api".into()),
+        })
+    };
+    AzureMachineProviderSpec {
+        vm_size: Some("Standard_D4s_v3".into()),
+        image: Image {
+            resource_id: "/subscriptions/s/image".into(),
+            ..Default::default()
+        },
+        os_disk: OsDisk {
+            disk_size_gb: 128,
+            ..Default::default()
+        },
+        user_data_secret: secret("worker-user-data"),
+        credentials_secret: secret("azure-cloud-credentials"),
+        data_disks: vec![disk("a", 0), disk("b", 1)],
+        ..Default::default()
+    }
+}
+
+fn disk(suffix: &str, lun: i32) -> DataDisk {
+    let mut disk = DataDisk {
+        name_suffix: suffix.into(),
+        disk_size_gb: 4,
+        lun,
+        deletion_policy: Some(DeletionPolicy::Delete),
+        ..Default::default()
+    };
+    disk.managed_disk.storage_account_type = Some(StorageAccountType::UltraSsdLrs);
+    disk
+}
+
+fn errors(change: impl FnOnce(&mut AzureMachineProviderSpec)) -> Vec<String> {
+    let mut spec = good();
+    change(&mut spec);
+    validate("machine", &spec)
+        .errors
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
+
+#[test]
+fn a_good_spec_has_nothing_to_complain_of() {
+    assert_eq!(validate("machine", &good()), Findings::default());
+}
+
+type Change = fn(&mut DataDisk);
+
+#[rstest]
+#[case(|d: &mut DataDisk| d.name_suffix = "x".repeat(73), "nameSuffix: Invalid value: \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\": too long, the overall disk name must not exceed 80 chars")]
+#[case(|d: &mut DataDisk| d.name_suffix = "a b".into(), "nameSuffix: Invalid value: \"a b\": nameSuffix must be provided, must start and finish with an alphanumeric character and can only contain letters, numbers, underscores, periods or hyphens")]
+#[case(|d: &mut DataDisk| d.name_suffix = "a".into(), "nameSuffix: Invalid value: \"a\": each Data Disk must have a unique nameSuffix")]
+#[case(|d: &mut DataDisk| d.disk_size_gb = 3, "diskSizeGB: Invalid value: 3: diskSizeGB must be provided and at least 4GB in size")]
+#[case(|d: &mut DataDisk| d.disk_size_gb = 65_537, "diskSizeGB: Invalid value: 65537: diskSizeGB must be at most 65536 for storageAccountType \"UltraSSD_LRS\"")]
+#[case(|d: &mut DataDisk| d.lun = 64, "lun: Invalid value: 64: must be greater than or equal to 0 and less than 64")]
+#[case(|d: &mut DataDisk| d.lun = -1, "lun: Invalid value: -1: must be greater than or equal to 0 and less than 64")]
+#[case(|d: &mut DataDisk| d.lun = 0, "lun: Invalid value: 0: each Data Disk must have a unique lun")]
+#[case(|d: &mut DataDisk| d.deletion_policy = None, "deletionPolicy: Required value: deletionPolicy must be provided and must be either Delete or Detach")]
+#[case(|d: &mut DataDisk| d.deletion_policy = Some("Keep".into()), "deletionPolicy: Invalid value: \"Keep\": must be either Delete or Detach")]
+#[case(|d: &mut DataDisk| d.caching_type = Some(CachingType::ReadWrite), "cachingType: Invalid value: \"ReadWrite\": must be \"None\" or omitted when storageAccountType is \"UltraSSD_LRS\"")]
+#[case(|d: &mut DataDisk| d.managed_disk.storage_account_type = Some("Fast_LRS".into()), "managedDisk.storageAccountType: Invalid value: \"Fast_LRS\": must be one of Standard_LRS, StandardSSD_LRS, StandardSSD_ZRS, Premium_LRS, Premium_ZRS, PremiumV2_LRS, UltraSSD_LRS")]
+#[case(|d: &mut DataDisk| { d.managed_disk.storage_account_type = None; d.caching_type = Some("Fast".into()) }, "cachingType: Invalid value: \"Fast\": must be one of None, ReadOnly, ReadWrite or omitted")]
+#[case(|d: &mut DataDisk| d.disk_iops_read_write = Some(4_001), "diskIOPSReadWrite: Invalid value: 4001: must be from 100 to 4000 for 4 GiB")]
+#[case(|d: &mut DataDisk| { d.disk_iops_read_write = Some(400); d.disk_mbps_read_write = Some(101) }, "diskMBpsReadWrite: Invalid value: 101: must be from 1 to 100 with 400 IOPS")]
+#[case(|d: &mut DataDisk| { d.managed_disk.storage_account_type = None; d.disk_mbps_read_write = Some(1) }, "diskMBpsReadWrite: Invalid value: 1: can be set only when storageAccountType is UltraSSD_LRS or PremiumV2_LRS")]
+fn each_rule_of_a_data_disk_names_field_value_and_remedy(#[case] change: Change, #[case] expected: &str) {
+    assert_eq!(
+        errors(|spec| change(&mut spec.data_disks[1])),
+        [format!("providerSpec.dataDisks[1].{expected}")]
+    );
+}
+
+type SpecChange = fn(&mut AzureMachineProviderSpec);
+
+#[rstest]
+#[case(|s: &mut AzureMachineProviderSpec| s.vm_size = None, "providerSpec.vmSize: Required value: vmSize should be set to one of the supported Azure VM sizes")]
+#[case(|s: &mut AzureMachineProviderSpec| s.vnet = Some("v".into()), "providerSpec.subnet: Required value: must provide a subnet when a virtual network is specified")]
+#[case(|s: &mut AzureMachineProviderSpec| s.subnet = "s".into(), "providerSpec.vnet: Required value: must provide a virtual network when supplying subnets")]
+#[case(|s: &mut AzureMachineProviderSpec| s.image = Image::default(), "providerSpec.image: Required value: an image reference must be provided")]
+#[case(|s: &mut AzureMachineProviderSpec| s.user_data_secret = None, "providerSpec.userDataSecret: Required value: userDataSecret must be provided")]
+#[case(|s: &mut AzureMachineProviderSpec| s.os_disk.disk_size_gb = 0, "providerSpec.osDisk.diskSizeGB: Invalid value: 0: diskSizeGB must be greater than zero and less than 32768")]
+#[case(|s: &mut AzureMachineProviderSpec| s.ultra_ssd_capability = Some("On".into()), "providerSpec.ultraSSDCapability: Invalid value: \"On\": ultraSSDCapability can be only Enabled, Disabled or omitted")]
+fn each_rule_of_the_spec_names_field_value_and_remedy(#[case] change: SpecChange, #[case] expected: &str) {
+    assert_eq!(errors(change), [expected]);
+}
+
+#[test]
+fn all_errors_come_at_once() {
+    let found = errors(|spec| {
+        spec.vm_size = None;
+        spec.data_disks[0].lun = 99;
+        spec.data_disks[1].deletion_policy = None;
+    });
+    assert_eq!(found.len(), 3, "{found:?}");
+}
+
+#[test]
+fn a_conflicting_capability_and_unknown_fields_are_warned_of() {
+    let mut spec = good();
+    spec.ultra_ssd_capability = Some(UltraSsdCapability::Disabled);
+    spec.data_disks[0].extra.insert("lunn".into(), json!(1));
+    let warnings = validate("machine", &spec).warnings;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("dataDisks[0].lunn") && warnings[1].contains("ultraSSDEnabled is set"));
+}
+
+#[test]
+fn defaults_fill_in_what_is_missing_and_nothing_else() {
+    assert_eq!(
+        defaults(&AzureMachineProviderSpec::default(), "ocp-x7"),
+        [
+            ("vmSize", json!("Standard_D4s_V3")),
+            ("vnet", json!("ocp-x7-vnet")),
+            ("subnet", json!("ocp-x7-worker-subnet")),
+            ("userDataSecret", json!({ "name": "worker-user-data" })),
+            (
+                "credentialsSecret",
+                json!({ "name": "azure-cloud-credentials", "namespace": "openshift-machine-api" })
+            ),
+        ]
+    );
+    let spec = AzureMachineProviderSpec {
+        vnet: Some("v".into()),
+        subnet: "s".into(),
+        ..good()
+    };
+    assert_eq!(defaults(&spec, "ocp-x7"), []);
+}
+
+#[test]
+fn while_deleting_hooks_may_only_be_removed() {
+    let hook = |name: &str| LifecycleHook {
+        name: name.into(),
+        owner: "me".into(),
+    };
+    let hooks = |names: &[&str]| LifecycleHooks {
+        pre_drain: names.iter().map(|n| hook(n)).collect(),
+        pre_terminate: vec![],
+    };
+    assert_eq!(validate_hooks_update(&hooks(&["aaa", "bbb"]), &hooks(&["aaa"])), []);
+    let refused = validate_hooks_update(&hooks(&["aaa"]), &hooks(&["aaa", "bbb"]));
+    assert!(
+        refused[0]
+            .to_string()
+            .starts_with("spec.lifecycleHooks.preDrain: Forbidden: pre-drain hooks are immutable")
+    );
+}
+
+proptest! {
+    #[test]
+    fn disks_with_distinct_luns_and_suffixes_in_range_are_accepted(luns in proptest::collection::btree_set(0i32..64, 0..64), size in 4i32..=32_767) {
+        let spec = AzureMachineProviderSpec {
+            data_disks: luns.iter().map(|lun| DataDisk { disk_size_gb: size, ..disk(&format!("d{lun}"), *lun) }).collect(),
+            ..good()
+        };
+        prop_assert!(validate("machine", &spec).is_ok());
+    }
+}

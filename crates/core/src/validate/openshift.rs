@@ -142,28 +142,19 @@ fn os_disk(disk: &OsDisk, errors: &mut Vec<FieldError>) {
             text,
         ));
     }
-    match disk
-        .disk_settings
-        .ephemeral_storage_location
-        .as_ref()
-        .filter(|location| !location.as_str().is_empty())
-    {
-        None => {}
-        Some(EphemeralStorageLocation::Local) => {
-            if disk.caching_type != Some(CachingType::ReadOnly) {
-                let value = disk.caching_type.as_ref().map_or("", CachingType::as_str);
-                let text = "cachingType must be \"ReadOnly\" when ephemeralStorageLocation is \"Local\"";
-                errors.push(FieldError::invalid(format!("{PATH}.cachingType"), value, text));
-            }
+    let location = disk.disk_settings.ephemeral_storage_location.as_ref();
+    match location.filter(|location| !location.as_str().is_empty()) {
+        Some(EphemeralStorageLocation::Local) if disk.caching_type != Some(CachingType::ReadOnly) => {
+            let value = disk.caching_type.as_ref().map_or("", CachingType::as_str);
+            let text = "cachingType must be \"ReadOnly\" when ephemeralStorageLocation is \"Local\"";
+            errors.push(FieldError::invalid(format!("{PATH}.cachingType"), value, text));
         }
-        Some(other) => {
+        Some(other) if !other.is_known() => {
             let path = format!("{PATH}.diskSettings.ephemeralStorageLocation");
-            errors.push(FieldError::invalid(
-                path,
-                other.as_str(),
-                "ephemeralStorageLocation can either be omitted or set to Local",
-            ));
+            let text = "ephemeralStorageLocation can either be omitted or set to Local";
+            errors.push(FieldError::invalid(path, other.as_str(), text));
         }
+        _ => {}
     }
 }
 

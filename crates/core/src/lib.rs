@@ -3,6 +3,7 @@
 pub mod class;
 pub mod disks;
 pub mod door;
+pub mod drain;
 pub mod validate;
 
 pub use class::Class;

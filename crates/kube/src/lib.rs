@@ -4,6 +4,7 @@
 pub mod backoff;
 pub mod cache;
 pub mod client;
+pub mod conditions;
 pub mod context;
 pub mod error;
 pub mod events;

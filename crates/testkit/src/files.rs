@@ -1,0 +1,53 @@
+//! Where things are kept: a per-user cache outside any clone, so that a second clone starts at once.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// `$CAPSTAN_CACHE`, or `capstan` in the user's cache directory.
+pub fn cache_dir() -> PathBuf {
+    let from = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    from("CAPSTAN_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|dir| dir.join("capstan")))
+        .or_else(|| from("HOME").map(|dir| dir.join(".cache/capstan")))
+        .unwrap_or_else(|| std::env::temp_dir().join("capstan-cache"))
+}
+
+/// Holds an exclusive lock on a file until it is dropped, or until the process that holds it ends.
+pub struct Lock(#[expect(dead_code, reason = "held for its lock alone")] File);
+
+impl Lock {
+    /// Takes the lock; `on_wait` is called once when somebody else has it.
+    pub fn take(path: &Path, on_wait: impl FnOnce()) -> Result<Self> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        let file = File::create(path).with_context(|| format!("cannot open the lock {}", path.display()))?;
+        if file.try_lock().is_err() {
+            on_wait();
+            file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        }
+        Ok(Self(file))
+    }
+}
+
+pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The last lines of a log, for an error message.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let text = fs::read(path)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,83 @@
+//! Manifests into a cluster: parsing, CRDs that are waited for, and server-side apply of whatever else.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use futures::future::try_join_all;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::discovery::{Discovery, Scope};
+use kube::runtime::conditions::is_crd_established;
+use kube::runtime::wait::await_condition;
+use kube::{Client, ResourceExt};
+
+/// The name under which manifests are applied.
+const FIELD_MANAGER: &str = "capstan-local";
+/// A CRD is established within a second; more means that it has a problem.
+const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// All objects of a YAML file; empty documents are skipped.
+pub fn parse(text: &str) -> Result<Vec<DynamicObject>> {
+    let documents: Vec<Option<serde_json::Value>> =
+        serde_saphyr::from_multiple(text).context("cannot parse the YAML")?;
+    documents
+        .into_iter()
+        .flatten()
+        .map(|document| serde_json::from_value(document).context("an object without apiVersion, kind or metadata"))
+        .collect()
+}
+
+/// Applies CRDs and waits until they are served.
+pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let (api, params) = (&api, &params);
+    try_join_all(crds.iter().map(|crd| async move {
+        let name = crd.name_any();
+        api.patch(&name, params, &Patch::Apply(crd))
+            .await
+            .with_context(|| format!("cannot install CRD {name}"))?;
+        let established = await_condition(api.clone(), &name, is_crd_established());
+        match tokio::time::timeout(ESTABLISH_TIMEOUT, established).await {
+            Ok(result) => result.map(|_| ()).with_context(|| format!("cannot watch CRD {name}")),
+            Err(_) => bail!(
+                "CRD {name} was not established within {} s",
+                ESTABLISH_TIMEOUT.as_secs()
+            ),
+        }
+    }))
+    .await?;
+    Ok(())
+}
+
+/// Applies objects in the order given; one without a namespace goes to `namespace` when its kind has one.
+pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
+    let discovery = Discovery::new(client.clone())
+        .run()
+        .await
+        .context("cannot discover the cluster's kinds")?;
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    for object in objects {
+        let types = object.types.clone().unwrap_or_default();
+        let name = object.name_any();
+        let gvk = kube::core::GroupVersionKind::try_from(&types).context("cannot read apiVersion and kind")?;
+        let Some((resource, capabilities)) = discovery.resolve_gvk(&gvk) else {
+            bail!(
+                "the cluster has no kind {} in {}: install its CRD first",
+                types.kind,
+                types.api_version
+            );
+        };
+        let api: Api<DynamicObject> = match capabilities.scope {
+            Scope::Cluster => Api::all_with(client.clone(), &resource),
+            Scope::Namespaced => {
+                let namespace = object.namespace().unwrap_or_else(|| namespace.to_owned());
+                Api::namespaced_with(client.clone(), &namespace, &resource)
+            }
+        };
+        api.patch(&name, &params, &Patch::Apply(object))
+            .await
+            .with_context(|| format!("cannot apply {} {name}", types.kind))?;
+    }
+    Ok(())
+}

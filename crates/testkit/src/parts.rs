@@ -1,0 +1,135 @@
+//! The real parts, and where each comes from.
+//!
+//! A part is a Go program (or some files) of a module whose `go.mod` and `go.sum` pin everything it is made of. To add
+//! one: put its module under `tools/`, name its files in a [`Module`] here, and declare a [`Part`].
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::gobuild;
+
+/// A Go module of `tools/`, embedded so that a `capstan` binary can build its parts from anywhere.
+pub struct Module {
+    pub name: &'static str,
+    /// Path inside the module, and content.
+    pub files: &'static [(&'static str, &'static str)],
+}
+
+/// What a part is made of.
+pub enum Source {
+    /// A main package.
+    Program {
+        package: &'static str,
+        /// Linker flags beyond `-s -w`.
+        ldflags: &'static str,
+        /// How a program that is already there tells its version, and how the answer begins when it fits. `None`: a
+        /// program of this name found elsewhere is never used.
+        version: Option<Version>,
+    },
+    /// Files copied out of a module that the module requires: the required module, and paths inside it. A path that
+    /// ends with `/` stands for all YAML files in that folder.
+    Files {
+        of: &'static str,
+        paths: &'static [&'static str],
+    },
+}
+
+pub struct Version {
+    pub args: &'static [&'static str],
+    /// What its output must contain.
+    pub fits: &'static str,
+}
+
+pub struct Part {
+    pub name: &'static str,
+    pub module: &'static Module,
+    pub source: Source,
+}
+
+impl Part {
+    /// The program, or the folder of files: from the cache, from `KUBEBUILDER_ASSETS` or `PATH` when the version fits,
+    /// or built now. Blocks while it builds.
+    pub fn path(&self) -> Result<PathBuf> {
+        gobuild::provide(self)
+    }
+}
+
+macro_rules! module {
+    ($name:literal: $($file:literal),+ $(,)?) => {
+        Module {
+            name: $name,
+            files: &[$(($file, include_str!(concat!("../../../tools/", $name, "/", $file)))),+],
+        }
+    };
+}
+
+static CONTROLPLANE: Module = module!("controlplane": "go.mod", "go.sum", "etcd/main.go");
+
+/// Without these the programs report `v0.0.0-master`, which kubectl and Cluster API refuse.
+const KUBE_LDFLAGS: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36 \
+     -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
+
+const fn kubernetes(name: &'static str, package: &'static str, args: &'static [&'static str]) -> Part {
+    let version = Some(Version { args, fits: "v1.36." });
+    Part {
+        name,
+        module: &CONTROLPLANE,
+        source: Source::Program {
+            package,
+            ldflags: KUBE_LDFLAGS,
+            version,
+        },
+    }
+}
+
+pub static KUBE_APISERVER: Part = kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", &["--version"]);
+pub static KUBE_CONTROLLER_MANAGER: Part = kubernetes(
+    "kube-controller-manager",
+    "k8s.io/kubernetes/cmd/kube-controller-manager",
+    &["--version"],
+);
+pub static KUBECTL: Part = kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl", &["version", "--client"]);
+
+pub static ETCD: Part = Part {
+    name: "etcd",
+    module: &CONTROLPLANE,
+    source: Source::Program {
+        package: "./etcd",
+        ldflags: "",
+        version: Some(Version {
+            args: &["--version"],
+            fits: "etcd Version: 3.6.",
+        }),
+    },
+};
+
+pub static KWOK: Part = Part {
+    name: "kwok",
+    module: &CONTROLPLANE,
+    source: Source::Program {
+        package: "sigs.k8s.io/kwok/cmd/kwok",
+        ldflags: "",
+        version: Some(Version {
+            args: &["--version"],
+            fits: "v0.8.",
+        }),
+    },
+};
+
+/// What kwok does to Nodes and Pods; the program alone does nothing.
+pub static KWOK_STAGES: Part = Part {
+    name: "kwok-stages",
+    module: &CONTROLPLANE,
+    source: Source::Files {
+        of: "sigs.k8s.io/kwok",
+        paths: &[
+            "kustomize/stage/node/fast/node-initialize.yaml",
+            "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+            "kustomize/stage/pod/fast/pod-ready.yaml",
+            "kustomize/stage/pod/fast/pod-complete.yaml",
+            "kustomize/stage/pod/fast/pod-delete.yaml",
+        ],
+    },
+};

@@ -1,0 +1,108 @@
+//! One control plane per test run, shared by all its test processes.
+//!
+//! A test run is the process that started the test programs (cargo, nextest). Its control plane lives in a directory
+//! named after that process; whoever comes first starts it under a lock, and a keeper ends it with that process.
+
+use std::fs;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, test_kill_process};
+
+use crate::controlplane::{ControlPlane, Options};
+use crate::files::{self, Lock};
+use crate::process::Lifeline;
+
+/// How many ended runs keep their logs.
+const KEPT_RUNS: usize = 5;
+
+fn runs_dir() -> PathBuf {
+    files::cache_dir().join("run")
+}
+
+/// Finds this run's control plane, or starts it. Blocks.
+pub fn find_or_start() -> Result<PathBuf> {
+    let run = run_process();
+    let dir = runs_dir().join(format!("test-{run}"));
+    let _lock = Lock::take(&runs_dir().join(format!("test-{run}.lock")), || ())?;
+    let owner = dir.join("owner");
+    let identity = format!("{run} {}", started(run).unwrap_or_default());
+    if dir.join("kubeconfig").exists() && fs::read_to_string(&owner).is_ok_and(|text| text == identity) {
+        return Ok(dir);
+    }
+    // The directory may be that of an ended run whose process id came round again.
+    let _ = fs::remove_dir_all(&dir);
+    prune();
+    files::write(&owner, identity)?;
+    // A runtime of its own: the caller's ends with its test, and the processes must not hang on it.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let options = Options::default();
+    let plane = runtime
+        .block_on(ControlPlane::launch(dir, &options, || Lifeline::of_process(run)))
+        .context("cannot start the shared control plane")?;
+    let dir = plane.dir().to_owned();
+    plane.detach();
+    Ok(dir)
+}
+
+/// The process that stands for the test run: whoever started the test programs, or this one when it was started by
+/// hand from a shell, which would live on for long.
+fn run_process() -> u32 {
+    let by_runner = std::env::var_os("CARGO").is_some() || std::env::var_os("NEXTEST").is_some();
+    if by_runner { parent_id() } else { std::process::id() }
+}
+
+/// When a process started, in the kernel's own count, to tell it from a later one of the same number.
+fn started(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let after_name = stat.rsplit_once(')')?.1;
+    after_name.split_whitespace().nth(19).map(str::to_owned)
+}
+
+/// A directory for a control plane of one's own.
+pub fn fresh_dir(kind: &str) -> Result<PathBuf> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!(
+        "{kind}-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    );
+    let dir = runs_dir().join(name);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// Removes what ended runs left, all but the logs of the last few.
+fn prune() {
+    let Ok(entries) = fs::read_dir(runs_dir()) else { return };
+    let mut ended: Vec<(SystemTime, PathBuf)> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_dir() && !is_alive(path))
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+        .collect();
+    ended.sort();
+    ended.reverse();
+    for (age, (_, dir)) in ended.iter().enumerate() {
+        let doomed = if age < KEPT_RUNS { dir.join("etcd") } else { dir.clone() };
+        // Another process may be pruning too.
+        let _ = fs::remove_dir_all(doomed);
+    }
+}
+
+/// Whether the process that a run directory is named after (`KIND-PID…`) still lives.
+fn is_alive(dir: &Path) -> bool {
+    let name = dir
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let pid = name
+        .split('-')
+        .nth(1)
+        .and_then(|pid| pid.parse().ok())
+        .and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid).is_ok())
+}

@@ -26,7 +26,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(90);
 const ASK: Duration = Duration::from_millis(50);
 /// Another process may take a port between our look and the program's bind.
 const ATTEMPTS: usize = 3;
-/// Nodes with this label and value are left alone by kwok: their conditions are the test's to set.
+/// Nodes and Pods with this label and value are left alone by kwok: their status is the test's to set.
 pub const KWOK_LABEL: &str = "capstan.dev/kwok";
 pub const KWOK_OFF: &str = "off";
 
@@ -424,8 +424,10 @@ fn kwok_command(program: &Path, stages: &Path, kubeconfig: &Path) -> Result<Comm
     let mut command = Command::new(program);
     command
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        .args(["--manage-all-nodes=false", "--node-lease-duration-seconds=40"])
-        .arg(format!("--manage-nodes-with-label-selector={KWOK_LABEL}!={KWOK_OFF}"));
+        .args(["--manage-all-nodes=true", "--node-lease-duration-seconds=40"])
+        .arg(format!(
+            "--disregard-status-with-label-selector={KWOK_LABEL}={KWOK_OFF}"
+        ));
     for stage in gobuild::yaml_files(stages)? {
         command.arg(format!("--config={}", stage.display()));
     }

@@ -133,9 +133,10 @@ impl ControlPlane {
         let admin = kubeconfig(&server, pki.ca(), &pki.client("capstan-admin", "system:masters")?);
         self.wait_ready(&admin, deadline).await?;
         if let Some(program) = &programs.controller_manager {
-            let user = "system:kube-controller-manager";
+            // One identity for all its controllers, which in a real cluster have a service account each.
+            let identity = pki.client("system:kube-controller-manager", "system:masters")?;
             let config = dir.join("kube-controller-manager.kubeconfig");
-            files::write(&config, kubeconfig(&server, pki.ca(), &pki.client(user, user)?))?;
+            files::write(&config, kubeconfig(&server, pki.ca(), &identity))?;
             let command = controller_manager_command(program, pki, &config);
             self.processes
                 .push(lifeline.start(&dir, "kube-controller-manager", command)?);

@@ -1,1 +1,34 @@
-//! (module docs to come with the content)
+//! Azure Resource Manager for the controllers: small typed models, long-running operations that survive a restart, and
+//! a request budget that keeps us below Azure's published limits.
+//!
+//! Invariants kept here:
+//! - one sign-in per identity until its token is about to expire, however many callers ask at once;
+//! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
+//! - every request passes the [`capstan_core::door::Doors`], so that tests can count, fail or stop each effect;
+//! - errors keep what Azure said, and answer [`Error::class`].
+
+pub mod assertion;
+pub mod budget;
+pub mod client;
+pub mod compute;
+pub mod credential;
+pub mod disks;
+pub mod error;
+pub mod id;
+pub mod metrics;
+pub mod model;
+pub mod network;
+pub mod operation;
+pub mod scale_sets;
+pub mod settings;
+pub mod skus;
+mod token;
+
+pub use client::{Client, Clients, Put};
+pub use credential::{Credential, Identity, Secret};
+pub use error::{ArmError, Error};
+pub use id::ResourceId;
+pub use metrics::Metrics;
+pub use operation::{Operation, Progress};
+pub use settings::{Cloud, Settings};
+pub use skus::{Catalogue, Size};

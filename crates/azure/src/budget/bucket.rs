@@ -1,0 +1,78 @@
+//! One token bucket: pure, told the time. It never allows more than its limit, whatever the headers claim.
+
+use super::policy::Limit;
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    limit: Limit,
+    tokens: f64,
+    at: Instant,
+    stopped_until: Option<Instant>,
+}
+
+impl Bucket {
+    pub fn new(limit: Limit, now: Instant) -> Self {
+        Self {
+            limit,
+            tokens: f64::from(limit.burst),
+            at: now,
+            stopped_until: None,
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.limit.per_second();
+        self.tokens = (self.tokens + gained).min(f64::from(self.limit.burst));
+        self.at = self.at.max(now);
+    }
+
+    /// How long until a call may go that has `ahead` others before it; zero when it may go now.
+    pub fn wait(&mut self, ahead: u32, now: Instant) -> Duration {
+        self.refill(now);
+        let stop = self.stopped(now).unwrap_or_default();
+        let needed = f64::from(ahead) + 1.0;
+        if self.tokens >= needed {
+            return stop;
+        }
+        // A microsecond more, so that rounding never wakes a caller just too early.
+        let missing = Duration::from_secs_f64((needed - self.tokens) / self.limit.per_second());
+        stop + missing + Duration::from_micros(1)
+    }
+
+    /// Takes one call; only after [`Bucket::wait`] said zero.
+    pub fn take(&mut self) {
+        self.tokens -= 1.0;
+    }
+
+    /// How much longer the bucket is stopped.
+    pub fn stopped(&self, now: Instant) -> Option<Duration> {
+        self.stopped_until
+            .map(|until| until.saturating_duration_since(now))
+            .filter(|left| !left.is_zero())
+    }
+
+    /// Azure says how much is left: others spend from the same bucket, so only ever believe the lower figure.
+    pub fn correct(&mut self, remaining: u32, now: Instant) {
+        self.refill(now);
+        self.tokens = self.tokens.min(f64::from(remaining));
+    }
+
+    /// 429: nothing more until then, and from there on one second's worth and what refills.
+    pub fn stop(&mut self, until: Instant) {
+        self.stopped_until = Some(self.stopped_until.map_or(until, |current| current.max(until)));
+        self.tokens = self.tokens.min(self.limit.per_second().max(1.0));
+        self.at = self.at.max(until);
+    }
+
+    pub fn tokens(&self) -> f64 {
+        self.tokens
+    }
+
+    /// As good as new: may be forgotten.
+    pub fn is_idle(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.stopped(now).is_none() && self.tokens >= f64::from(self.limit.burst)
+    }
+}

@@ -1,0 +1,329 @@
+//! The request budget: every call waits its turn in the buckets that Azure will count it in.
+//!
+//! Invariants: in no window of time do more calls go than the published limits allow; while a bucket is stopped by a 429
+//! no call of it goes at all; deletes go before writes and writes before reads, each in the order of asking.
+
+pub mod bucket;
+pub mod policy;
+
+use crate::metrics::{BucketLabels, Metrics};
+use bucket::Bucket;
+use policy::{Kind, Policy};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Per-resource buckets that are full again are forgotten when there are more than this.
+const PRUNE_ABOVE: usize = 4096;
+
+/// What a call will be counted as.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub subscription: Arc<str>,
+    pub location: Arc<str>,
+    pub policy: Policy,
+    pub kind: Kind,
+    /// The resource, where Azure counts by resource too.
+    pub resource: Option<Arc<str>>,
+}
+
+/// The bucket is stopped: come back after this long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held(pub Duration);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Scope {
+    Manager(Kind),
+    Region(Policy),
+    Resource(Policy, Arc<str>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    subscription: Arc<str>,
+    location: Arc<str>,
+    scope: Scope,
+}
+
+impl Ask {
+    fn key(&self, scope: Scope) -> Key {
+        Key {
+            subscription: self.subscription.clone(),
+            location: self.location.clone(),
+            scope,
+        }
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        let region = self.policy.per_region().map(|_| Scope::Region(self.policy));
+        let resource = self.policy.per_resource().and(self.resource.clone());
+        [
+            Some(Scope::Manager(self.kind)),
+            region,
+            resource.map(|id| Scope::Resource(self.policy, id)),
+        ]
+        .into_iter()
+        .flatten()
+        .map(|scope| self.key(scope))
+        .collect()
+    }
+
+    fn labels(&self, policy: &'static str) -> BucketLabels {
+        BucketLabels {
+            subscription: self.subscription.to_string(),
+            location: self.location.to_string(),
+            policy,
+        }
+    }
+}
+
+type Place = (Kind, u64);
+
+#[derive(Default)]
+struct State {
+    buckets: HashMap<Key, Bucket>,
+    /// Who waits for which buckets, in the order in which they may go.
+    queue: BTreeMap<Place, Vec<Key>>,
+    arrivals: u64,
+}
+
+enum Turn {
+    Go,
+    Wait(Duration),
+    Held(Duration),
+}
+
+impl State {
+    fn bucket(&mut self, key: &Key, now: Instant) -> Option<&mut Bucket> {
+        let limit = match &key.scope {
+            Scope::Manager(kind) => Some(kind.limit()),
+            Scope::Region(policy) => policy.per_region(),
+            Scope::Resource(policy, _) => policy.per_resource(),
+        }?;
+        Some(
+            self.buckets
+                .entry(key.clone())
+                .or_insert_with(|| Bucket::new(limit, now)),
+        )
+    }
+
+    fn turn(&mut self, place: Place, now: Instant) -> Turn {
+        let keys = self.queue.get(&place).cloned().unwrap_or_default();
+        let stopped = keys.iter().filter_map(|key| self.bucket(key, now)?.stopped(now)).max();
+        if let Some(left) = stopped {
+            return Turn::Held(left);
+        }
+        let mut wait = Duration::ZERO;
+        for key in &keys {
+            let ahead = self
+                .queue
+                .range(..place)
+                .filter(|(_, others)| others.contains(key))
+                .count();
+            if let Some(bucket) = self.bucket(key, now) {
+                wait = wait.max(bucket.wait(u32::try_from(ahead).unwrap_or(u32::MAX), now));
+            }
+        }
+        if !wait.is_zero() {
+            return Turn::Wait(wait);
+        }
+        for key in &keys {
+            if let Some(bucket) = self.bucket(key, now) {
+                bucket.take();
+            }
+        }
+        self.queue.remove(&place);
+        Turn::Go
+    }
+
+    fn prune(&mut self, now: Instant) {
+        if self.buckets.len() > PRUNE_ABOVE {
+            self.buckets.retain(|_, bucket| !bucket.is_idle(now));
+        }
+    }
+}
+
+/// All buckets of one process.
+#[derive(Default)]
+pub struct Budget {
+    state: Mutex<State>,
+    metrics: Metrics,
+}
+
+/// A place in the queue, given up when the caller goes away.
+struct Ticket<'a> {
+    budget: &'a Budget,
+    place: Place,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.budget.lock().queue.remove(&self.place);
+        self.budget.metrics.waiting.dec();
+    }
+}
+
+impl Budget {
+    pub fn new(metrics: Metrics) -> Self {
+        Self {
+            state: Mutex::default(),
+            metrics,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for this call's turn. A stopped bucket does not make callers wait: they hear at once for how long.
+    pub async fn acquire(&self, ask: &Ask) -> Result<(), Held> {
+        let ticket = self.enqueue(ask);
+        loop {
+            let turn = self.lock().turn(ticket.place, Instant::now());
+            match turn {
+                Turn::Go => break,
+                Turn::Wait(wait) => tokio::time::sleep(wait).await,
+                Turn::Held(left) => {
+                    self.metrics.held.get_or_create(&ask.labels(ask.policy.name())).inc();
+                    return Err(Held(left));
+                }
+            }
+        }
+        self.show(ask);
+        Ok(())
+    }
+
+    fn enqueue(&self, ask: &Ask) -> Ticket<'_> {
+        let mut state = self.lock();
+        state.prune(Instant::now());
+        state.arrivals += 1;
+        let place = (ask.kind, state.arrivals);
+        state.queue.insert(place, ask.keys());
+        self.metrics.waiting.inc();
+        Ticket { budget: self, place }
+    }
+
+    /// Learns from an answer: what is left, and whether to stop.
+    pub fn learn(&self, ask: &Ask, headers: &http::HeaderMap, throttled: Option<Throttled>) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        for (scope, remaining) in remaining(ask, headers) {
+            if let Some(bucket) = state.bucket(&ask.key(scope), now) {
+                bucket.correct(remaining, now);
+            }
+        }
+        if let Some(Throttled { after, wide }) = throttled {
+            self.metrics
+                .throttled
+                .get_or_create(&ask.labels(ask.policy.name()))
+                .inc();
+            let scope = match (&ask.resource, wide) {
+                (_, Wide::Manager) => Scope::Manager(ask.kind),
+                (Some(id), Wide::Resource) if ask.policy.per_resource().is_some() => {
+                    Scope::Resource(ask.policy, id.clone())
+                }
+                _ if ask.policy.per_region().is_some() => Scope::Region(ask.policy),
+                _ => Scope::Manager(ask.kind),
+            };
+            if let Some(bucket) = state.bucket(&ask.key(scope), now) {
+                bucket.stop(now + after);
+            }
+        }
+        drop(state);
+        self.show(ask);
+    }
+
+    fn show(&self, ask: &Ask) {
+        let mut state = self.lock();
+        for (scope, name) in [
+            (Scope::Manager(ask.kind), ask.kind.name()),
+            (Scope::Region(ask.policy), ask.policy.name()),
+        ] {
+            if let Some(bucket) = state.bucket(&ask.key(scope), Instant::now()) {
+                self.metrics
+                    .tokens
+                    .get_or_create(&ask.labels(name))
+                    .set(bucket.tokens().floor() as i64);
+            }
+        }
+    }
+}
+
+/// Which of a call's buckets a 429 empties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wide {
+    /// Resource Manager itself refused.
+    Manager,
+    /// The policy, for the whole subscription and region.
+    Region,
+    /// The policy, for this one resource.
+    Resource,
+}
+
+/// A 429.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttled {
+    pub after: Duration,
+    pub wide: Wide,
+}
+
+impl Throttled {
+    /// Reads from Azure's answer which bucket ran dry; in doubt the wider one.
+    pub fn read(error: &crate::ArmError, headers: &http::HeaderMap) -> Self {
+        let after = error.retry_after.unwrap_or(crate::error::DEFAULT_THROTTLE);
+        let manager = error.has_code("SubscriptionRequestsThrottled") || error.has_code("TenantRequestsThrottled");
+        let targets = error
+            .details
+            .iter()
+            .chain([error])
+            .filter_map(|detail| detail.target.as_deref());
+        let dry = counters(headers)
+            .filter(|(_, left)| *left == 0)
+            .map(|(name, _)| name.to_owned());
+        let mut names = targets.map(ToOwned::to_owned).chain(dry).peekable();
+        let by_resource = names.peek().is_some()
+            && names.all(|name| {
+                let name = name.to_ascii_lowercase();
+                name.contains("resource") && !name.contains("subscription")
+            });
+        let wide = match (manager, by_resource) {
+            (true, _) => Wide::Manager,
+            (_, true) => Wide::Resource,
+            _ => Wide::Region,
+        };
+        Self { after, wide }
+    }
+}
+
+/// `x-ms-ratelimit-remaining-resource: Microsoft.Compute/PutVM3Min;59,Microsoft.Compute/PutVM30Min;300`
+fn counters(headers: &http::HeaderMap) -> impl Iterator<Item = (&str, u32)> {
+    headers
+        .get_all("x-ms-ratelimit-remaining-resource")
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|entry| entry.trim().rsplit_once(';'))
+        .filter_map(|(name, left)| Some((name.rsplit('/').next()?, left.trim().parse().ok()?)))
+}
+
+fn remaining(ask: &Ask, headers: &http::HeaderMap) -> Vec<(Scope, u32)> {
+    let manager = format!("x-ms-ratelimit-remaining-subscription-{}", ask.kind.name());
+    let left = headers
+        .get(manager)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let mut found: Vec<_> = left.map(|left| (Scope::Manager(ask.kind), left)).into_iter().collect();
+    for (name, left) in counters(headers) {
+        let name = name.to_ascii_lowercase();
+        match &ask.resource {
+            Some(id) if name.contains("resource") && !name.contains("subscription") => {
+                found.push((Scope::Resource(ask.policy, id.clone()), left));
+            }
+            _ => found.push((Scope::Region(ask.policy), left)),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

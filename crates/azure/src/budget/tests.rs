@@ -1,0 +1,280 @@
+use super::*;
+use crate::ArmError;
+use policy::Limit;
+use proptest::prelude::*;
+
+fn ask(policy: Policy, kind: Kind, resource: &str) -> Ask {
+    Ask {
+        subscription: "s".into(),
+        location: "eastus".into(),
+        policy,
+        kind,
+        resource: Some(resource.into()),
+    }
+}
+
+/// In any window there are no more calls than what may go at once plus what refills in it.
+fn within(limit: Limit, times: &[Instant]) -> bool {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    (0..sorted.len()).all(|first| {
+        (first..sorted.len()).all(|last| {
+            let window = (sorted[last] - sorted[first]).as_secs_f64();
+            (last - first + 1) as f64 <= f64::from(limit.burst) + limit.per_second() * window + 1e-6
+        })
+    })
+}
+
+fn headers(pairs: &[(&'static str, &str)]) -> http::HeaderMap {
+    pairs
+        .iter()
+        .map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()))
+        .collect()
+}
+
+fn throttled(seconds: u64) -> Throttled {
+    Throttled {
+        after: Duration::from_secs(seconds),
+        wide: Wide::Region,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_429_stops_its_bucket_and_no_other() {
+    let budget = Budget::default();
+    let puts = ask(Policy::VmPut, Kind::Write, "a");
+    budget.acquire(&puts).await.unwrap();
+    budget.learn(&puts, &http::HeaderMap::new(), Some(throttled(60)));
+
+    assert_eq!(budget.acquire(&puts).await, Err(Held(Duration::from_secs(60))));
+    assert_eq!(
+        budget.acquire(&ask(Policy::VmPut, Kind::Write, "b")).await,
+        Err(Held(Duration::from_secs(60)))
+    );
+    budget.acquire(&ask(Policy::VmGet, Kind::Read, "a")).await.unwrap();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    budget.acquire(&puts).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_when_the_429_comes_hear_of_it_and_send_nothing() {
+    let budget = Arc::new(Budget::default());
+    let puts = ask(Policy::VmPut, Kind::Write, "a");
+    for _ in 0..12 {
+        budget.acquire(&puts).await.unwrap();
+    }
+    let waiting = tokio::spawn({
+        let (budget, puts) = (budget.clone(), puts.clone());
+        async move { budget.acquire(&puts).await }
+    });
+    tokio::task::yield_now().await;
+    budget.learn(&puts, &http::HeaderMap::new(), Some(throttled(300)));
+    assert!(matches!(waiting.await.unwrap(), Err(Held(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_lower_the_budget_and_never_raise_it() {
+    let budget = Budget::default();
+    let reads = ask(Policy::Other, Kind::Read, "a");
+    let started = Instant::now();
+    budget.learn(
+        &reads,
+        &headers(&[("x-ms-ratelimit-remaining-subscription-reads", "1")]),
+        None,
+    );
+    budget.acquire(&reads).await.unwrap();
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    budget.learn(
+        &reads,
+        &headers(&[("x-ms-ratelimit-remaining-subscription-reads", "11999")]),
+        None,
+    );
+    budget.acquire(&reads).await.unwrap();
+    assert!(
+        started.elapsed() >= Duration::from_millis(40),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn compute_counters_are_read_by_policy_and_resource() {
+    let budget = Budget::default();
+    let puts = ask(Policy::VmPut, Kind::Write, "a");
+    let left = "Microsoft.Compute/PutVMResource;0,Microsoft.Compute/PutVMSubscriptionMaximum;1400";
+    budget.learn(&puts, &headers(&[("x-ms-ratelimit-remaining-resource", left)]), None);
+    let started = Instant::now();
+    budget.acquire(&ask(Policy::VmPut, Kind::Write, "b")).await.unwrap();
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    budget.acquire(&puts).await.unwrap();
+    assert!(started.elapsed() >= Duration::from_secs(14));
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletes_go_before_puts_that_came_earlier() {
+    let budget = Arc::new(Budget::default());
+    let done = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..12 {
+        budget.acquire(&ask(Policy::VmPut, Kind::Write, "a")).await.unwrap();
+    }
+    let tasks: Vec<_> = [("put", Kind::Write), ("delete", Kind::Delete)]
+        .into_iter()
+        .map(|(name, kind)| {
+            let (budget, done) = (budget.clone(), done.clone());
+            tokio::spawn(async move {
+                budget.acquire(&ask(Policy::VmPut, kind, "a")).await.unwrap();
+                done.lock().unwrap().push(name);
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*done.lock().unwrap(), ["delete", "put"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_goes_away_gives_up_its_place() {
+    let budget = Arc::new(Budget::default());
+    let puts = ask(Policy::VmPut, Kind::Write, "a");
+    for _ in 0..12 {
+        budget.acquire(&puts).await.unwrap();
+    }
+    let gone = tokio::spawn({
+        let (budget, puts) = (budget.clone(), puts.clone());
+        async move { budget.acquire(&puts).await }
+    });
+    tokio::task::yield_now().await;
+    gone.abort();
+    let _ = gone.await;
+    let started = Instant::now();
+    budget.acquire(&puts).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(16));
+    assert_eq!(budget.metrics.waiting.get(), 0);
+}
+
+#[test]
+fn a_429_tells_which_bucket_ran_dry() {
+    let body = |code: &str, target: &str| {
+        format!(
+            r#"{{"error":{{"code":"{code}","message":"","details":[{{"code":"TooManyRequests","target":"{target}","message":""}}]}}}}"#
+        )
+    };
+    let wide =
+        |text: String| Throttled::read(&ArmError::parse(429, text.as_bytes(), None), &http::HeaderMap::new()).wide;
+    assert_eq!(wide(body("OperationNotAllowed", "PutVMResource")), Wide::Resource);
+    assert_eq!(
+        wide(body("OperationNotAllowed", "PutVMSubscriptionMaximum")),
+        Wide::Region
+    );
+    assert_eq!(wide(body("OperationNotAllowed", "HighCostGet30Min")), Wide::Region);
+    assert_eq!(wide(body("SubscriptionRequestsThrottled", "x")), Wide::Manager);
+    assert_eq!(wide(String::new()), Wide::Region);
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    delay_ms: u64,
+    policy: Policy,
+    kind: Kind,
+    resource: u8,
+    remaining: Option<u32>,
+    throttle: Option<u64>,
+    give_up_ms: Option<u64>,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let kinds = prop_oneof![Just(Kind::Read), Just(Kind::Write), Just(Kind::Delete)];
+    // Few policies and resources, so that they meet in the same buckets.
+    let policies = prop::sample::select(vec![
+        Policy::VmPut,
+        Policy::VmGet,
+        Policy::ScaleSetCreate,
+        Policy::Other,
+    ]);
+    (
+        (0u64..30_000, policies, kinds, 0u8..3),
+        prop::option::weighted(0.1, 0u32..300),
+        prop::option::weighted(0.05, 1u64..60),
+        prop::option::weighted(0.1, 0u64..20_000),
+    )
+        .prop_map(
+            |((delay_ms, policy, kind, resource), remaining, throttle, give_up_ms)| Step {
+                delay_ms,
+                policy,
+                kind,
+                resource,
+                remaining,
+                throttle,
+                give_up_ms,
+            },
+        )
+}
+
+async fn one(budget: Arc<Budget>, step: Step, log: Arc<Mutex<Vec<(Key, Instant)>>>, stops: Arc<Mutex<Vec<Stop>>>) {
+    tokio::time::sleep(Duration::from_millis(step.delay_ms)).await;
+    let ask = ask(step.policy, step.kind, &step.resource.to_string());
+    let patience = step
+        .give_up_ms
+        .map_or(Duration::from_secs(100_000), Duration::from_millis);
+    let granted = tokio::time::timeout(patience, budget.acquire(&ask)).await;
+    if !matches!(granted, Ok(Ok(()))) {
+        return;
+    }
+    let now = Instant::now();
+    log.lock().unwrap().extend(ask.keys().into_iter().map(|key| (key, now)));
+    let name = format!("x-ms-ratelimit-remaining-subscription-{}", step.kind.name());
+    let mut map = http::HeaderMap::new();
+    if let Some(left) = step.remaining {
+        map.insert(http::HeaderName::try_from(name).unwrap(), left.into());
+    }
+    budget.learn(&ask, &map, step.throttle.map(throttled));
+    if let Some(seconds) = step.throttle {
+        let policy = step
+            .policy
+            .per_region()
+            .map_or(Scope::Manager(step.kind), |_| Scope::Region(step.policy));
+        stops
+            .lock()
+            .unwrap()
+            .push((ask.key(policy), now, now + Duration::from_secs(seconds)));
+    }
+}
+
+type Stop = (Key, Instant, Instant);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_interleaving_exceeds_the_published_limits(steps in prop::collection::vec(step(), 1..160)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (budget, log, stops) = (Arc::new(Budget::default()), Arc::default(), Arc::default());
+            let tasks: Vec<_> = steps
+                .into_iter()
+                .map(|step| tokio::spawn(one(budget.clone(), step, Arc::clone(&log), Arc::clone(&stops))))
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let mut by_key: HashMap<Key, Vec<Instant>> = HashMap::new();
+            for (key, at) in log.lock().unwrap().drain(..) {
+                by_key.entry(key).or_default().push(at);
+            }
+            for (key, times) in &by_key {
+                let limit = match &key.scope {
+                    Scope::Manager(kind) => kind.limit(),
+                    Scope::Region(policy) => policy.per_region().unwrap(),
+                    Scope::Resource(policy, _) => policy.per_resource().unwrap(),
+                };
+                assert!(within(limit, times), "{key:?} {times:?}");
+            }
+            for (key, from, until) in stops.lock().unwrap().iter() {
+                let meanwhile = by_key[key].iter().filter(|at| *at > from && *at < until).count();
+                assert_eq!(meanwhile, 0, "{key:?} was stopped");
+            }
+            assert!(budget.lock().queue.is_empty());
+        });
+    }
+}

@@ -1,0 +1,467 @@
+//! One request at a time: its turn in the budget, the doors, a token, the answer, and what the answer teaches.
+
+use crate::budget::policy::{Kind, Policy};
+use crate::budget::{Ask, Budget, Held, Throttled};
+use crate::operation::retry_after;
+use crate::skus::Catalogues;
+use crate::token::Tokens;
+use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
+use bytes::Bytes;
+use capstan_core::door::{Effect, Verdict, World};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
+use http::{HeaderMap, Method};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Azure answers within a minute or not at all; a slower answer is looked up afterwards instead.
+const CALL_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Connections that nobody used for this long are closed, so that an idle program holds none.
+const IDLE_CONNECTION: Duration = Duration::from_secs(60);
+
+/// What all clients of a process share: connections, tokens, budget, catalogues.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    http: reqwest::Client,
+    tokens: Tokens,
+    budget: Budget,
+    pub(crate) catalogues: Catalogues,
+}
+
+/// Hands out clients: one per credential and subscription, all sharing tokens and budget.
+#[derive(Clone)]
+pub struct Clients {
+    shared: Arc<Shared>,
+    known: Arc<Mutex<HashMap<(Credential, String), Client>>>,
+}
+
+impl Clients {
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        let http = http_client(&settings)?;
+        let tokens = Tokens::new(settings.cloud.clone(), http.clone(), settings.metrics.clone());
+        let budget = Budget::new(settings.metrics.clone());
+        let shared = Arc::new(Shared {
+            settings,
+            http,
+            tokens,
+            budget,
+            catalogues: Catalogues::default(),
+        });
+        Ok(Self {
+            shared,
+            known: Arc::default(),
+        })
+    }
+
+    pub fn client(&self, credential: &Credential, subscription: &str) -> Client {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // A rotated secret leaves the old client behind: forget it.
+        known.retain(|(other, _), _| other == credential || other.identity() != credential.identity());
+        known
+            .entry((credential.clone(), subscription.to_lowercase()))
+            .or_insert_with(|| Client {
+                shared: self.shared.clone(),
+                credential: Arc::new(credential.clone()),
+                subscription: subscription.into(),
+                location: "".into(),
+            })
+            .clone()
+    }
+}
+
+fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
+    let mut builder = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(CALL_TIMEOUT)
+        .pool_idle_timeout(IDLE_CONNECTION)
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .https_only(false)
+        .user_agent(concat!("capstan/", env!("CARGO_PKG_VERSION")));
+    if let Some(path) = &settings.ca_file {
+        let refuse = |reason: String| Error::Setting {
+            name: "SSL_CERT_FILE",
+            value: path.display().to_string(),
+            reason,
+        };
+        let pem = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+        let roots = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| refuse(error.to_string()))?;
+        builder = builder.tls_certs_merge(roots);
+    }
+    builder.build().map_err(|source| Error::Network {
+        call: "setting up the http client".into(),
+        source,
+    })
+}
+
+/// One subscription, seen with one credential. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+    credential: Arc<Credential>,
+    subscription: Arc<str>,
+    location: Arc<str>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Client({} in {})", self.credential.identity(), self.subscription)
+    }
+}
+
+/// The answer to a PUT or PATCH.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Put<T> {
+    pub value: T,
+    /// What is still under way, if anything.
+    pub operation: Option<Operation>,
+}
+
+/// A precondition on the resource's version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum When {
+    #[default]
+    Always,
+    /// Only if nothing of this name exists.
+    Absent,
+    /// Only if it still has this ETag.
+    Unchanged(String),
+}
+
+/// One request to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub method: Method,
+    /// `/subscriptions/…`, with or without a query.
+    pub path: String,
+    pub version: &'static str,
+    pub query: Vec<(&'static str, String)>,
+    pub body: Option<Bytes>,
+    pub when: When,
+    pub policy: Policy,
+}
+
+pub(crate) struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Call {
+    pub(crate) fn new(method: Method, path: impl Into<String>, version: &'static str, policy: Policy) -> Self {
+        Self {
+            method,
+            path: path.into(),
+            version,
+            query: Vec::new(),
+            body: None,
+            when: When::Always,
+            policy,
+        }
+    }
+
+    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+
+    pub(crate) fn when(mut self, when: When) -> Self {
+        self.when = when;
+        self
+    }
+
+    pub(crate) fn body<B: Serialize>(mut self, body: &B) -> Result<Self, Error> {
+        let bytes = serde_json::to_vec(body).map_err(|source| Error::Answer {
+            call: self.name(),
+            source,
+        })?;
+        self.body = Some(bytes.into());
+        Ok(self)
+    }
+
+    fn name(&self) -> String {
+        format!("{} {}", self.method, self.target())
+    }
+
+    fn target(&self) -> &str {
+        self.path.split('?').next().unwrap_or_default()
+    }
+
+    fn kind(&self) -> Kind {
+        match self.method {
+            Method::GET | Method::HEAD => Kind::Read,
+            Method::DELETE => Kind::Delete,
+            _ => Kind::Write,
+        }
+    }
+
+    /// The resource without the action of a POST, as operations remember it.
+    fn resource(&self) -> String {
+        let target = self.target();
+        let resource = match self.method {
+            Method::POST => target.rsplit_once('/').map_or(target, |(resource, _)| resource),
+            _ => target,
+        };
+        format!("{resource}?api-version={}", self.version)
+    }
+}
+
+impl Client {
+    pub fn subscription(&self) -> &str {
+        &self.subscription
+    }
+
+    pub fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// The same client, its calls counted in this region.
+    pub fn at(&self, location: &str) -> Self {
+        Self {
+            location: location.to_lowercase().into(),
+            ..self.clone()
+        }
+    }
+
+    fn ask(&self, call: &Call) -> Ask {
+        Ask {
+            subscription: self.subscription.clone(),
+            location: self.location.clone(),
+            policy: call.policy,
+            kind: call.kind(),
+            resource: call.policy.per_resource().map(|_| call.target().to_lowercase().into()),
+        }
+    }
+
+    fn url(&self, call: &Call) -> Result<reqwest::Url, Error> {
+        let mut url = self.shared.settings.cloud.resource_manager.clone();
+        // An operation's or a page's address is followed by path and query only: our token goes to our Azure alone.
+        let (path, query) = call
+            .path
+            .split_once('?')
+            .map_or((call.path.as_str(), None), |(p, q)| (p, Some(q)));
+        url.set_path(path);
+        url.set_query(query);
+        if query.is_none() {
+            let mut pairs = url.query_pairs_mut();
+            pairs.append_pair("api-version", call.version);
+            call.query.iter().for_each(|(name, value)| {
+                pairs.append_pair(name, value);
+            });
+        }
+        Ok(url)
+    }
+
+    /// Sends one request and returns whatever Azure answered, errors included.
+    async fn exchange(&self, call: &Call) -> Result<Answer, Error> {
+        let ask = self.ask(call);
+        self.shared
+            .budget
+            .acquire(&ask)
+            .await
+            .map_err(|Held(after)| Error::Held {
+                policy: call.policy.name(),
+                after,
+            })?;
+        let doors = &self.shared.settings.doors;
+        let effect = Effect {
+            world: World::Azure,
+            method: call.method.to_string(),
+            target: call.target().to_owned(),
+            write: call.kind() != Kind::Read,
+        };
+        pass(doors.enter(&effect), call).await?;
+        let token = self.shared.tokens.get(&self.credential).await?;
+        let result = self.transmit(call, &token).await;
+        let code = result.as_ref().map_or(0, |answer| answer.status);
+        let labels = crate::metrics::CallLabels {
+            policy: call.policy.name(),
+            method: call.method.to_string(),
+            code,
+        };
+        self.shared.settings.metrics.calls.get_or_create(&labels).inc();
+        tracing::debug!(method = %call.method, path = call.target(), code, "azure call");
+        if let Ok(answer) = &result {
+            self.learn(&ask, answer);
+        }
+        pass(doors.leave(&effect), call).await?;
+        result
+    }
+
+    async fn transmit(&self, call: &Call, token: &str) -> Result<Answer, Error> {
+        let network = |source: reqwest::Error| Error::Network {
+            call: call.name(),
+            source: source.without_url(),
+        };
+        let mut request = self
+            .shared
+            .http
+            .request(call.method.clone(), self.url(call)?)
+            .header(AUTHORIZATION, format!("Bearer {token}"));
+        if let Some(body) = &call.body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
+        } else if call.method == Method::POST {
+            request = request.header("content-length", "0");
+        }
+        request = match &call.when {
+            When::Always => request,
+            When::Absent => request.header(IF_NONE_MATCH, "*"),
+            When::Unchanged(etag) => request.header(IF_MATCH, etag),
+        };
+        let response = request.send().await.map_err(network)?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Ok(Answer {
+            status,
+            headers,
+            body: response.bytes().await.map_err(network)?,
+        })
+    }
+
+    fn learn(&self, ask: &Ask, answer: &Answer) {
+        let throttled = (answer.status == 429).then(|| {
+            let error = ArmError::parse(429, &answer.body, retry_after(&answer.headers));
+            Throttled::read(&error, &answer.headers)
+        });
+        if answer.status == 401 {
+            self.shared.tokens.refused(&self.credential);
+        }
+        self.shared.budget.learn(ask, &answer.headers, throttled);
+    }
+
+    /// Sends one request; an error answer is an error.
+    pub(crate) async fn send(&self, call: &Call) -> Result<Answer, Error> {
+        let answer = self.exchange(call).await?;
+        if (200..300).contains(&answer.status) {
+            return Ok(answer);
+        }
+        let error = ArmError::parse(answer.status, &answer.body, retry_after(&answer.headers));
+        Err(Error::Arm {
+            call: call.name(),
+            error,
+        })
+    }
+
+    pub(crate) async fn read<T: DeserializeOwned>(&self, call: Call) -> Result<T, Error> {
+        let answer = self.send(&call).await?;
+        serde_json::from_slice(&answer.body).map_err(|source| Error::Answer {
+            call: call.name(),
+            source,
+        })
+    }
+
+    /// PUT, PATCH: the resource as answered, and what is still under way.
+    pub(crate) async fn change<T: DeserializeOwned>(&self, call: Call) -> Result<Put<T>, Error> {
+        let answer = self.send(&call).await?;
+        let operation = started(&call, &answer);
+        let value = serde_json::from_slice(&answer.body).map_err(|source| Error::Answer {
+            call: call.name(),
+            source,
+        })?;
+        Ok(Put { value, operation })
+    }
+
+    /// DELETE, POST: what is under way. Deleting what is not there succeeds.
+    pub(crate) async fn start(&self, call: Call) -> Result<Option<Operation>, Error> {
+        let result = self.send(&call).await;
+        match result {
+            Err(error) if call.method == Method::DELETE && error.is_not_found() => Ok(None),
+            result => result.map(|answer| started(&call, &answer)),
+        }
+    }
+
+    /// All pages of a list.
+    pub(crate) async fn list<T: DeserializeOwned>(&self, call: Call) -> Result<Vec<T>, Error> {
+        let mut items = Vec::new();
+        let mut next = Some(call);
+        while let Some(call) = next.take() {
+            let page: Page<T> = self.read(call.clone()).await?;
+            items.extend(page.value);
+            next = page.next_link.filter(|link| !link.is_empty()).map(|link| Call {
+                path: relative(&link),
+                ..call
+            });
+        }
+        Ok(items)
+    }
+
+    /// Asks once how an operation is doing. Its failure is an error with Azure's words.
+    pub async fn poll(&self, operation: &mut Operation) -> Result<Progress, Error> {
+        let call = Call::new(Method::GET, relative(operation.address()), "", Policy::Operation);
+        let answer = self.exchange(&call).await?;
+        operation.answered(answer.status, &answer.headers, &answer.body)
+    }
+
+    /// Polls an operation to its end, exactly as often as Azure asks. Throttling and passing trouble are waited out.
+    pub async fn wait(&self, mut operation: Operation) -> Result<Option<serde_json::Value>, Error> {
+        let mut pause = operation.due_in(jiff::Timestamp::now());
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = match self.poll(&mut operation).await {
+                Ok(Progress::Running(after)) => after,
+                Ok(Progress::Done(value)) => return Ok(value),
+                Err(Error::Arm { error, .. }) if error.status == 429 => {
+                    error.retry_after.unwrap_or(crate::error::DEFAULT_THROTTLE)
+                }
+                Err(Error::Held { after, .. }) => after,
+                Err(error) => return Err(error),
+            };
+        }
+    }
+
+    /// The resource after everything under way has ended.
+    pub async fn settled<T: DeserializeOwned>(&self, put: Put<T>) -> Result<T, Error> {
+        let Some(operation) = put.operation else {
+            return Ok(put.value);
+        };
+        let path = operation.resource.clone();
+        self.wait(operation).await?;
+        self.read(Call::new(Method::GET, path, "", Policy::Other)).await
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", bound = "T: DeserializeOwned")]
+struct Page<T> {
+    #[serde(default = "Vec::new")]
+    value: Vec<T>,
+    next_link: Option<String>,
+}
+
+fn started(call: &Call, answer: &Answer) -> Option<Operation> {
+    Operation::started(
+        call.method.as_str(),
+        &call.resource(),
+        answer.status,
+        &answer.headers,
+        &answer.body,
+    )
+}
+
+/// Path and query of an address.
+fn relative(address: &str) -> String {
+    let Some((_, rest)) = address.split_once("://") else {
+        return address.to_owned();
+    };
+    rest.find('/')
+        .map_or_else(|| "/".to_owned(), |start| rest[start..].to_owned())
+}
+
+async fn pass(verdict: Verdict, call: &Call) -> Result<(), Error> {
+    match verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::Delay(time) => {
+            tokio::time::sleep(time).await;
+            Ok(())
+        }
+        Verdict::Refuse(reason) => Err(Error::Refused {
+            call: call.name(),
+            reason,
+        }),
+        Verdict::Hang => std::future::pending().await,
+    }
+}

@@ -1,0 +1,265 @@
+//! What can go wrong with Azure, without losing a word of what Azure said.
+
+use capstan_core::Class;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// How long a bucket rests when Azure answers 429 without saying how long.
+pub const DEFAULT_THROTTLE: Duration = Duration::from_secs(30);
+
+/// Failures that Azure reports as a refusal, although they pass by themselves: capacity, quota and internal trouble.
+/// Long-running operations report them without an HTTP status, so the code has to do.
+const PASSING: &[&str] = &[
+    "AllocationFailed",
+    "AnotherOperationInProgress",
+    "Canceled",
+    "Conflict",
+    "DiskServiceInternalError",
+    "GatewayTimeout",
+    "InternalError",
+    "InternalExecutionError",
+    "InternalOperationError",
+    "InternalServerError",
+    "NetworkingInternalOperationError",
+    "OperationNotAllowed",
+    "OperationPreempted",
+    "OverconstrainedAllocationRequest",
+    "OverconstrainedZonalAllocationRequest",
+    "OSProvisioningInternalError",
+    "OSProvisioningTimedOut",
+    "QuotaExceeded",
+    "ReferencedResourceNotProvisioned",
+    "RetryableError",
+    "ServerTimeout",
+    "ServiceUnavailable",
+    "SkuNotAvailable",
+    "SubscriptionRequestsThrottled",
+    "TooManyRequests",
+    "ZonalAllocationFailed",
+];
+
+/// Azure's error body, kept whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArmError {
+    /// HTTP status of the answer; 0 where a long-running operation reported the failure.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub status: u16,
+    #[serde(deserialize_with = "null_is_empty")]
+    pub code: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<ArmError>,
+    #[serde(skip)]
+    pub retry_after: Option<Duration>,
+}
+
+fn is_zero(status: &u16) -> bool {
+    *status == 0
+}
+
+fn null_is_empty<'de, D, T>(de: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::<T>::deserialize(de)?.unwrap_or_default())
+}
+
+#[derive(Deserialize)]
+struct Envelope {
+    error: ArmError,
+}
+
+impl ArmError {
+    /// Reads an error answer; a body that is not Azure's is quoted (shortened) as the message.
+    pub fn parse(status: u16, body: &[u8], retry_after: Option<Duration>) -> Self {
+        let mut error = serde_json::from_slice::<Envelope>(body)
+            .map(|envelope| envelope.error)
+            .or_else(|_| serde_json::from_slice::<ArmError>(body))
+            .unwrap_or_default();
+        if error.code.is_empty() {
+            error.code = http::StatusCode::from_u16(status)
+                .ok()
+                .and_then(|known| known.canonical_reason())
+                .unwrap_or("Unknown")
+                .replace(' ', "");
+        }
+        if error.message.is_empty() {
+            error.message = String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
+        }
+        error.status = status;
+        error.retry_after = retry_after;
+        error
+    }
+
+    /// This error's code, or that of one of its details.
+    pub fn has_code(&self, code: &str) -> bool {
+        self.code.eq_ignore_ascii_case(code) || self.details.iter().any(|detail| detail.has_code(code))
+    }
+
+    fn passes_by_itself(&self) -> bool {
+        PASSING.iter().any(|code| self.has_code(code))
+            || self.code.contains("Quota")
+            || self.code.ends_with("LimitReached")
+    }
+
+    /// Whether to try again: refusals of the request's content are terminal; conflicts, quota, capacity, missing
+    /// rights (role assignments take minutes to spread) and trouble on Azure's side are not.
+    pub fn class(&self) -> Class {
+        match (self.status, self.retry_after) {
+            (429, after) => Class::Throttled(after.unwrap_or(DEFAULT_THROTTLE)),
+            (500.. | 408 | 409, Some(after)) => Class::Throttled(after),
+            (500.. | 401 | 408 | 409 | 412, _) => Class::Transient,
+            (403, _) if self.code.ends_with("AuthorizationFailed") => Class::Transient,
+            _ if self.passes_by_itself() => Class::Transient,
+            _ => Class::Terminal,
+        }
+    }
+}
+
+impl fmt::Display for ArmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.status != 0 {
+            write!(f, "StatusCode={} -- Original Error: ", self.status)?;
+        }
+        write!(f, "Code=\"{}\" Message=\"{}\"", self.code, self.message)?;
+        if let Some(target) = &self.target {
+            write!(f, " Target=\"{target}\"")?;
+        }
+        if !self.details.is_empty() {
+            let details: Vec<_> = self.details.iter().map(ToString::to_string).collect();
+            write!(f, " Details=[{}]", details.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// A call to Azure that did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Azure answered with an error.
+    #[error("{call}: {error}")]
+    Arm { call: String, error: ArmError },
+    /// The bucket of this call is stopped by an earlier 429; nothing was sent.
+    #[error("{policy} requests are held back for {}s, as azure asked", after.as_secs_f64().ceil())]
+    Held { policy: &'static str, after: Duration },
+    #[error("{call}: {source}")]
+    Network { call: String, source: reqwest::Error },
+    /// A door (the lease fence, or a test) stopped the call.
+    #[error("{call}: {reason}")]
+    Refused { call: String, reason: String },
+    #[error("sign-in of {identity} failed: {reason}")]
+    SignIn { identity: String, reason: String },
+    #[error("credential {identity}: {reason}")]
+    Credential { identity: String, reason: String },
+    #[error("{call}: azure's answer does not fit: {source}")]
+    Answer { call: String, source: serde_json::Error },
+    #[error("setting {name}={value:?}: {reason}")]
+    Setting {
+        name: &'static str,
+        value: String,
+        reason: String,
+    },
+    #[error("resource id {0:?} does not name a resource of azure")]
+    Id(String),
+}
+
+impl Error {
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Arm { error, .. } => error.class(),
+            Error::Held { after, .. } => Class::Throttled(*after),
+            Error::Network { .. } | Error::Refused { .. } | Error::SignIn { .. } | Error::Answer { .. } => {
+                Class::Transient
+            }
+            Error::Credential { .. } | Error::Setting { .. } | Error::Id(_) => Class::Terminal,
+        }
+    }
+
+    /// What Azure said, where it was Azure who spoke.
+    pub fn arm(&self) -> Option<&ArmError> {
+        match self {
+            Error::Arm { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.arm().is_some_and(|error| error.status == 404)
+    }
+
+    /// Another writer was first (ETag mismatch, or the resource exists where none was expected).
+    pub fn is_precondition_failed(&self) -> bool {
+        self.arm().is_some_and(|error| error.status == 412)
+    }
+}
+
+/// A missing resource is an answer, not a failure.
+pub fn optional<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::bad_request(400, "InvalidParameter", Class::Terminal)]
+    #[case::policy(403, "RequestDisallowedByPolicy", Class::Terminal)]
+    #[case::role_not_spread_yet(403, "AuthorizationFailed", Class::Transient)]
+    #[case::linked_role(403, "LinkedAuthorizationFailed", Class::Transient)]
+    #[case::quota_as_conflict(409, "OperationNotAllowed", Class::Transient)]
+    #[case::quota_as_refusal(403, "QuotaExceeded", Class::Transient)]
+    #[case::ip_limit(400, "PublicIPCountLimitReached", Class::Transient)]
+    #[case::conflict(409, "Conflict", Class::Transient)]
+    #[case::etag(412, "ConditionNotMet", Class::Transient)]
+    #[case::server(503, "ServiceUnavailable", Class::Transient)]
+    #[case::operation_without_capacity(0, "ZonalAllocationFailed", Class::Transient)]
+    #[case::operation_refused(0, "VMExtensionProvisioningError", Class::Terminal)]
+    #[case::throttled(429, "TooManyRequests", Class::Throttled(DEFAULT_THROTTLE))]
+    fn azure_errors_are_classed_by_whether_waiting_helps(
+        #[case] status: u16,
+        #[case] code: &str,
+        #[case] class: Class,
+    ) {
+        let body = serde_json::json!({"error": {"code": code, "message": "m"}}).to_string();
+        assert_eq!(ArmError::parse(status, body.as_bytes(), None).class(), class);
+    }
+
+    #[test]
+    fn an_error_keeps_code_message_target_and_details() {
+        let body = br#"{"error":{"code":"InvalidParameter","message":"no","target":"a.b","details":[{"code":"X","message":"y"}]}}"#;
+        let error = ArmError::parse(400, body, None);
+        assert_eq!(
+            error.to_string(),
+            r#"StatusCode=400 -- Original Error: Code="InvalidParameter" Message="no" Target="a.b" Details=[Code="X" Message="y"]"#
+        );
+        assert!(error.has_code("x"));
+    }
+
+    #[test]
+    fn a_body_that_is_not_azures_is_quoted() {
+        let error = ArmError::parse(502, b"<html>bad gateway</html>", None);
+        assert_eq!(
+            (error.code.as_str(), error.message.as_str()),
+            ("BadGateway", "<html>bad gateway</html>")
+        );
+        assert_eq!(error.class(), Class::Transient);
+    }
+
+    #[test]
+    fn a_server_error_with_retry_after_is_obeyed() {
+        let error = ArmError::parse(503, b"", Some(Duration::from_secs(7)));
+        assert_eq!(error.class(), Class::Throttled(Duration::from_secs(7)));
+    }
+}

@@ -1,0 +1,233 @@
+//! Long-running operations as a small value: it can be written into a status, read by another process, and polled on.
+//!
+//! [`Operation::answered`] is a pure step: what to do next follows from the operation and one answer alone. So an
+//! operation that is interrupted at any poll ends the same when it is taken up again.
+
+use crate::{ArmError, Error};
+use bytes::Bytes;
+use http::HeaderMap;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Between two polls, where Azure does not say.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Azure may say "at once": never spin.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Where the outcome can be learned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Follow {
+    /// `Azure-AsyncOperation`: a status body.
+    Status(String),
+    /// `Location`: 202 while it runs, then the result.
+    Location(String),
+    /// Neither header: the resource's own `provisioningState`.
+    Resource,
+}
+
+/// An operation under way at Azure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Operation {
+    /// The request that started it: `PUT`, `PATCH`, `POST` or `DELETE`.
+    pub method: String,
+    /// The resource's path and api-version.
+    pub resource: String,
+    pub follow: Follow,
+    /// Azure asked not to be polled earlier.
+    pub not_before: jiff::Timestamp,
+}
+
+/// What one poll told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// Poll again after this long.
+    Running(Duration),
+    /// It succeeded; the result, where the answer carried one.
+    Done(Option<serde_json::Value>),
+}
+
+#[derive(Deserialize)]
+struct StatusBody {
+    status: String,
+    error: Option<ArmError>,
+    properties: Option<StatusProperties>,
+}
+
+#[derive(Deserialize)]
+struct StatusProperties {
+    output: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize, Default)]
+struct StateBody {
+    #[serde(default)]
+    properties: StateProperties,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct StateProperties {
+    provisioning_state: Option<String>,
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .filter(|value| !value.is_empty())
+}
+
+/// `Retry-After` in seconds, or its finer form in milliseconds.
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let millis = ["x-ms-retry-after-ms", "retry-after-ms"]
+        .iter()
+        .find_map(|name| header(headers, name)?.parse().ok())
+        .map(Duration::from_millis);
+    millis.or_else(|| {
+        header(headers, "retry-after")?
+            .trim()
+            .parse()
+            .ok()
+            .map(Duration::from_secs)
+    })
+}
+
+fn provisioning_state(body: &[u8]) -> Option<String> {
+    serde_json::from_slice::<StateBody>(body)
+        .ok()?
+        .properties
+        .provisioning_state
+}
+
+fn is_over(state: &str) -> bool {
+    ["Succeeded", "Failed", "Canceled"]
+        .iter()
+        .any(|end| end.eq_ignore_ascii_case(state))
+}
+
+impl Operation {
+    /// The operation that this successful answer started, if it is not over already.
+    pub fn started(method: &str, resource: &str, status: u16, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
+        let state = provisioning_state(body);
+        let changes = matches!(method, "PUT" | "PATCH");
+        if changes && state.as_deref().is_some_and(is_over) {
+            return None;
+        }
+        let follow = if let Some(url) = header(headers, "azure-asyncoperation") {
+            Follow::Status(url.to_owned())
+        } else if let Some(url) = header(headers, "location").filter(|_| status == 202) {
+            Follow::Location(url.to_owned())
+        } else if status == 202 || (changes && state.is_some()) {
+            Follow::Resource
+        } else {
+            return None;
+        };
+        let mut operation = Self {
+            method: method.to_owned(),
+            resource: resource.to_owned(),
+            follow,
+            not_before: jiff::Timestamp::MIN,
+        };
+        operation.rest(interval(headers));
+        Some(operation)
+    }
+
+    fn rest(&mut self, after: Duration) {
+        self.not_before = jiff::Timestamp::now()
+            .checked_add(after)
+            .unwrap_or(jiff::Timestamp::MAX);
+    }
+
+    /// How long not to poll yet.
+    pub fn due_in(&self, now: jiff::Timestamp) -> Duration {
+        Duration::try_from(self.not_before.duration_since(now)).unwrap_or(Duration::ZERO)
+    }
+
+    /// Where to ask next: a full address, or the resource's path.
+    pub fn address(&self) -> &str {
+        match &self.follow {
+            Follow::Status(url) | Follow::Location(url) => url,
+            Follow::Resource => &self.resource,
+        }
+    }
+
+    /// Takes in the answer to one poll.
+    pub fn answered(&mut self, status: u16, headers: &HeaderMap, body: &Bytes) -> Result<Progress, Error> {
+        let after = interval(headers);
+        let progress = match (&self.follow, status) {
+            (_, 429 | 500.. | 408 | 401) => Err(self.failed(ArmError::parse(status, body, retry_after(headers)))),
+            (Follow::Status(_), 200..=299) => self.status_body(body, after),
+            (Follow::Location(_), 202) => Ok(Progress::Running(after)),
+            (Follow::Location(_), 200..=299) => Ok(Progress::Done(serde_json::from_slice(body).ok())),
+            (Follow::Resource, 200..=299) => self.resource_body(body, after),
+            (Follow::Resource | Follow::Location(_), 404) if self.method == "DELETE" => Ok(Progress::Done(None)),
+            // Azure forgets operations after a while: the resource itself still knows.
+            (Follow::Status(_) | Follow::Location(_), 404) => {
+                self.follow = Follow::Resource;
+                Ok(Progress::Running(SHORTEST_INTERVAL))
+            }
+            _ => Err(self.failed(ArmError::parse(status, body, retry_after(headers)))),
+        };
+        if let Ok(Progress::Running(after)) = &progress {
+            self.rest(*after);
+        }
+        progress
+    }
+
+    fn failed(&self, error: ArmError) -> Error {
+        let path = self.resource.split('?').next().unwrap_or_default();
+        Error::Arm {
+            call: format!("{} {path}", self.method),
+            error,
+        }
+    }
+
+    fn status_body(&self, body: &[u8], after: Duration) -> Result<Progress, Error> {
+        let parsed: StatusBody = serde_json::from_slice(body).map_err(|source| Error::Answer {
+            call: format!("operation of {}", self.resource),
+            source,
+        })?;
+        match parsed.status.to_ascii_lowercase().as_str() {
+            "succeeded" => Ok(Progress::Done(
+                parsed.properties.and_then(|properties| properties.output),
+            )),
+            "failed" | "canceled" => Err(self.failed(
+                parsed
+                    .error
+                    .filter(|error| !error.code.is_empty())
+                    .unwrap_or_else(|| ArmError {
+                        code: parsed.status,
+                        message: "the operation did not succeed".into(),
+                        ..ArmError::default()
+                    }),
+            )),
+            _ => Ok(Progress::Running(after)),
+        }
+    }
+
+    fn resource_body(&self, body: &[u8], after: Duration) -> Result<Progress, Error> {
+        let state = provisioning_state(body).unwrap_or_else(|| "Succeeded".to_owned());
+        if self.method == "DELETE" || !is_over(&state) {
+            return Ok(Progress::Running(after));
+        }
+        if state.eq_ignore_ascii_case("Succeeded") {
+            return Ok(Progress::Done(serde_json::from_slice(body).ok()));
+        }
+        let message = "the resource's provisioning did not succeed".to_owned();
+        Err(self.failed(ArmError {
+            code: format!("Provisioning{state}"),
+            message,
+            ..ArmError::default()
+        }))
+    }
+}
+
+fn interval(headers: &HeaderMap) -> Duration {
+    retry_after(headers).unwrap_or(DEFAULT_INTERVAL).max(SHORTEST_INTERVAL)
+}
+
+#[cfg(test)]
+mod tests;

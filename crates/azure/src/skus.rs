@@ -1,0 +1,289 @@
+//! The SKU catalogue: what a VM size can do in a region and its zones. Read once a day per region, and kept small.
+
+use crate::Error;
+use crate::budget::policy::Policy;
+use crate::client::{Call, Client};
+use http::Method;
+use serde::Deserialize;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+const SKUS: &str = "2021-07-01";
+
+/// New sizes and regions appear over weeks; a day is early enough.
+const FRESH: Duration = Duration::from_secs(24 * 3600);
+
+/// A size that the catalogue does not know may be newer than the catalogue: read again, but not more often than this.
+const RECHECK: Duration = Duration::from_secs(600);
+
+/// What a VM size can do in one region.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub name: String,
+    /// Zones of the region that have the size.
+    pub zones: BTreeSet<String>,
+    /// Zones in which it takes Ultra disks.
+    pub ultra_zones: BTreeSet<String>,
+    /// Whether it takes Ultra disks outside zones.
+    pub ultra_regional: bool,
+    pub max_data_disks: Option<u32>,
+    pub premium_io: bool,
+    pub ephemeral_os: bool,
+    pub accelerated_networking: bool,
+    pub encryption_at_host: bool,
+    pub v_cpus: Option<u32>,
+    pub memory_mib: Option<u64>,
+    pub architecture: Option<String>,
+    /// Reasons why this subscription cannot have it here at all.
+    pub restrictions: Vec<String>,
+    /// Zones that this subscription cannot have.
+    pub restricted_zones: BTreeSet<String>,
+}
+
+impl Size {
+    /// Whether it takes Ultra disks in this zone, or outside zones for `None`.
+    pub fn supports_ultra(&self, zone: Option<&str>) -> bool {
+        match zone {
+            Some(zone) => self.ultra_zones.contains(zone),
+            None => self.ultra_regional,
+        }
+    }
+}
+
+/// All VM sizes of one region.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalogue {
+    pub location: String,
+    sizes: HashMap<String, Size>,
+}
+
+impl Catalogue {
+    pub fn new(location: &str, sizes: impl IntoIterator<Item = Size>) -> Self {
+        let sizes = sizes.into_iter().map(|size| (size.name.to_lowercase(), size)).collect();
+        Self {
+            location: location.to_owned(),
+            sizes,
+        }
+    }
+
+    pub fn size(&self, name: &str) -> Option<&Size> {
+        self.sizes.get(&name.to_lowercase())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sizes.is_empty()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawSku {
+    #[serde(default)]
+    resource_type: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    locations: Vec<String>,
+    #[serde(default)]
+    location_info: Vec<LocationInfo>,
+    #[serde(default)]
+    capabilities: Vec<Capability>,
+    #[serde(default)]
+    restrictions: Vec<Restriction>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LocationInfo {
+    #[serde(default)]
+    location: String,
+    #[serde(default)]
+    zones: Vec<String>,
+    #[serde(default)]
+    zone_details: Vec<ZoneDetails>,
+}
+
+#[derive(Deserialize)]
+struct ZoneDetails {
+    // Azure really writes this one with a capital; some clones of it do not.
+    #[serde(rename = "Name", alias = "name", default)]
+    names: Vec<String>,
+    #[serde(default)]
+    capabilities: Vec<Capability>,
+}
+
+#[derive(Deserialize)]
+struct Capability {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Restriction {
+    #[serde(rename = "type", default)]
+    kind: String,
+    #[serde(default)]
+    reason_code: String,
+    #[serde(default)]
+    restriction_info: RestrictionInfo,
+}
+
+#[derive(Deserialize, Default)]
+struct RestrictionInfo {
+    #[serde(default)]
+    zones: Vec<String>,
+}
+
+fn value<'a>(capabilities: &'a [Capability], name: &str) -> Option<&'a str> {
+    capabilities
+        .iter()
+        .find(|capability| capability.name.eq_ignore_ascii_case(name))
+        .map(|c| c.value.as_str())
+}
+
+fn is_true(capabilities: &[Capability], name: &str) -> bool {
+    value(capabilities, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
+fn size(sku: RawSku, location: &str) -> Option<Size> {
+    let here = sku
+        .location_info
+        .iter()
+        .find(|info| info.location.eq_ignore_ascii_case(location));
+    let listed = here.is_some() || sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
+    if !sku.resource_type.eq_ignore_ascii_case("virtualMachines") || !listed {
+        return None;
+    }
+    let all = &sku.capabilities;
+    let zone_details = here.map(|info| info.zone_details.as_slice()).unwrap_or_default();
+    let by_zone = sku
+        .restrictions
+        .iter()
+        .filter(|restriction| restriction.kind.eq_ignore_ascii_case("Zone"));
+    Some(Size {
+        zones: here
+            .map(|info| info.zones.iter().cloned().collect())
+            .unwrap_or_default(),
+        ultra_zones: zone_details
+            .iter()
+            .filter(|details| is_true(&details.capabilities, "UltraSSDAvailable"))
+            .flat_map(|details| details.names.iter().cloned())
+            .collect(),
+        ultra_regional: is_true(all, "UltraSSDAvailable"),
+        max_data_disks: value(all, "MaxDataDiskCount").and_then(|value| value.parse().ok()),
+        premium_io: is_true(all, "PremiumIO"),
+        ephemeral_os: is_true(all, "EphemeralOSDiskSupported"),
+        accelerated_networking: is_true(all, "AcceleratedNetworkingEnabled"),
+        encryption_at_host: is_true(all, "EncryptionAtHostSupported"),
+        v_cpus: value(all, "vCPUs").and_then(|value| value.parse().ok()),
+        memory_mib: value(all, "MemoryGB")
+            .and_then(|v| v.parse::<f64>().ok())
+            .map(|gib| (gib * 1024.0) as u64),
+        architecture: value(all, "CpuArchitectureType").map(ToOwned::to_owned),
+        restricted_zones: by_zone.flat_map(|r| r.restriction_info.zones.iter().cloned()).collect(),
+        restrictions: sku
+            .restrictions
+            .iter()
+            .filter(|restriction| restriction.kind.eq_ignore_ascii_case("Location"))
+            .map(|restriction| restriction.reason_code.clone())
+            .collect(),
+        name: sku.name,
+    })
+}
+
+type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Arc<Catalogue>)>>>;
+
+/// Catalogues by subscription and region; each is read by one caller while the others wait for it.
+#[derive(Default)]
+pub(crate) struct Catalogues(Mutex<HashMap<(String, String), Slot>>);
+
+impl Client {
+    /// The catalogue of a region, at most a day old.
+    pub async fn catalogue(&self, location: &str) -> Result<Arc<Catalogue>, Error> {
+        self.catalogue_within(location, FRESH).await
+    }
+
+    /// What a size can do in a region; `None` when Azure does not have it there.
+    pub async fn size(&self, location: &str, name: &str) -> Result<Option<Size>, Error> {
+        if let Some(size) = self.catalogue(location).await?.size(name) {
+            return Ok(Some(size.clone()));
+        }
+        Ok(self.catalogue_within(location, RECHECK).await?.size(name).cloned())
+    }
+
+    async fn catalogue_within(&self, location: &str, age: Duration) -> Result<Arc<Catalogue>, Error> {
+        let slot = {
+            let mut slots = self.shared.catalogues.0.lock().unwrap_or_else(PoisonError::into_inner);
+            slots
+                .entry((self.subscription().to_lowercase(), location.to_lowercase()))
+                .or_default()
+                .clone()
+        };
+        let mut slot = slot.lock().await;
+        if let Some((read, catalogue)) = &*slot
+            && read.elapsed() < age
+        {
+            return Ok(catalogue.clone());
+        }
+        let path = format!(
+            "/subscriptions/{}/providers/Microsoft.Compute/skus",
+            self.subscription()
+        );
+        let call = Call::new(Method::GET, path, SKUS, Policy::Other)
+            .query("$filter", format!("location eq '{}'", location.replace('\'', "''")));
+        let raw: Vec<RawSku> = self.list(call).await?;
+        let catalogue = Arc::new(Catalogue::new(
+            location,
+            raw.into_iter().filter_map(|sku| size(sku, location)),
+        ));
+        *slot = Some((Instant::now(), catalogue.clone()));
+        Ok(catalogue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"[
+      {"resourceType":"virtualMachines","name":"Standard_D4s_v3","locations":["eastus"],
+       "locationInfo":[{"location":"eastus","zones":["1","2"],
+         "zoneDetails":[{"Name":["2"],"capabilities":[{"name":"UltraSSDAvailable","value":"True"}]}]}],
+       "capabilities":[{"name":"MaxDataDiskCount","value":"8"},{"name":"PremiumIO","value":"True"},
+         {"name":"MemoryGB","value":"16"}],
+       "restrictions":[{"type":"Zone","reasonCode":"NotAvailableForSubscription","restrictionInfo":{"zones":["1"]}}]},
+      {"resourceType":"virtualMachines","name":"Standard_L8","locations":["eastus"],
+       "capabilities":[{"name":"UltraSSDAvailable","value":"True"}]},
+      {"resourceType":"virtualMachines","name":"Standard_Elsewhere","locations":["westus"]},
+      {"resourceType":"disks","name":"UltraSSD_LRS","locations":["eastus"]}]"#;
+
+    fn catalogue() -> Catalogue {
+        let raw: Vec<RawSku> = serde_json::from_str(LIST).unwrap();
+        Catalogue::new("EastUS", raw.into_iter().filter_map(|sku| size(sku, "EastUS")))
+    }
+
+    #[test]
+    fn ultra_support_is_told_by_zone_and_by_region() {
+        let catalogue = catalogue();
+        let zonal = catalogue.size("standard_d4s_V3").unwrap();
+        assert!(zonal.supports_ultra(Some("2")) && !zonal.supports_ultra(Some("1")) && !zonal.supports_ultra(None));
+        let regional = catalogue.size("Standard_L8").unwrap();
+        assert!(regional.supports_ultra(None) && !regional.supports_ultra(Some("1")));
+    }
+
+    #[test]
+    fn disk_limits_restrictions_and_capabilities_are_read() {
+        let catalogue = catalogue();
+        let size = catalogue.size("Standard_D4s_v3").unwrap();
+        assert_eq!(
+            (size.max_data_disks, size.premium_io, size.memory_mib),
+            (Some(8), true, Some(16384))
+        );
+        assert!(size.restricted_zones.contains("1") && size.restrictions.is_empty());
+        assert!(catalogue.size("Standard_Elsewhere").is_none());
+    }
+}

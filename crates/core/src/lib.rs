@@ -4,6 +4,7 @@ pub mod class;
 pub mod disks;
 pub mod door;
 pub mod drain;
+pub mod rollout;
 pub mod validate;
 
 pub use class::Class;

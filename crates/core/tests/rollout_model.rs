@@ -1,0 +1,134 @@
+//! Every reachable state of small pools, with the planner that ships: both bounds and drained-before-deleted hold in all
+//! of them, and from each of them the pool settles once nobody disturbs it.
+
+mod world;
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use capstan_core::rollout::{Budget, DeletePolicy, Mode};
+use stateright::{Checker, Model, Property};
+use world::{Event, Harm, Rules, World};
+
+/// More steps than any calm pool of this size needs.
+const CALM_STEPS: usize = 400;
+
+struct PoolModel {
+    size: u8,
+    disturbances: u8,
+    rules: Rules,
+    /// States that are known to settle, so that each is followed only as far as the first known one.
+    settling: Mutex<HashSet<u64>>,
+}
+
+impl PoolModel {
+    /// Follows the calm course of a state until the pool is as it should be.
+    fn settles(&self, state: &World) -> bool {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let mut world = World {
+            disturbances: 0,
+            ..state.clone()
+        };
+        let mut path = Vec::new();
+        for _ in 0..CALM_STEPS {
+            let print = hasher.hash_one(&world);
+            if self.settling.lock().unwrap().contains(&print) {
+                self.settling.lock().unwrap().extend(path);
+                return true;
+            }
+            path.push(print);
+            match world.calm_event(&self.rules) {
+                Some(event) => world.happen(&self.rules, event),
+                None if world.settled(&self.rules) => {
+                    self.settling.lock().unwrap().extend(path);
+                    return true;
+                }
+                None => return false,
+            }
+        }
+        false
+    }
+}
+
+impl Model for PoolModel {
+    type State = World;
+    type Action = Event;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::outdated(self.size, self.disturbances)]
+    }
+
+    fn actions(&self, state: &World, actions: &mut Vec<Event>) {
+        actions.extend(state.events());
+    }
+
+    fn next_state(&self, last: &World, event: Event) -> Option<World> {
+        let mut next = last.clone();
+        next.happen(&self.rules, event);
+        (next != *last).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("never below the floor", |_, w: &World| w.harm != Some(Harm::Floor)),
+            Property::always("never above the ceiling", |_, w: &World| w.harm != Some(Harm::Ceiling)),
+            Property::always("drained before deleted", |_, w: &World| {
+                w.harm != Some(Harm::UndrainedDelete)
+            }),
+            Property::always("the cloud chooses no victim", |_, w: &World| {
+                w.harm != Some(Harm::CloudChoseTheVictim)
+            }),
+            Property::always("settles when left alone", |model: &PoolModel, w: &World| {
+                model.settles(w)
+            }),
+            Property::sometimes("the new model is everywhere", |model: &PoolModel, w: &World| {
+                w.settled(&model.rules)
+            }),
+        ]
+    }
+}
+
+#[test]
+fn every_reachable_state_of_small_pools_keeps_the_promises() {
+    let begun = Instant::now();
+    let mut states = 0;
+    for size in 1..=4 {
+        for (surge, unavailable) in [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)] {
+            for mode in [Mode::Replace, Mode::InPlace] {
+                let budget = Budget { surge, unavailable };
+                // Two disturbances in one run where that stays within seconds, else one.
+                let disturbances = if size <= 2 && surge + unavailable <= 2 { 2 } else { 1 };
+                let rules = Rules {
+                    budget,
+                    mode,
+                    policy: DeletePolicy::Oldest,
+                };
+                let model = PoolModel {
+                    size,
+                    disturbances,
+                    rules,
+                    settling: Mutex::default(),
+                };
+                let checker = model
+                    .checker()
+                    .threads(2)
+                    .timeout(Duration::from_secs(60))
+                    .spawn_bfs()
+                    .join();
+                assert!(
+                    checker.is_done(),
+                    "not all states of a pool of {size} with {budget:?} were seen in time"
+                );
+                checker.assert_properties();
+                states += checker.unique_state_count();
+            }
+        }
+        println!(
+            "pools up to {size}: {states} states so far, {:.1} s",
+            begun.elapsed().as_secs_f32()
+        );
+    }
+    println!("{states} states, all of them within both budgets and all of them settling");
+}

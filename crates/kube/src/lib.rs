@@ -3,6 +3,7 @@
 
 pub mod backoff;
 pub mod cache;
+pub mod capi;
 pub mod client;
 pub mod conditions;
 pub mod context;

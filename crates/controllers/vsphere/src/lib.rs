@@ -1,1 +1,4 @@
-//! (module docs to come with the content)
+//! Cluster API machines on vSphere.
+
+pub mod domain;
+pub mod plan;

@@ -63,8 +63,14 @@ pub struct NetworkDevice {
 /// A PCI device to pass through, or a slice of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pci {
-    Device { vendor: i32, device: i32, label: Option<String> },
-    VGpu { profile: String },
+    Device {
+        vendor: i32,
+        device: i32,
+        label: Option<String>,
+    },
+    VGpu {
+        profile: String,
+    },
 }
 
 /// The virtual machine that a VSphereVM asks for.
@@ -146,7 +152,6 @@ pub struct Facts {
     pub cpus: i32,
     pub cores_per_socket: i32,
     pub memory_mib: i64,
-    pub disk_uuid_enabled: bool,
     pub nics: Vec<Nic>,
     pub pci_devices: usize,
     pub extra_config: BTreeMap<String, String>,

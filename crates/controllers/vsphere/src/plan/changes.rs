@@ -30,7 +30,6 @@ pub struct Changes {
     pub cpus: Option<i32>,
     pub cores_per_socket: Option<i32>,
     pub memory_mib: Option<i64>,
-    pub enable_disk_uuid: bool,
     /// What vCenter left out although its task succeeded, each with its name.
     pub dropped: Vec<String>,
 }
@@ -38,17 +37,28 @@ pub struct Changes {
 impl Changes {
     /// Whether there is nothing to change. What cannot be mended is not a change.
     pub fn is_empty(&self) -> bool {
-        let Self { dropped: _, .. } = self;
-        *self == Self { dropped: self.dropped.clone(), ..Self::default() }
+        *self
+            == Self {
+                dropped: self.dropped.clone(),
+                ..Self::default()
+            }
     }
 }
 
 /// The disks that the clone has from its template, in order.
 pub fn template_disks<'a>(hardware: &'a Hardware, placements: &[Placement]) -> Vec<&'a Device> {
     let ours = |device: &Device| {
-        placements.iter().any(|p| hardware.disk_at(p.kind, p.bus, p.unit).is_some_and(|found| found.key == device.key))
+        placements.iter().any(|p| {
+            hardware
+                .disk_at(p.kind, p.bus, p.unit)
+                .is_some_and(|found| found.key == device.key)
+        })
     };
-    hardware.devices.iter().filter(|device| device.disk.is_some() && !ours(device)).collect()
+    hardware
+        .devices
+        .iter()
+        .filter(|device| device.disk.is_some() && !ours(device))
+        .collect()
 }
 
 /// What cannot be had from this template, found before anything is cloned.
@@ -66,7 +76,11 @@ pub fn check_template(wanted: &Wanted, hardware: &Hardware, linked: bool) -> Res
             format!("{field}: can't resize template disk down, initial capacity is larger: {has}KiB > {wants}KiB")
         })
         .collect();
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(problems.join("; "))
+    }
 }
 
 /// Field, capacity and wanted capacity of each template disk that the spec gives a size for.
@@ -93,29 +107,38 @@ pub fn changes(
     disks(wanted, memory, facts, &mut changes);
     if !memory.linked {
         let own = template_disks(&facts.hardware, &memory.placements);
-        changes.grow.extend(sizes(wanted, &own).zip(&own).filter_map(|((_, has, wants), device)| {
-            (wants > has).then_some((device.key, wants))
-        }));
+        changes.grow.extend(
+            sizes(wanted, &own)
+                .zip(&own)
+                .filter_map(|((_, has, wants), device)| (wants > has).then_some((device.key, wants))),
+        );
     }
     nics(wanted, networks, facts, &mut changes);
     changes.add_pci = facts.pci_devices < wanted.pci.len();
     changes.cpus = (facts.cpus != wanted.cpus).then_some(wanted.cpus);
-    changes.cores_per_socket = wanted.cores_per_socket.filter(|cores| *cores > 0 && *cores != facts.cores_per_socket);
+    changes.cores_per_socket = wanted
+        .cores_per_socket
+        .filter(|cores| *cores > 0 && *cores != facts.cores_per_socket);
     changes.memory_mib = (facts.memory_mib != wanted.memory_mib).then_some(wanted.memory_mib);
-    let by_key = facts.extra_config.get("disk.enableUUID").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    changes.enable_disk_uuid = !facts.disk_uuid_enabled && !by_key && !wanted.vmx.contains_key("disk.enableUUID");
     changes.extra_config = extra_config(wanted, user, memory, facts, &changes);
     changes
 }
 
 fn disks(wanted: &Wanted, memory: &Memory, facts: &Facts, changes: &mut Changes) {
     for deviation in compare(&facts.hardware, &wanted.disks, &memory.placements) {
-        let Some(placement) = memory.placements.iter().find(|p| p.index == deviation.index()) else { continue };
-        changes.dropped.push(deviation.describe(&wanted.disks, &memory.placements));
+        let Some(placement) = memory.placements.iter().find(|p| p.index == deviation.index()) else {
+            continue;
+        };
+        changes
+            .dropped
+            .push(deviation.describe(&wanted.disks, &memory.placements));
         match deviation {
             Deviation::Missing { .. } => add_disk(facts, *placement, changes),
             Deviation::Smaller { index, key, .. } => {
-                changes.grow.push((key, wanted.disks.get(index).map(|d| d.capacity_kib()).unwrap_or_default()));
+                changes.grow.push((
+                    key,
+                    wanted.disks.get(index).map(|d| d.capacity_kib()).unwrap_or_default(),
+                ));
             }
             Deviation::Larger { .. } => {}
         }
@@ -131,10 +154,17 @@ fn add_disk(facts: &Facts, mut placement: Placement, changes: &mut Changes) {
         .find(|c| c.kind == placement.kind && c.bus == placement.bus)
         .map(|c| c.key);
     placement.controller_key = there.unwrap_or_else(|| {
-        let made = changes.add_controllers.iter().find(|c| c.kind == placement.kind && c.bus == placement.bus);
+        let made = changes
+            .add_controllers
+            .iter()
+            .find(|c| c.kind == placement.kind && c.bus == placement.bus);
         made.map(|c| c.key).unwrap_or_else(|| {
             let key = -1000 - i32::try_from(changes.add_controllers.len()).unwrap_or_default();
-            changes.add_controllers.push(NewController { key, kind: placement.kind, bus: placement.bus });
+            changes.add_controllers.push(NewController {
+                key,
+                kind: placement.kind,
+                bus: placement.bus,
+            });
             key
         })
     });
@@ -143,9 +173,14 @@ fn add_disk(facts: &Facts, mut placement: Placement, changes: &mut Changes) {
 
 fn nics(wanted: &Wanted, networks: &[String], facts: &Facts, changes: &mut Changes) {
     let as_asked = facts.nics.len() == wanted.networks.len()
-        && facts.nics.iter().zip(networks).zip(&wanted.networks).all(|((nic, network), device)| {
-            nic.backing == *network && device.mac.as_ref().is_none_or(|mac| mac.eq_ignore_ascii_case(&nic.mac))
-        });
+        && facts
+            .nics
+            .iter()
+            .zip(networks)
+            .zip(&wanted.networks)
+            .all(|((nic, network), device)| {
+                nic.backing == *network && device.mac.as_ref().is_none_or(|mac| mac.eq_ignore_ascii_case(&nic.mac))
+            });
     if as_asked {
         return;
     }
@@ -167,17 +202,19 @@ fn extra_config(
     changes: &Changes,
 ) -> BTreeMap<String, String> {
     let mut keys = guestinfo::at_clone(wanted, user);
-    keys.remove("disk.enableUUID");
-    if let Some(value) = wanted.vmx.get("disk.enableUUID") {
-        keys.insert("disk.enableUUID".into(), value.clone());
-    }
     if changes.add_nics.is_empty() && changes.remove_nics.is_empty() {
-        guestinfo::put(&mut keys, guestinfo::METADATA, metadata::render(wanted, &facts.nics).as_bytes());
+        guestinfo::put(
+            &mut keys,
+            guestinfo::METADATA,
+            metadata::render(wanted, &facts.nics).as_bytes(),
+        );
     }
     if !wanted.disks.is_empty() && changes.add_disks.is_empty() && changes.grow.is_empty() {
         let listed = list(&facts.hardware, &wanted.disks, &memory.placements);
         keys.insert(GUESTINFO_KEY.into(), document(&listed));
     }
-    keys.retain(|key, value| facts.extra_config.get(key) != Some(value) && !(value.is_empty() && !facts.extra_config.contains_key(key)));
+    keys.retain(|key, value| {
+        facts.extra_config.get(key) != Some(value) && !(value.is_empty() && !facts.extra_config.contains_key(key))
+    });
     keys
 }

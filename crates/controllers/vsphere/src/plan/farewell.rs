@@ -15,7 +15,9 @@ pub enum Farewell {
     /// Ask the guest to shut down.
     ShutDownGuest,
     /// It was asked; give it until then, or for as long as it takes.
-    AwaitShutdown { until: Option<Timestamp> },
+    AwaitShutdown {
+        until: Option<Timestamp>,
+    },
     /// The guest cannot be asked, and may not be forced.
     CannotShutDown,
     PowerOff,
@@ -39,7 +41,11 @@ pub fn farewell(
         return power_off(facts, mode, timeout, asked, now);
     }
     let foreign = foreign_disks(facts, memory);
-    if foreign.is_empty() { Farewell::Destroy } else { Farewell::Detach(foreign) }
+    if foreign.is_empty() {
+        Farewell::Destroy
+    } else {
+        Farewell::Detach(foreign)
+    }
 }
 
 fn power_off(facts: &Facts, mode: PowerOff, timeout: Duration, asked: Option<Timestamp>, now: Timestamp) -> Farewell {
@@ -71,9 +77,15 @@ pub fn foreign_disks(facts: &Facts, memory: &Memory) -> Vec<i32> {
             }
             let own_folder = home.is_some() && folder(&disk.path) == home;
             let ours = memory.placements.iter().any(|p| {
-                facts.hardware.disk_at(p.kind, p.bus, p.unit).is_some_and(|found| found.key == device.key)
+                facts
+                    .hardware
+                    .disk_at(p.kind, p.bus, p.unit)
+                    .is_some_and(|found| found.key == device.key)
             });
-            let primary = facts.hardware.primary().is_some_and(|primary| primary.key == device.key);
+            let primary = facts
+                .hardware
+                .primary()
+                .is_some_and(|primary| primary.key == device.key);
             (!own_folder && !ours && !primary && home.is_some()).then_some(device.key)
         })
         .collect()

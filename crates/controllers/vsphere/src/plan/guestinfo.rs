@@ -20,7 +20,6 @@ pub fn at_clone(wanted: &Wanted, user: Option<&UserData>) -> BTreeMap<String, St
         Some(UserData::Ignition(data)) => put(&mut keys, IGNITION, data),
         None => {}
     }
-    keys.insert("disk.enableUUID".into(), "TRUE".into());
     keys.extend(wanted.vmx.clone());
     keys
 }
@@ -39,7 +38,11 @@ fn encode(data: &[u8]) -> String {
         }
         plain = decoded;
     }
-    if plain.is_empty() { String::new() } else { STANDARD.encode(plain) }
+    if plain.is_empty() {
+        String::new()
+    } else {
+        STANDARD.encode(plain)
+    }
 }
 
 #[cfg(test)]
@@ -58,12 +61,13 @@ mod tests {
 
     #[test]
     fn keys_of_the_spec_win() {
-        let wanted =
-            Wanted { vmx: BTreeMap::from([("disk.enableUUID".into(), "FALSE".into())]), ..Wanted::default() };
+        let wanted = Wanted {
+            vmx: BTreeMap::from([("guestinfo.userdata".into(), "mine".into())]),
+            ..Wanted::default()
+        };
         let keys = at_clone(&wanted, Some(&UserData::Ignition(b"{}x".to_vec())));
-        assert_eq!(keys["disk.enableUUID"], "FALSE");
+        assert_eq!(keys["guestinfo.userdata"], "mine");
         assert_eq!(keys["guestinfo.ignition.config.data.encoding"], "base64");
         assert_eq!(keys["guestinfo.ignition.config.data"], STANDARD.encode("{}x"));
-        assert!(!keys.contains_key("guestinfo.userdata"));
     }
 }

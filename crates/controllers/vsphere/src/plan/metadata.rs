@@ -20,7 +20,11 @@ pub fn render(wanted: &Wanted, nics: &[Nic]) -> String {
     let unknown = NetworkDevice::default();
     for index in 0..wanted.networks.len().max(nics.len()) {
         let device = wanted.networks.get(index).unwrap_or(&unknown);
-        let mac = nics.get(index).map(|nic| nic.mac.as_str()).or(device.mac.as_deref()).unwrap_or_default();
+        let mac = nics
+            .get(index)
+            .map(|nic| nic.mac.as_str())
+            .or(device.mac.as_deref())
+            .unwrap_or_default();
         out.ethernet(index, device, mac);
     }
     out.routes(1, &wanted.routes);
@@ -138,20 +142,39 @@ mod tests {
         let wanted = Wanted {
             name: "node-1".into(),
             networks: vec![
-                NetworkDevice { dhcp4: true, ..NetworkDevice::default() },
+                NetworkDevice {
+                    dhcp4: true,
+                    ..NetworkDevice::default()
+                },
                 NetworkDevice {
                     addresses: vec!["10.0.0.5/24".into(), "fd00::5/64".into()],
                     gateway4: Some("10.0.0.1".into()),
                     nameservers: vec!["10.0.0.2".into()],
                     mtu: Some(9000),
-                    routes: vec![Route { to: "10.9.0.0/16".into(), via: "10.0.0.9".into(), metric: 3 }],
-                    dhcp4_overrides: Some(DhcpOverrides { use_dns: Some(false), ..DhcpOverrides::default() }),
+                    routes: vec![Route {
+                        to: "10.9.0.0/16".into(),
+                        via: "10.0.0.9".into(),
+                        metric: 3,
+                    }],
+                    dhcp4_overrides: Some(DhcpOverrides {
+                        use_dns: Some(false),
+                        ..DhcpOverrides::default()
+                    }),
                     ..NetworkDevice::default()
                 },
             ],
             ..Wanted::default()
         };
-        let nics = [Nic { mac: "00:50:56:aa:00:01".into(), ..Nic::default() }, Nic { mac: "00:50:56:aa:00:02".into(), ..Nic::default() }];
+        let nics = [
+            Nic {
+                mac: "00:50:56:aa:00:01".into(),
+                ..Nic::default()
+            },
+            Nic {
+                mac: "00:50:56:aa:00:02".into(),
+                ..Nic::default()
+            },
+        ];
         insta::assert_snapshot!(render(&wanted, &nics));
     }
 }

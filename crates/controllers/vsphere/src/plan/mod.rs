@@ -27,7 +27,9 @@ pub enum Step {
     /// It was there once and cannot be found.
     Lost,
     /// Its virtual hardware is older than asked for.
-    Upgrade { to: String },
+    Upgrade {
+        to: String,
+    },
     /// Something is not as asked for.
     Reconfigure(Box<Changes>),
     PowerOn,
@@ -37,7 +39,13 @@ pub enum Step {
 }
 
 /// Decides on the next step.
-pub fn plan(wanted: &Wanted, networks: &[String], user: Option<&UserData>, memory: &Memory, facts: Option<&Facts>) -> Step {
+pub fn plan(
+    wanted: &Wanted,
+    networks: &[String],
+    user: Option<&UserData>,
+    memory: &Memory,
+    facts: Option<&Facts>,
+) -> Step {
     let Some(facts) = facts else {
         return if memory.seen { Step::Lost } else { Step::Clone };
     };
@@ -56,7 +64,11 @@ pub fn plan(wanted: &Wanted, networks: &[String], user: Option<&UserData>, memor
         return Step::PowerOn;
     }
     let report = report(facts);
-    if report.addresses.is_empty() { Step::AwaitAddresses(report) } else { Step::Up(report) }
+    if report.addresses.is_empty() {
+        Step::AwaitAddresses(report)
+    } else {
+        Step::Up(report)
+    }
 }
 
 fn upgrade(wanted: &Wanted, facts: &Facts) -> Option<String> {

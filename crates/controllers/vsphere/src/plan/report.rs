@@ -26,17 +26,27 @@ pub fn report(facts: &Facts) -> Report {
         .nics
         .iter()
         .map(|nic| {
-            let guest = facts.guest.iter().find(|guest| guest.mac.eq_ignore_ascii_case(&nic.mac));
+            let guest = facts
+                .guest
+                .iter()
+                .find(|guest| guest.mac.eq_ignore_ascii_case(&nic.mac));
             let addresses = guest.map(|guest| guest.addresses.as_slice()).unwrap_or_default();
             Interface {
                 mac: nic.mac.clone(),
                 connected: guest.map_or(nic.connected, |guest| guest.connected),
                 network: guest.and_then(|guest| guest.network.clone()),
-                addresses: addresses.iter().filter(|a| is_reachable(a)).map(ToString::to_string).collect(),
+                addresses: addresses
+                    .iter()
+                    .filter(|a| is_reachable(a))
+                    .map(ToString::to_string)
+                    .collect(),
             }
         })
         .collect();
-    let addresses = interfaces.iter().flat_map(|interface| interface.addresses.clone()).collect();
+    let addresses = interfaces
+        .iter()
+        .flat_map(|interface| interface.addresses.clone())
+        .collect();
     Report { interfaces, addresses }
 }
 

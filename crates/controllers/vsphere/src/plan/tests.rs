@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use capstan_core::disks::vsphere::{Controller, ControllerKind, DataDisk, Device, Disk, KIB_PER_GIB, Hardware, allocate};
+use capstan_core::disks::vsphere::{
+    Controller, ControllerKind, DataDisk, Device, Disk, Hardware, KIB_PER_GIB, allocate,
+};
 use jiff::Timestamp;
 use rstest::rstest;
 
@@ -16,10 +18,22 @@ pub fn wanted() -> Wanted {
         instance_uuid: "0f3c".into(),
         cpus: 4,
         memory_mib: 8192,
-        networks: vec![NetworkDevice { network: "net".into(), dhcp4: true, ..NetworkDevice::default() }],
+        networks: vec![NetworkDevice {
+            network: "net".into(),
+            dhcp4: true,
+            ..NetworkDevice::default()
+        }],
         disks: vec![
-            DataDisk { name: "images".into(), size_gib: 50, ..DataDisk::default() },
-            DataDisk { name: "swap".into(), size_gib: 90, ..DataDisk::default() },
+            DataDisk {
+                name: "images".into(),
+                size_gib: 50,
+                ..DataDisk::default()
+            },
+            DataDisk {
+                name: "swap".into(),
+                size_gib: 90,
+                ..DataDisk::default()
+            },
         ],
         ..Wanted::default()
     }
@@ -34,21 +48,39 @@ fn user() -> UserData {
 }
 
 fn disk(unit: i32, gib: i64) -> Device {
-    let disk = Disk { capacity_kib: gib * KIB_PER_GIB, path: format!("[ds] node-1/disk{unit}.vmdk"), uuid: format!("6000C298-595b-f457-0efa-b1a8d3f2e4c{unit}") };
-    Device { key: 2000 + unit, controller_key: 1000, unit: Some(unit), disk: Some(disk) }
+    let disk = Disk {
+        capacity_kib: gib * KIB_PER_GIB,
+        path: format!("[ds] node-1/disk{unit}.vmdk"),
+        uuid: format!("6000C298-595b-f457-0efa-b1a8d3f2e4c{unit}"),
+    };
+    Device {
+        key: 2000 + unit,
+        controller_key: 1000,
+        unit: Some(unit),
+        disk: Some(disk),
+    }
 }
 
 fn hardware(disks: &[(i32, i64)]) -> Hardware {
     Hardware {
         version: 19,
-        controllers: vec![Controller { key: 1000, kind: ControllerKind::ParaVirtual, bus: 0, own_unit: Some(7), pci_slot: None }],
+        controllers: vec![Controller {
+            key: 1000,
+            kind: ControllerKind::ParaVirtual,
+            bus: 0,
+            own_unit: Some(7),
+            pci_slot: None,
+        }],
         devices: disks.iter().map(|(unit, gib)| disk(*unit, *gib)).collect(),
     }
 }
 
 fn memory() -> Memory {
     let placements = allocate(&hardware(&[(0, 10)]), &wanted().disks).unwrap().placements;
-    Memory { placements, ..Memory::default() }
+    Memory {
+        placements,
+        ..Memory::default()
+    }
 }
 
 /// A clone that is all that was asked for, metadata and disk list included, powered off.
@@ -61,8 +93,12 @@ fn finished() -> Facts {
         vmx_path: "[ds] node-1/node-1.vmx".into(),
         cpus: 4,
         memory_mib: 8192,
-        disk_uuid_enabled: true,
-        nics: vec![Nic { key: 4000, mac: "00:50:56:01:02:03".into(), backing: "network:net".into(), connected: true }],
+        nics: vec![Nic {
+            key: 4000,
+            mac: "00:50:56:01:02:03".into(),
+            backing: "network:net".into(),
+            connected: true,
+        }],
         ..Facts::default()
     };
     let changes = changes(&wanted(), &networks(), Some(&user()), &memory(), &facts);
@@ -86,9 +122,18 @@ fn a_clone_as_asked_is_powered_on_and_waits_for_an_address() {
     assert_eq!(next(&memory(), Some(&facts)), Step::PowerOn);
     facts.power = Power::On;
     assert!(matches!(next(&memory(), Some(&facts)), Step::AwaitAddresses(_)));
-    let addresses = ["fe80::1", "169.254.1.1", "127.0.0.1", "10.0.0.9", "fd00::9"].map(|a| a.parse().unwrap()).to_vec();
-    facts.guest = vec![GuestNic { mac: "00:50:56:01:02:03".into(), connected: true, addresses, ..GuestNic::default() }];
-    let Step::Up(report) = next(&memory(), Some(&facts)) else { panic!("it has an address") };
+    let addresses = ["fe80::1", "169.254.1.1", "127.0.0.1", "10.0.0.9", "fd00::9"]
+        .map(|a| a.parse().unwrap())
+        .to_vec();
+    facts.guest = vec![GuestNic {
+        mac: "00:50:56:01:02:03".into(),
+        connected: true,
+        addresses,
+        ..GuestNic::default()
+    }];
+    let Step::Up(report) = next(&memory(), Some(&facts)) else {
+        panic!("it has an address")
+    };
     assert_eq!(report.addresses, ["10.0.0.9", "fd00::9"]);
 }
 
@@ -97,11 +142,26 @@ fn dropped_devices_are_named_and_put_right_before_the_first_power_on() {
     let mut facts = finished();
     facts.hardware = hardware(&[(0, 10)]);
     facts.nics[0].backing = "network:template".into();
-    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else { panic!("disks are missing") };
-    assert_eq!(changes.add_disks.iter().map(|p| (p.unit, p.controller_key)).collect::<Vec<_>>(), [(1, 1000), (2, 1000)]);
-    assert_eq!((changes.remove_nics.clone(), changes.add_nics.clone()), (vec![4000], vec![0]));
+    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else {
+        panic!("disks are missing")
+    };
+    assert_eq!(
+        changes
+            .add_disks
+            .iter()
+            .map(|p| (p.unit, p.controller_key))
+            .collect::<Vec<_>>(),
+        [(1, 1000), (2, 1000)]
+    );
+    assert_eq!(
+        (changes.remove_nics.clone(), changes.add_nics.clone()),
+        (vec![4000], vec![0])
+    );
     assert!(changes.dropped[0].starts_with("dataDisks[0] \"images\": vCenter did not create the disk"));
-    assert!(!changes.extra_config.contains_key("guestinfo.metadata"), "the MAC address is not known yet");
+    assert!(
+        !changes.extra_config.contains_key("guestinfo.metadata"),
+        "the MAC address is not known yet"
+    );
 }
 
 #[test]
@@ -109,18 +169,33 @@ fn a_machine_that_was_ready_keeps_the_hardware_it_has() {
     let mut facts = finished();
     facts.hardware = hardware(&[(0, 10)]);
     facts.extra_config.clear();
-    let memory = Memory { ready: true, seen: true, ..memory() };
+    let memory = Memory {
+        ready: true,
+        seen: true,
+        ..memory()
+    };
     assert_eq!(next(&memory, Some(&facts)), Step::PowerOn);
 }
 
 #[test]
 fn the_metadata_and_the_list_of_disks_are_written_once() {
-    let facts = Facts { extra_config: BTreeMap::new(), ..finished() };
-    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else { panic!("metadata is missing") };
+    let facts = Facts {
+        extra_config: BTreeMap::new(),
+        ..finished()
+    };
+    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else {
+        panic!("metadata is missing")
+    };
     assert!(changes.extra_config["guestinfo.capstan.disks"].contains("\"name\":\"swap\""));
-    assert!(changes.extra_config.contains_key("guestinfo.metadata") && changes.extra_config.contains_key("guestinfo.userdata"));
+    assert!(
+        changes.extra_config.contains_key("guestinfo.metadata")
+            && changes.extra_config.contains_key("guestinfo.userdata")
+    );
     assert!(changes.dropped.is_empty());
-    let after = Facts { extra_config: changes.extra_config.clone(), ..facts };
+    let after = Facts {
+        extra_config: changes.extra_config.clone(),
+        ..facts
+    };
     assert_eq!(next(&memory(), Some(&after)), Step::PowerOn);
 }
 
@@ -130,7 +205,10 @@ fn the_metadata_and_the_list_of_disks_are_written_once() {
 #[case(Some("vmx-9"), false)]
 #[case(None, false)]
 fn hardware_is_upgraded_and_never_downgraded(#[case] version: Option<&str>, #[case] upgraded: bool) {
-    let wanted = Wanted { hardware_version: version.map(Into::into), ..wanted() };
+    let wanted = Wanted {
+        hardware_version: version.map(Into::into),
+        ..wanted()
+    };
     let step = plan(&wanted, &networks(), Some(&user()), &memory(), Some(&finished()));
     assert_eq!(matches!(step, Step::Upgrade { .. }), upgraded, "{step:?}");
 }
@@ -148,17 +226,38 @@ fn sizes_are_checked_before_a_full_clone(
     #[case] template: &[i64],
     #[case] expected: Result<(), &str>,
 ) {
-    let wanted = Wanted { primary_gib: primary, additional_gib: additional.to_vec(), ..wanted() };
+    let wanted = Wanted {
+        primary_gib: primary,
+        additional_gib: additional.to_vec(),
+        ..wanted()
+    };
     let disks: Vec<(i32, i64)> = template.iter().enumerate().map(|(i, gib)| (i as i32, *gib)).collect();
-    assert_eq!(check_template(&wanted, &hardware(&disks), false), expected.map_err(str::to_owned));
-    assert_eq!(check_template(&wanted, &hardware(&disks), true), Ok(()), "a linked clone keeps its template's sizes");
+    assert_eq!(
+        check_template(&wanted, &hardware(&disks), false),
+        expected.map_err(str::to_owned)
+    );
+    assert_eq!(
+        check_template(&wanted, &hardware(&disks), true),
+        Ok(()),
+        "a linked clone keeps its template's sizes"
+    );
 }
 
 #[test]
 fn template_disks_grow_after_a_full_clone_only() {
-    let wanted = Wanted { primary_gib: Some(20), ..wanted() };
+    let wanted = Wanted {
+        primary_gib: Some(20),
+        ..wanted()
+    };
     let grow = |linked| {
-        changes(&wanted, &networks(), Some(&user()), &Memory { linked, ..memory() }, &finished()).grow
+        changes(
+            &wanted,
+            &networks(),
+            Some(&user()),
+            &Memory { linked, ..memory() },
+            &finished(),
+        )
+        .grow
     };
     assert_eq!(grow(false), [(2000, 20 * KIB_PER_GIB)]);
     assert_eq!(grow(true), []);
@@ -181,8 +280,15 @@ fn a_machine_is_powered_off_by_its_mode(
 ) {
     let now = Timestamp::from_second(10_000).unwrap();
     let asked = asked_ago.map(|ago| Timestamp::from_second(10_000 - ago).unwrap());
-    let facts = Facts { power: Power::On, tools_running: tools, ..finished() };
-    assert_eq!(farewell(Some(&facts), &memory(), mode, Duration::from_secs(300), asked, now), expected);
+    let facts = Facts {
+        power: Power::On,
+        tools_running: tools,
+        ..finished()
+    };
+    assert_eq!(
+        farewell(Some(&facts), &memory(), mode, Duration::from_secs(300), asked, now),
+        expected
+    );
 }
 
 #[test]
@@ -191,10 +297,19 @@ fn foreign_volumes_are_detached_before_the_machine_is_destroyed() {
     let end = |facts: Option<&Facts>| farewell(facts, &memory(), PowerOff::Hard, Duration::ZERO, None, now);
     let mut facts = finished();
     assert_eq!(end(Some(&facts)), Farewell::Destroy);
-    facts.hardware.devices.push(Device { key: 2010, ..disk(3, 5) });
+    facts.hardware.devices.push(Device {
+        key: 2010,
+        ..disk(3, 5)
+    });
     facts.volumes = vec![2010];
-    let mut elsewhere = Device { key: 2011, ..disk(4, 5) };
-    elsewhere.disk = Some(Disk { path: "[ds] kubevols/pvc-1.vmdk".into(), ..Disk::default() });
+    let mut elsewhere = Device {
+        key: 2011,
+        ..disk(4, 5)
+    };
+    elsewhere.disk = Some(Disk {
+        path: "[ds] kubevols/pvc-1.vmdk".into(),
+        ..Disk::default()
+    });
     facts.hardware.devices.push(elsewhere);
     assert_eq!(end(Some(&facts)), Farewell::Detach(vec![2010, 2011]));
     assert_eq!(end(None), Farewell::Gone);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::controller::Family;
-use super::{Controller, ControllerChoice, ControllerKind, DataDisk, Hardware};
+use super::{Controller, ControllerKind, DataDisk, Hardware};
 
 /// Keys below this are for controllers that do not exist yet; vCenter replaces them.
 const NEW_CONTROLLER_KEY: i32 = -1000;
@@ -157,7 +157,7 @@ impl<'a> Allocator<'a> {
                 bus: home.bus,
             });
         };
-        match self.find_or_make(choice) {
+        match self.find_or_make(choice.kind.unwrap_or(home.kind), choice.bus) {
             Ok(target) => Some(target),
             Err(text) => {
                 self.problem(index, text);
@@ -166,8 +166,7 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    fn find_or_make(&mut self, choice: ControllerChoice) -> Result<Target, String> {
-        let kind = choice.kind;
+    fn find_or_make(&mut self, kind: ControllerKind, bus: Option<i32>) -> Result<Target, String> {
         let mut there: Vec<Target> = self
             .hardware
             .controllers
@@ -185,7 +184,7 @@ impl<'a> Allocator<'a> {
         }));
         there.retain(|c| c.kind.family() == kind.family());
         there.sort_by_key(|c| (c.bus, c.key));
-        let bus = match choice.bus {
+        let bus = match bus {
             Some(bus) if !(0..kind.buses()).contains(&bus) => {
                 return Err(format!(
                     "controller bus {bus} does not exist: a VM has {kind} buses 0 to {}",

@@ -1,4 +1,4 @@
-use super::super::{Device, Disk};
+use super::super::{ControllerChoice, Device, Disk};
 use super::*;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -51,7 +51,7 @@ fn disks(count: usize) -> Vec<DataDisk> {
 }
 
 fn named(name: &str, kind: Option<ControllerKind>, bus: Option<i32>, unit: Option<i32>) -> DataDisk {
-    let controller = kind.map(|kind| ControllerChoice { kind, bus });
+    let controller = kind.map(|kind| ControllerChoice { kind: Some(kind), bus });
     DataDisk {
         name: name.into(),
         size_gib: 1,
@@ -259,7 +259,7 @@ prop_compose! {
         entries.into_iter().enumerate().map(|(i, (choice, unit))| DataDisk {
             name: format!("d{i}"),
             size_gib: 1,
-            controller: choice.map(|(kind, bus)| ControllerChoice { kind, bus }),
+            controller: choice.map(|(kind, bus)| ControllerChoice { kind: Some(kind), bus }),
             unit,
             ..DataDisk::default()
         }).collect()

@@ -7,6 +7,7 @@
 mod allocate;
 mod compare;
 mod controller;
+mod from_api;
 mod list;
 
 pub use allocate::{Allocation, NewController, Placement, Problem, Problems, allocate};
@@ -54,7 +55,8 @@ pub fn backing_flags(mode: Option<ProvisioningMode>) -> BackingFlags {
 /// Which controller a data disk asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerChoice {
-    pub kind: ControllerKind,
+    /// Without one, the kind that the primary disk sits on.
+    pub kind: Option<ControllerKind>,
     /// The bus number; without one, the first controller of that kind, or a new one on the first free bus.
     pub bus: Option<i32>,
 }

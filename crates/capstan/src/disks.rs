@@ -1,0 +1,262 @@
+//! `capstan disks`: user data that partitions, formats and mounts the data disks of a machine.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use capstan_api::{azure, openshift, vsphere};
+use capstan_core::disks::init::{self, KnownDisk, Mount, MountRequest};
+use capstan_core::disks::vsphere as units;
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use crate::manifest::{self, Object};
+
+/// The keys of a user-data secret, in the order in which they are looked for.
+const USER_DATA_KEYS: [&str; 2] = ["userData", "value"];
+
+#[derive(Subcommand)]
+pub enum Disks {
+    /// Render Ignition (Red Hat CoreOS, Fedora CoreOS, Flatcar)
+    ///
+    /// Adds a partition, a file system and a systemd mount unit for each --mount, and leaves the rest of the config as
+    /// it is. Running it again changes nothing. A disk that already carries a file system keeps it.
+    #[command(after_help = IGNITION_EXAMPLES)]
+    Ignition(Render),
+    /// Render cloud-init (a #cloud-config document)
+    ///
+    /// Adds disk_setup, fs_setup and mounts entries for each --mount, and leaves the rest of the document as it is.
+    CloudInit(Render),
+}
+
+const IGNITION_EXAMPLES: &str = "\
+Examples:
+  # a config of its own, for the data disk at LUN 0 of a MachineSet's machines
+  capstan disks ignition -f machineset.yaml --mount lun0:/var/lib/etcd:xfs
+  # merged into the user-data secret that the MachineSet names; apply the result under a new name
+  kubectl -n openshift-machine-api get secret worker-user-data -o yaml |
+    capstan disks ignition -f machineset.yaml --mount lun0:/var/lib/etcd:xfs --secret - --name worker-user-data-etcd
+  # vSphere disks go by their names
+  capstan disks ignition -f template.yaml --mount images:/var/lib/containers:xfs --mount swap:swap
+
+On a Machine or MachineSet the annotation capstan.dev/disk-mounts with the same values does it without any of this.";
+
+#[derive(Args)]
+pub struct Render {
+    /// Manifest of the machines: Machine, MachineSet, AzureMachinePool, VSphereMachine, VSphereMachineTemplate or VSphereVM
+    #[arg(short = 'f', long, value_name = "FILE")]
+    filename: PathBuf,
+    /// DISK:PATH:FORMAT[:OPTIONS] or DISK:swap; DISK is lunN, a name suffix or a vSphere disk's name [repeatable]
+    #[arg(long, required = true, value_name = "MOUNT")]
+    mount: Vec<MountRequest>,
+    /// Merge into this config instead of an empty one
+    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
+    into: Option<PathBuf>,
+    /// Merge into the user data of this Secret manifest, and print the Secret
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
+    /// Name for the printed Secret
+    #[arg(long, requires = "secret")]
+    name: Option<String>,
+    /// vSphere: how many disks the template has of its own
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    template_disks: i32,
+}
+
+pub fn run(command: &Disks) -> anyhow::Result<()> {
+    let (render, merge): (_, fn(&str, &[Mount]) -> Result<String, init::InitError>) = match command {
+        Disks::Ignition(render) => (render, init::merge_ignition),
+        Disks::CloudInit(render) => (render, init::merge_cloud_init),
+    };
+    let disks = known_disks(&render.filename, render.template_disks)?;
+    let mounts = init::resolve(&render.mount, &disks)?;
+    let out = match &render.secret {
+        Some(path) => into_secret(path, render.name.as_deref(), |data| merge(data, &mounts))?,
+        None => {
+            let existing = match &render.into {
+                Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
+                None => String::new(),
+            };
+            merge(&existing, &mounts)?
+        }
+    };
+    println!("{}", out.trim_end());
+    Ok(())
+}
+
+/// The data disks of the first object in the file that has machines' disks.
+fn known_disks(path: &Path, template_disks: i32) -> anyhow::Result<Vec<KnownDisk>> {
+    for object in manifest::read(path)? {
+        if let Some(disks) = disks_of(&object, template_disks)? {
+            return Ok(disks);
+        }
+    }
+    bail!(
+        "{}: no Machine, MachineSet, AzureMachinePool, VSphereMachine, VSphereMachineTemplate or VSphereVM in it",
+        path.display()
+    )
+}
+
+fn disks_of(object: &Object, template_disks: i32) -> anyhow::Result<Option<Vec<KnownDisk>>> {
+    let vsphere = |disks: &[vsphere::DataDisk]| vsphere_disks(disks, template_disks);
+    Ok(Some(match object.kind() {
+        "Machine" if object.group() == openshift::Machine::GROUP => {
+            openshift_disks(object, object.typed::<openshift::Machine>()?.spec.provider_spec.value)?
+        }
+        "MachineSet" if object.group() == openshift::MachineSet::GROUP => openshift_disks(
+            object,
+            object
+                .typed::<openshift::MachineSet>()?
+                .spec
+                .template
+                .spec
+                .provider_spec
+                .value,
+        )?,
+        azure::AzureMachinePool::KIND => {
+            let template = object.typed::<azure::AzureMachinePool>()?.spec.template;
+            let lun =
+                |index: usize, disk: &azure::DataDisk| disk.lun.unwrap_or(i32::try_from(index).unwrap_or(i32::MAX));
+            template
+                .data_disks
+                .iter()
+                .enumerate()
+                .map(|(i, d)| KnownDisk::azure(lun(i, d), &d.name_suffix))
+                .collect()
+        }
+        vsphere::VSphereMachine::KIND => {
+            vsphere(&object.typed::<vsphere::VSphereMachine>()?.spec.clone_spec.data_disks)?
+        }
+        vsphere::VSphereVM::KIND => vsphere(&object.typed::<vsphere::VSphereVM>()?.spec.clone_spec.data_disks)?,
+        vsphere::VSphereMachineTemplate::KIND => vsphere(
+            &object
+                .typed::<vsphere::VSphereMachineTemplate>()?
+                .spec
+                .template
+                .spec
+                .clone_spec
+                .data_disks,
+        )?,
+        _ => return Ok(None),
+    }))
+}
+
+fn openshift_disks(object: &Object, value: Option<Value>) -> anyhow::Result<Vec<KnownDisk>> {
+    let value = value.with_context(|| format!("{}: providerSpec.value is missing", object.describe()))?;
+    let spec = openshift::AzureMachineProviderSpec::from_raw(&value).with_context(|| object.describe())?;
+    Ok(spec
+        .data_disks
+        .iter()
+        .map(|disk| KnownDisk::azure(disk.lun, &disk.name_suffix))
+        .collect())
+}
+
+/// Where the disks will be when the template has a paravirtual controller with its own disks first, as most have.
+fn vsphere_disks(disks: &[vsphere::DataDisk], template_disks: i32) -> anyhow::Result<Vec<KnownDisk>> {
+    const CONTROLLER: i32 = 1000;
+    let controller = units::Controller {
+        key: CONTROLLER,
+        kind: units::ControllerKind::ParaVirtual,
+        bus: 0,
+        own_unit: None,
+        pci_slot: None,
+    };
+    let own = (0..template_disks).map(|unit| units::Device {
+        key: 2000 + unit,
+        controller_key: CONTROLLER,
+        unit: Some(unit),
+        disk: Some(units::Disk::default()),
+    });
+    let hardware = units::Hardware {
+        version: 0,
+        controllers: vec![controller],
+        devices: own.collect(),
+    };
+    let wanted: Vec<units::DataDisk> = disks.iter().map(units::DataDisk::from).collect();
+    let placed = units::allocate(&hardware, &wanted)?;
+    placed
+        .placements
+        .iter()
+        .map(|placement| {
+            let name = &wanted[placement.index].name;
+            let device = units::predicted_by_path(placement.kind, placement.bus, placement.unit).with_context(|| {
+                format!(
+                    "dataDisks[{}] {name:?}: where the guest sees a disk on {} controller {} is known only once it runs; \
+                     read it from the VSphereVM's status",
+                    placement.index, placement.kind, placement.bus
+                )
+            })?;
+            let numbered = format!("disk{}", placement.index);
+            let label = if name.is_empty() { numbered.clone() } else { name.clone() };
+            Ok(KnownDisk { names: vec![label.clone(), numbered], device, label })
+        })
+        .collect()
+}
+
+/// Merges into the user data of a Secret and gives the Secret back, ready to apply.
+fn into_secret(
+    path: &Path,
+    name: Option<&str>,
+    merge: impl Fn(&str) -> Result<String, init::InitError>,
+) -> anyhow::Result<String> {
+    let mut secret = manifest::read(path)?
+        .into_iter()
+        .find(|object| object.kind() == "Secret")
+        .with_context(|| format!("{}: no Secret in it", path.display()))?;
+    let describe = secret.describe();
+    let (pointer, encoded) = user_data(&secret.value)
+        .with_context(|| format!("{describe}: neither data nor stringData has a key userData or value"))?;
+    let text = if encoded.starts_with("/data/") {
+        let bytes = STANDARD
+            .decode(pointer_text(&secret.value, &encoded))
+            .with_context(|| describe.clone())?;
+        String::from_utf8(bytes).with_context(|| describe.clone())?
+    } else {
+        pointer_text(&secret.value, &encoded).to_owned()
+    };
+    let merged = merge(&text).with_context(|| describe)?;
+    let new = if pointer == "data" {
+        STANDARD.encode(merged)
+    } else {
+        merged
+    };
+    if let Some(slot) = secret.value.pointer_mut(&encoded) {
+        *slot = Value::from(new);
+    }
+    forget_server_fields(&mut secret.value, name);
+    Ok(serde_saphyr::to_string(&secret.value)?)
+}
+
+/// The section and the JSON pointer of the user data.
+fn user_data(secret: &Value) -> Option<(&'static str, String)> {
+    ["stringData", "data"].into_iter().find_map(|section| {
+        let key = USER_DATA_KEYS
+            .into_iter()
+            .find(|key| secret[section][key].is_string())?;
+        Some((section, format!("/{section}/{key}")))
+    })
+}
+
+fn pointer_text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// What the server put there must not be applied again under another name.
+fn forget_server_fields(secret: &mut Value, name: Option<&str>) {
+    let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for field in [
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+        "managedFields",
+        "ownerReferences",
+    ] {
+        metadata.remove(field);
+    }
+    if let Some(name) = name {
+        metadata.insert("name".into(), name.into());
+    }
+}

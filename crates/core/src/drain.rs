@@ -126,11 +126,21 @@ impl fmt::Display for PodName {
     }
 }
 
+/// The last refusal of one pod's eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub at: Timestamp,
+    /// Trying before this is of no use.
+    pub until: Timestamp,
+}
+
 /// What to do about a node now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Evict these, in this order.
     pub evict: Vec<Eviction>,
+    /// These were refused a moment ago (by UID): do not try them yet.
+    pub held: Vec<String>,
     /// Evict these in a later pass: this one has enough to do.
     pub later: Vec<PodName>,
     /// Wait for these to go.
@@ -177,8 +187,8 @@ fn warnings(pod: &Pod) -> Vec<Warning> {
         .collect()
 }
 
-/// What to do about a node with these pods. `tried` holds when each pod (by UID) was last refused: those come last.
-pub fn plan(pods: &[Pod], tried: &BTreeMap<String, Timestamp>, options: &Options, now: Timestamp) -> Plan {
+/// What to do about a node with these pods. `refused` holds the last refusal of each pod (by UID): those come last.
+pub fn plan(pods: &[Pod], refused: &BTreeMap<String, Refusal>, options: &Options, now: Timestamp) -> Plan {
     let name = |pod: &Pod| PodName {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
@@ -187,9 +197,19 @@ pub fn plan(pods: &[Pod], tried: &BTreeMap<String, Timestamp>, options: &Options
     let mut leaving: Vec<PodName> = with(Fate::Leaving).map(name).collect();
     leaving.sort();
     let mut going: Vec<&Pod> = with(Fate::Evict).collect();
-    going.sort_by_key(|pod| (tried.get(&pod.uid).copied(), &pod.namespace, &pod.name, &pod.uid));
-    let timed_out =
-        options.deadline.is_some_and(|deadline| now >= deadline) && !(leaving.is_empty() && going.is_empty());
+    let drained = leaving.is_empty() && going.is_empty();
+    let timed_out = options.deadline.is_some_and(|deadline| now >= deadline) && !drained;
+    going.sort_by_key(|pod| {
+        (
+            refused.get(&pod.uid).map(|refusal| refusal.at),
+            &pod.namespace,
+            &pod.name,
+            &pod.uid,
+        )
+    });
+    let (held, going): (Vec<&Pod>, Vec<&Pod>) = going
+        .into_iter()
+        .partition(|pod| refused.get(&pod.uid).is_some_and(|refusal| refusal.until > now));
     let (now_going, later) = going.split_at(going.len().min(options.limit));
     let grace_seconds = options.unreachable.then_some(UNREACHABLE_GRACE_SECONDS);
     let evict = now_going.iter().map(|pod| Eviction {
@@ -200,7 +220,8 @@ pub fn plan(pods: &[Pod], tried: &BTreeMap<String, Timestamp>, options: &Options
         warnings: warnings(pod),
     });
     Plan {
-        drained: leaving.is_empty() && going.is_empty(),
+        drained,
+        held: held.iter().map(|pod| pod.uid.clone()).collect(),
         evict: if timed_out { Vec::new() } else { evict.collect() },
         later: later.iter().copied().map(name).collect(),
         leaving,
@@ -354,7 +375,7 @@ mod tests {
             .iter()
             .map(|n| pod(|p| (p.name, p.uid) = ((*n).into(), (*n).into())))
             .collect();
-        let tried = BTreeMap::from([("a".to_owned(), NOW)]);
+        let tried = BTreeMap::from([("a".to_owned(), Refusal { at: NOW, until: NOW })]);
         let options = Options {
             limit: 2,
             ..Options::default()
@@ -365,6 +386,20 @@ mod tests {
             ["b", "c"]
         );
         assert_eq!(plan.later.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
+    fn a_pod_refused_a_moment_ago_is_left_alone_and_still_in_the_way() {
+        let tried = BTreeMap::from([(
+            "u".to_owned(),
+            Refusal {
+                at: NOW,
+                until: NOW + Duration::from_secs(1),
+            },
+        )]);
+        let plan = plan(&[pod(|_| ())], &tried, &Options::default(), NOW);
+        assert!(plan.evict.is_empty() && !plan.drained);
+        assert_eq!(plan.held, ["u"]);
     }
 
     #[test]

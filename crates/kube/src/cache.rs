@@ -55,6 +55,7 @@ pub fn trim_node(node: &mut Node) {
 
 struct Shared<K: Object> {
     store: Store<K>,
+    trouble: Arc<Mutex<Option<String>>>,
     subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
     task: tokio::task::AbortHandle,
 }
@@ -80,7 +81,8 @@ impl<K: Object> Cache<K> {
         let writer = Writer::<K>::default();
         let store = writer.as_reader();
         let subscribers = Arc::new(Mutex::new(Vec::new()));
-        let keep = keep(api, config, trim, writer, subscribers.clone());
+        let trouble = Arc::new(Mutex::new(None));
+        let keep = keep(api, config, trim, writer, subscribers.clone(), trouble.clone());
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -104,6 +106,11 @@ impl<K: Object> Cache<K> {
             kind: K::kind(&()).into_owned(),
         };
         self.0.store.wait_until_ready().await.map_err(ended)
+    }
+
+    /// The last error of the watch, until an event has come through again: the cache may be out of date.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.0.trouble).clone()
     }
 
     pub fn get(&self, namespace: Option<&str>, name: &str) -> Option<Arc<K>> {
@@ -154,13 +161,18 @@ async fn keep<K: Object>(
     trim: fn(&mut K),
     mut writer: Writer<K>,
     subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
+    trouble: Arc<Mutex<Option<String>>>,
 ) {
     let reader = writer.as_reader();
     let mut events = std::pin::pin!(watcher(api, config).default_backoff());
     while let Some(event) = events.next().await {
         let event = match event {
-            Ok(event) => event.modify(trim),
+            Ok(event) => {
+                *lock(&trouble) = None;
+                event.modify(trim)
+            }
             Err(error) => {
+                *lock(&trouble) = Some(error.to_string());
                 tracing::warn!(kind = %K::kind(&()), %error, "watch interrupted");
                 continue;
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -26,6 +27,20 @@ struct ControllerLabels {
     controller: String,
 }
 
+/// A pod that keeps a node from being drained.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct BlockedLabels {
+    pub node: String,
+    pub namespace: String,
+    pub pod: String,
+    pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EvictionLabels {
+    result: &'static str,
+}
+
 /// The shared registry and the metrics that every controller has.
 #[derive(Clone)]
 pub struct Metrics {
@@ -33,6 +48,8 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     reconciles: Family<ReconcileLabels, Counter>,
     durations: Family<ControllerLabels, Histogram>,
+    evictions: Family<EvictionLabels, Counter>,
+    blocked: Family<BlockedLabels, Gauge>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -50,6 +67,8 @@ impl Default for Metrics {
             requests: Family::default(),
             reconciles: Family::default(),
             durations: Family::new_with_constructor(buckets),
+            evictions: Family::default(),
+            blocked: Family::default(),
         };
         metrics.register(|registry| {
             let requests = metrics.requests.clone();
@@ -116,6 +135,21 @@ impl Metrics {
         self.durations
             .get_or_create(&ControllerLabels { controller })
             .observe(took.as_secs_f64());
+    }
+
+    pub fn evicted(&self, result: &'static str) {
+        self.evictions.get_or_create(&EvictionLabels { result }).inc();
+    }
+
+    /// Replace the pods shown as in the way of one node's drain.
+    pub fn in_the_way(&self, before: &[BlockedLabels], now: &[BlockedLabels]) {
+        before
+            .iter()
+            .filter(|labels| !now.contains(labels))
+            .for_each(|labels| drop(self.blocked.remove(labels)));
+        for labels in now {
+            self.blocked.get_or_create(labels).set(1);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {

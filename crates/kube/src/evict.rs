@@ -1,0 +1,164 @@
+//! One eviction and what its answer means. Invariant: the pod's UID goes with the request, and the request is sent once.
+//!
+//! kube's own `Api::evict` puts its options into a field that the API server does not read; this one posts a
+//! `policy/v1` Eviction.
+
+use std::time::Duration;
+
+use capstan_core::drain::Eviction;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1 as policy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::api::{Api, PostParams};
+use kube::core::Status;
+
+use crate::error::Error;
+
+/// What the API server said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Going,
+    Gone,
+    Blocked { budget: String, after: Option<Duration> },
+    SeveralBudgets,
+    NamespaceEnding,
+    Refused { reason: String, after: Option<Duration> },
+}
+
+impl Answer {
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Going => "evicted",
+            Self::Gone => "gone",
+            Self::Blocked { .. } => "blocked",
+            Self::SeveralBudgets => "several_budgets",
+            Self::NamespaceEnding => "namespace_terminating",
+            Self::Refused { .. } => "refused",
+        }
+    }
+}
+
+/// Ask for one eviction. An error means that there was no answer.
+pub(crate) async fn evict(client: &kube::Client, eviction: &Eviction) -> Result<Answer, Error> {
+    let body = policy::Eviction {
+        metadata: ObjectMeta {
+            name: Some(eviction.name.clone()),
+            namespace: Some(eviction.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        delete_options: Some(DeleteOptions {
+            grace_period_seconds: eviction.grace_seconds,
+            preconditions: Some(Preconditions {
+                uid: Some(eviction.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteOptions::default()
+        }),
+    };
+    let failed = |error: serde_json::Error| Error::Serialize {
+        what: "an eviction",
+        reason: error.to_string(),
+    };
+    let body = serde_json::to_vec(&body).map_err(failed)?;
+    let api: Api<Pod> = Api::namespaced(client.clone(), &eviction.namespace);
+    let answer: Result<Status, kube::Error> = api
+        .create_subresource("eviction", &eviction.name, &PostParams::default(), body)
+        .await;
+    match answer {
+        Ok(_) => Ok(Answer::Going),
+        Err(kube::Error::Api(status)) => Ok(read(&status, &eviction.namespace)),
+        // An answer that is not a Status (an older server sends the Eviction back) is a success all the same.
+        Err(kube::Error::SerdeError(_)) => Ok(Answer::Going),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read(status: &Status, namespace: &str) -> Answer {
+    let causes = status.details.iter().flat_map(|details| details.causes.iter());
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    let after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let refused = |reason: &str| Answer::Refused {
+        reason: reason.to_owned(),
+        after,
+    };
+    match status.code {
+        404 => Answer::Gone,
+        // The UID did not match: another pod has the name now.
+        409 => Answer::Gone,
+        429 => match causes.into_iter().find(|cause| cause.reason == "DisruptionBudget") {
+            Some(cause) => Answer::Blocked {
+                budget: format!("{namespace}/{}", budget_name(&cause.message)),
+                after,
+            },
+            None => refused(&status.message),
+        },
+        403 if causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating") => Answer::NamespaceEnding,
+        500 if status.message.contains("more than one PodDisruptionBudget") => Answer::SeveralBudgets,
+        _ => refused(&status.message),
+    }
+}
+
+/// The name in `The disruption budget web needs 2 healthy pods and has 2 currently`.
+fn budget_name(message: &str) -> &str {
+    message
+        .strip_prefix("The disruption budget ")
+        .and_then(|rest| rest.split(' ').next())
+        .unwrap_or("(unnamed)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::response::{StatusCause, StatusDetails};
+    use rstest::rstest;
+
+    fn status(code: u16, message: &str, cause: Option<(&str, &str)>, retry_after_seconds: u32) -> Status {
+        let causes = cause.map(|(reason, message)| StatusCause {
+            reason: reason.into(),
+            message: message.into(),
+            field: String::new(),
+        });
+        let details = StatusDetails {
+            name: String::new(),
+            group: String::new(),
+            kind: String::new(),
+            uid: String::new(),
+            causes: causes.into_iter().collect(),
+            retry_after_seconds,
+        };
+        Status::failure(message, "").with_code(code).with_details(details)
+    }
+
+    fn blocked(budget: &str, after: Option<u64>) -> Answer {
+        Answer::Blocked {
+            budget: budget.into(),
+            after: after.map(Duration::from_secs),
+        }
+    }
+
+    const NEEDS: &str = "The disruption budget web needs 2 healthy pods and has 2 currently";
+
+    #[rstest]
+    #[case::gone(status(404, "not found", None, 0), Answer::Gone)]
+    #[case::replaced(status(409, "Precondition failed: UID", None, 0), Answer::Gone)]
+    #[case::budget(status(429, "", Some(("DisruptionBudget", NEEDS)), 0), blocked("ns/web", None))]
+    #[case::budget_not_counted_yet(
+        status(429, "", Some(("DisruptionBudget", "The disruption budget web is still being processed")), 10),
+        blocked("ns/web", Some(10))
+    )]
+    #[case::several(
+        status(
+            500,
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            None,
+            0
+        ),
+        Answer::SeveralBudgets
+    )]
+    #[case::ending(status(403, "", Some(("NamespaceTerminating", "")), 0), Answer::NamespaceEnding)]
+    #[case::forbidden(status(403, "no", None, 0), Answer::Refused { reason: "no".into(), after: None })]
+    #[case::overloaded(status(429, "busy", None, 1), Answer::Refused { reason: "busy".into(), after: Some(Duration::from_secs(1)) })]
+    fn each_answer_has_its_meaning(#[case] status: Status, #[case] expected: Answer) {
+        assert_eq!(read(&status, "ns"), expected);
+    }
+}

@@ -91,6 +91,7 @@ impl<K: Object> Cache<K> {
         });
         Self(Arc::new(Shared {
             store,
+            trouble,
             subscribers,
             task: task.abort_handle(),
         }))

@@ -382,7 +382,8 @@ impl Drainer {
                     .object
                     .status
                     .as_ref()
-                    .map_or(0, |status| status.disruptions_allowed);
+                    .and_then(|status| status.disruptions_allowed)
+                    .unwrap_or_default();
                 if change.gone || allowed > 0 {
                     let namespace = change.object.namespace().unwrap_or_default();
                     inner.opened(&format!("{namespace}/{}", change.object.name_any()));

@@ -55,14 +55,9 @@ pub(crate) async fn evict(client: &kube::Client, eviction: &Eviction) -> Result<
             ..DeleteOptions::default()
         }),
     };
-    let failed = |error: serde_json::Error| Error::Serialize {
-        what: "an eviction",
-        reason: error.to_string(),
-    };
-    let body = serde_json::to_vec(&body).map_err(failed)?;
     let api: Api<Pod> = Api::namespaced(client.clone(), &eviction.namespace);
     let answer: Result<Status, kube::Error> = api
-        .create_subresource("eviction", &eviction.name, &PostParams::default(), body)
+        .create_subresource("eviction", &eviction.name, &PostParams::default(), &body)
         .await;
     match answer {
         Ok(_) => Ok(Answer::Going),

@@ -143,10 +143,9 @@ impl Metrics {
 
     /// Replace the pods shown as in the way of one node's drain.
     pub fn in_the_way(&self, before: &[BlockedLabels], now: &[BlockedLabels]) {
-        before
-            .iter()
-            .filter(|labels| !now.contains(labels))
-            .for_each(|labels| drop(self.blocked.remove(labels)));
+        for labels in before.iter().filter(|labels| !now.contains(labels)) {
+            self.blocked.remove(labels);
+        }
         for labels in now {
             self.blocked.get_or_create(labels).set(1);
         }

@@ -328,7 +328,7 @@ impl World {
     fn look_and_plan(&mut self, rules: &Rules) {
         let (pool, drained) = self.observe(rules);
         let plan = plan(&pool);
-        let place = |name: &String| name[1..].parse::<u8>().unwrap();
+        let place = |name: &String| name[1..].parse::<u8>().unwrap_or(u8::MAX);
         self.queue = drained.into_iter().map(Effect::Delete).collect();
         self.queue.extend(plan.capacity.map(|n| Effect::Capacity(n as u8)));
         for n in plan.delete.iter().map(place) {

@@ -1,1 +1,61 @@
-//! (module docs to come with the content)
+//! A thin typed client for vCenter 7 to 9: vim25 in SOAP, tags and cluster modules by REST, storage policies by PBM.
+//!
+//! Start with [`Sessions`]: it hands out one [`Vcenter`] for each server and user, renews its session when vCenter has
+//! forgotten it, and logs out at the end. Tasks and machines are watched by one long poll for each session
+//! ([`Task::wait`], [`Vcenter::watch_vm`]), never polled one by one. Look-ups in the inventory are remembered for a short
+//! time, so that many machines of one making cost few calls. Every request goes through the doors in [`Settings`].
+//! No answer, however broken, makes it panic.
+
+mod cache;
+mod device;
+mod error;
+mod inventory;
+mod listing;
+mod moref;
+mod pbm;
+mod properties;
+mod rest;
+mod session;
+mod spec;
+mod task;
+mod tls;
+mod vcenter;
+mod vm;
+mod watcher;
+mod xml;
+
+pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
+pub use error::{Error, Fault, Result};
+pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool};
+pub use moref::MoRef;
+pub use rest::{Module, Tag};
+pub use session::{Login, Sessions, Settings, Trust};
+pub use spec::{CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
+pub use task::{Task, TaskInfo, TaskState};
+pub use vcenter::{About, Vcenter};
+pub use vm::{GuestNic, PowerState, Snapshot, VmInfo, VmState, VmWatch};
+
+/// Feeds a tree to every decoder, for tests with mutated documents.
+#[cfg(test)]
+fn probe_decoders(tree: &xml::Element) {
+    fn walk(element: &xml::Element) {
+        let _ = Device::read(element).map(|device| hardware(19, &[device]));
+        let _ = Fault::localized(element).to_string();
+        let _ = Fault::read(Some(element), "").class();
+        if let Ok(object) = properties::read_object(element) {
+            let _ = TaskInfo::read(&object);
+            let _ = VmInfo::read(MoRef::new("VirtualMachine", "vm-1"), &object).hardware();
+        }
+        let values = element
+            .all("changeSet")
+            .filter_map(|c| Some((c.string_at("name")?, c.child("val")?.clone())));
+        let object = properties::Object {
+            reference: None,
+            values: values.collect(),
+        };
+        let _ = TaskInfo::read(&object);
+        let _ = VmInfo::read(MoRef::new("VirtualMachine", "vm-1"), &object);
+        element.children.iter().for_each(walk);
+    }
+    walk(tree);
+}

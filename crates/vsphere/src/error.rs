@@ -1,0 +1,217 @@
+//! Everything that can go wrong with a vCenter, and whether it may go away by itself.
+
+use capstan_core::Class;
+
+use crate::moref::MoRef;
+use crate::xml::Element;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A fault that vCenter reported: its type, and its message word for word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The vim25 type without the `Fault` suffix, such as `InvalidDeviceSpec`.
+    pub kind: String,
+    pub message: String,
+    /// What the fault names: a property, a duplicate's name, a privilege, a file.
+    pub subject: Option<String>,
+    /// The object the fault is about, such as the machine that already has a name.
+    pub object: Option<MoRef>,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.message, &self.subject) {
+            (message, _) if !message.is_empty() => write!(f, "{message} ({})", self.kind),
+            (_, Some(subject)) => write!(f, "{}: {subject}", self.kind),
+            _ => f.write_str(&self.kind),
+        }
+    }
+}
+
+impl Fault {
+    /// Reads a fault's detail element (`<XFault xsi:type="X">`) with the message that came beside it.
+    pub(crate) fn read(detail: Option<&Element>, message: &str) -> Self {
+        let kind = detail
+            .map(|detail| {
+                detail
+                    .kind
+                    .clone()
+                    .unwrap_or_else(|| detail.name.trim_end_matches("Fault").to_owned())
+            })
+            .unwrap_or_else(|| "RuntimeFault".to_owned());
+        let named = [
+            "invalidProperty",
+            "name",
+            "privilegeId",
+            "file",
+            "datastore",
+            "reason",
+            "property",
+        ];
+        let subject = detail.and_then(|detail| named.iter().find_map(|name| detail.string_at(name)));
+        let message = match detail.and_then(|detail| detail.text_at("faultMessage.message")) {
+            Some(inner) if message.trim().is_empty() => inner,
+            _ => message.trim(),
+        };
+        let object = detail.and_then(|detail| detail.moref_at("object").or_else(|| detail.moref_at("obj")));
+        Self {
+            kind,
+            message: without_go_type(message).to_owned(),
+            subject,
+            object,
+        }
+    }
+
+    /// Reads a `LocalizedMethodFault`, as a failed task carries it.
+    pub(crate) fn localized(element: &Element) -> Self {
+        Self::read(
+            element.child("fault"),
+            element.text_at("localizedMessage").unwrap_or_default(),
+        )
+    }
+
+    pub fn is(&self, kind: &str) -> bool {
+        self.kind == kind
+    }
+
+    pub fn class(&self) -> Class {
+        match self.kind.as_str() {
+            // The object, its host or its pool is busy or away for now; another try may find it otherwise.
+            "TaskInProgress"
+            | "ConcurrentAccess"
+            | "ResourceInUse"
+            | "InvalidState"
+            | "InvalidPowerState"
+            | "HostNotConnected"
+            | "HostCommunication"
+            | "HostNotReachable"
+            | "NotAuthenticated"
+            | "RequestCanceled"
+            | "Timedout"
+            | "NetworkDisruptedAndConfigRolledBack"
+            | "InsufficientResourcesFault"
+            | "InsufficientCpuResourcesFault"
+            | "InsufficientMemoryResourcesFault"
+            | "NoCompatibleHost"
+            | "InsufficientHostCapacityFault"
+            | "VcAgentNotResponding"
+            | "AgentNotResponding"
+            | "FileLocked"
+            | "GenericVmConfigFault"
+            | "CannotAccessFile"
+            | "CannotAccessDatastore"
+            | "InaccessibleDatastore"
+            | "SystemError"
+            | "RuntimeFault"
+            | "MethodFault"
+            | "PlatformConfigFault"
+            | "HostConfigFault"
+            | "LimitExceeded"
+            | "ManagedObjectNotFound"
+            | "ToolsUnavailable"
+            | "MethodDisabled"
+            | "VimFault" => Class::Transient,
+            _ => Class::Terminal,
+        }
+    }
+}
+
+/// The simulator gives the Go type of a fault where vCenter has a sentence; it says nothing that `kind` does not.
+fn without_go_type(message: &str) -> &str {
+    if message.starts_with("*types.") { "" } else { message }
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("vCenter {server} cannot be reached: {cause}")]
+    Unreachable { server: String, cause: String },
+    #[error(
+        "vCenter {server} shows a certificate with thumbprint {seen}, not {expected}: set the thumbprint to what it shows if that is its own certificate"
+    )]
+    Thumbprint {
+        server: String,
+        seen: String,
+        expected: String,
+    },
+    #[error("vCenter {server} answered {method} with HTTP {status}: {body}")]
+    Http {
+        server: String,
+        method: String,
+        status: u16,
+        body: String,
+    },
+    #[error("vCenter {server} refused the login of {user}: check user name and password of the identity ({fault})")]
+    Login { server: String, user: String, fault: Fault },
+    #[error("{method} of {target}: {fault}")]
+    Fault {
+        method: String,
+        target: String,
+        fault: Fault,
+    },
+    #[error("{task}: {fault}")]
+    TaskFailed { task: MoRef, name: String, fault: Fault },
+    #[error("{task} is not known to vCenter any more")]
+    TaskGone { task: MoRef },
+    #[error("{kind} {path:?} does not exist")]
+    NotFound { kind: &'static str, path: String },
+    #[error("{kind} {path:?} is ambiguous: it matches {}; give a full inventory path", .found.join(", "))]
+    Ambiguous {
+        kind: &'static str,
+        path: String,
+        found: Vec<String>,
+    },
+    #[error("{method} was not sent: {reason}")]
+    Refused { method: String, reason: String },
+    #[error("answer cannot be read as XML: {0}")]
+    Xml(String),
+    #[error("answer to {method} has no {what}")]
+    Incomplete { method: String, what: &'static str },
+    #[error("{field} {value:?} is not valid: {reason}")]
+    Invalid {
+        field: &'static str,
+        value: String,
+        reason: String,
+    },
+    #[error("the session with vCenter {server} was closed")]
+    Closed { server: String },
+}
+
+impl Error {
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Unreachable { .. } | Error::Refused { .. } | Error::Xml(_) | Error::Incomplete { .. } => {
+                Class::Transient
+            }
+            Error::Closed { .. } | Error::TaskGone { .. } => Class::Transient,
+            Error::Http { status, .. } => match status {
+                400 | 403 | 404 | 405 => Class::Terminal,
+                _ => Class::Transient,
+            },
+            Error::Fault { fault, .. } | Error::TaskFailed { fault, .. } => fault.class(),
+            Error::Login { .. } | Error::Thumbprint { .. } | Error::Invalid { .. } => Class::Terminal,
+            Error::NotFound { .. } | Error::Ambiguous { .. } => Class::Terminal,
+        }
+    }
+
+    /// The fault behind this error, if vCenter reported one.
+    pub fn fault(&self) -> Option<&Fault> {
+        match self {
+            Error::Fault { fault, .. } | Error::TaskFailed { fault, .. } | Error::Login { fault, .. } => Some(fault),
+            _ => None,
+        }
+    }
+
+    /// Whether vCenter said that the object itself does not exist (any more).
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Error::NotFound { .. }) || self.fault().is_some_and(|fault| fault.is("ManagedObjectNotFound"))
+    }
+
+    pub(crate) fn is_not_authenticated(&self) -> bool {
+        match self {
+            Error::Fault { fault, .. } => fault.is("NotAuthenticated"),
+            Error::Http { status, .. } => *status == 401,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! Finding things in the inventory, by path, name or UUID.
+//!
+//! Rules: a path that starts with `/` is absolute; any other is relative to the datacenter's folder for that kind of
+//! thing (`vm`, `host`, `datastore`, `network`), with or without a leading `./`; a bare name is looked for anywhere
+//! below that folder; nothing at all means the only one there is. More than one match is an error that names them.
+//! Answers are remembered for a short time, so that many machines of the same making ask once.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::listing::{Listed, Listing};
+use crate::moref::MoRef;
+use crate::vcenter::{Call, Vcenter};
+use crate::vm::{VmInfo, unescape};
+use crate::xml::Writer;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datacenter {
+    pub reference: MoRef,
+    pub name: String,
+    /// `/name`, or longer within folders.
+    pub path: String,
+    pub vm_folder: MoRef,
+    pub host_folder: MoRef,
+    pub datastore_folder: MoRef,
+    pub network_folder: MoRef,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datastore {
+    pub reference: MoRef,
+    pub name: String,
+    pub free_bytes: i64,
+    pub accessible: bool,
+    /// `normal` unless it is in or going into maintenance.
+    pub maintenance: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourcePool {
+    pub reference: MoRef,
+    /// The cluster or host that it belongs to.
+    pub owner: Option<MoRef>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    pub reference: MoRef,
+    pub name: String,
+    pub backing: NetworkBacking,
+}
+
+/// How a network card is connected to a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NetworkBacking {
+    Standard { name: String, network: MoRef },
+    Portgroup { switch_uuid: String, portgroup_key: String },
+    Opaque { id: String, kind: String },
+}
+
+impl NetworkBacking {
+    pub(crate) fn write(&self, w: &mut Writer) {
+        match self {
+            Self::Standard { name, network } => {
+                w.nest_as("backing", "VirtualEthernetCardNetworkBackingInfo", |w| {
+                    w.text("deviceName", name).moref("network", network);
+                });
+            }
+            Self::Portgroup {
+                switch_uuid,
+                portgroup_key,
+            } => {
+                w.nest_as("backing", "VirtualEthernetCardDistributedVirtualPortBackingInfo", |w| {
+                    w.nest("port", |w| {
+                        w.text("switchUuid", switch_uuid).text("portgroupKey", portgroup_key);
+                    });
+                });
+            }
+            Self::Opaque { id, kind } => {
+                w.nest_as("backing", "VirtualEthernetCardOpaqueNetworkBackingInfo", |w| {
+                    w.text("opaqueNetworkId", id).text("opaqueNetworkType", kind);
+                });
+            }
+        }
+    }
+}
+
+const VM: &[&str] = &["VirtualMachine"];
+const FOLDER: &[&str] = &["Folder", "StoragePod"];
+const POOL: &[&str] = &[
+    "ResourcePool",
+    "VirtualApp",
+    "ComputeResource",
+    "ClusterComputeResource",
+];
+const CLUSTER: &[&str] = &["ClusterComputeResource", "ComputeResource"];
+const DATASTORE: &[&str] = &["Datastore"];
+const NETWORK: &[&str] = &["Network", "DistributedVirtualPortgroup", "OpaqueNetwork"];
+
+/// What is looked for, and where it lives.
+struct Target<'a> {
+    what: &'static str,
+    kinds: &'static [&'static str],
+    folder: &'a MoRef,
+    /// The folder's fixed name below the datacenter.
+    branch: &'static str,
+}
+
+impl Vcenter {
+    /// A datacenter by path or name, or the only one.
+    pub async fn datacenter(&self, path: Option<&str>) -> Result<Arc<Datacenter>> {
+        let path = path.unwrap_or_default().trim();
+        let key = format!("datacenter:{path}");
+        self.0.cache.get(key, self.find_datacenter(path)).await
+    }
+
+    async fn find_datacenter(&self, path: &str) -> Result<Datacenter> {
+        let root = self.content()?.root_folder.clone();
+        let listing = self.list(&root, &["Datacenter"]).await?;
+        let found = listing.pick("datacenter", &["Datacenter"], path, "")?;
+        let folders = ["vmFolder", "hostFolder", "datastoreFolder", "networkFolder"];
+        let object = self.retrieve_one(&found.reference, &folders).await?;
+        let need = |name: &'static str| {
+            object.moref(name).ok_or(Error::Incomplete {
+                method: "RetrievePropertiesEx".to_owned(),
+                what: name,
+            })
+        };
+        Ok(Datacenter {
+            name: found.name.clone(),
+            path: found.path.clone(),
+            vm_folder: need("vmFolder")?,
+            host_folder: need("hostFolder")?,
+            datastore_folder: need("datastoreFolder")?,
+            network_folder: need("networkFolder")?,
+            reference: found.reference.clone(),
+        })
+    }
+
+    /// A virtual machine or template by path or name.
+    pub async fn find_vm(&self, datacenter: &Datacenter, path: &str) -> Result<MoRef> {
+        let target = Target {
+            what: "virtual machine",
+            kinds: VM,
+            folder: &datacenter.vm_folder,
+            branch: "vm",
+        };
+        self.find(datacenter, &target, path).await
+    }
+
+    /// A template by UUID (instance UUID, then BIOS UUID), path or name, read as a whole.
+    pub async fn template(&self, datacenter: &Datacenter, template: &str) -> Result<Arc<VmInfo>> {
+        let key = format!("template:{}:{template}", datacenter.reference);
+        let look_up = async {
+            let reference = match self.template_by_uuid(datacenter, template).await? {
+                Some(reference) => reference,
+                None => self
+                    .find_vm(datacenter, template)
+                    .await
+                    .map_err(|error| as_template(error, template))?,
+            };
+            self.vm(&reference).await
+        };
+        self.0.cache.get(key, look_up).await
+    }
+
+    async fn template_by_uuid(&self, datacenter: &Datacenter, text: &str) -> Result<Option<MoRef>> {
+        if !is_uuid(text) {
+            return Ok(None);
+        }
+        for instance in [true, false] {
+            if let Some(found) = self.find_by_uuid(Some(datacenter), text, instance).await? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A folder for machines by path or name; nothing means the datacenter's own.
+    pub async fn vm_folder(&self, datacenter: &Datacenter, path: Option<&str>) -> Result<MoRef> {
+        match path.map(str::trim).filter(|path| !path.is_empty()) {
+            None => Ok(datacenter.vm_folder.clone()),
+            Some(path) => {
+                let target = Target {
+                    what: "folder",
+                    kinds: FOLDER,
+                    folder: &datacenter.vm_folder,
+                    branch: "vm",
+                };
+                self.find(datacenter, &target, path).await
+            }
+        }
+    }
+
+    /// A resource pool by path or name; a cluster or host stands for its root pool; nothing means the only root pool.
+    pub async fn resource_pool(&self, datacenter: &Datacenter, path: Option<&str>) -> Result<Arc<ResourcePool>> {
+        let path = path.unwrap_or_default().trim();
+        let path = if path.is_empty() { "*/Resources" } else { path };
+        let key = format!("pool:{}:{path}", datacenter.reference);
+        let look_up = async {
+            let target = Target {
+                what: "resource pool",
+                kinds: POOL,
+                folder: &datacenter.host_folder,
+                branch: "host",
+            };
+            let mut reference = self.find(datacenter, &target, path).await?;
+            if reference.kind().ends_with("ComputeResource") {
+                let object = self.retrieve_one(&reference, &["resourcePool"]).await?;
+                let missing = || Error::NotFound {
+                    kind: "resource pool",
+                    path: path.to_owned(),
+                };
+                reference = object.moref("resourcePool").ok_or_else(missing)?;
+            }
+            let owner = self.retrieve_one(&reference, &["owner"]).await?.moref("owner");
+            Ok(ResourcePool { reference, owner })
+        };
+        self.0.cache.get(key, look_up).await
+    }
+
+    /// A cluster (or standalone host) by path or name; nothing means the only one.
+    pub async fn cluster(&self, datacenter: &Datacenter, path: Option<&str>) -> Result<MoRef> {
+        let target = Target {
+            what: "cluster",
+            kinds: CLUSTER,
+            folder: &datacenter.host_folder,
+            branch: "host",
+        };
+        self.find(datacenter, &target, path.unwrap_or_default().trim()).await
+    }
+
+    /// A datastore by path or name; nothing means the only one.
+    pub async fn datastore(&self, datacenter: &Datacenter, path: Option<&str>) -> Result<Arc<Datastore>> {
+        let path = path.unwrap_or_default().trim();
+        let key = format!("datastore:{}:{path}", datacenter.reference);
+        let look_up = async {
+            let folder = &datacenter.datastore_folder;
+            let target = Target {
+                what: "datastore",
+                kinds: DATASTORE,
+                folder,
+                branch: "datastore",
+            };
+            let reference = self.find(datacenter, &target, path).await?;
+            let mut found = self.read_datastores(std::slice::from_ref(&reference)).await?;
+            found.pop().ok_or_else(|| Error::NotFound {
+                kind: "datastore",
+                path: path.to_owned(),
+            })
+        };
+        self.0.cache.get(key, look_up).await
+    }
+
+    /// The datastores that a cluster's hosts (or one host) can reach, by name.
+    pub async fn datastores_of(&self, owner: &MoRef) -> Result<Arc<Vec<Datastore>>> {
+        let look_up = async {
+            let references = self.retrieve_one(owner, &["datastore"]).await?.morefs("datastore");
+            let mut found = self.read_datastores(&references).await?;
+            found.sort_by(|a, b| a.name.cmp(&b.name));
+            Ok(found)
+        };
+        self.0.cache.get(format!("datastores-of:{owner}"), look_up).await
+    }
+
+    async fn read_datastores(&self, references: &[MoRef]) -> Result<Vec<Datastore>> {
+        if references.is_empty() {
+            return Ok(Vec::new());
+        }
+        let paths = &[
+            "name",
+            "summary.freeSpace",
+            "summary.accessible",
+            "summary.maintenanceMode",
+        ];
+        let wants = [crate::properties::Want {
+            kind: "Datastore",
+            paths,
+        }];
+        let objects = self.retrieve(&wants, references, &[]).await?;
+        let read = |object: crate::properties::Object| {
+            Some(Datastore {
+                name: unescape(object.text("name")?),
+                free_bytes: object
+                    .text("summary.freeSpace")
+                    .and_then(|text| text.parse().ok())
+                    .unwrap_or_default(),
+                accessible: object.text("summary.accessible") != Some("false"),
+                maintenance: object
+                    .string("summary.maintenanceMode")
+                    .unwrap_or_else(|| "normal".to_owned()),
+                reference: object.reference?,
+            })
+        };
+        Ok(objects.into_iter().filter_map(read).collect())
+    }
+
+    /// A network by path or name: standard, distributed port group or opaque (NSX).
+    pub async fn network(&self, datacenter: &Datacenter, path: &str) -> Result<Arc<Network>> {
+        let key = format!("network:{}:{path}", datacenter.reference);
+        let look_up = async {
+            let folder = &datacenter.network_folder;
+            let target = Target {
+                what: "network",
+                kinds: NETWORK,
+                folder,
+                branch: "network",
+            };
+            let reference = self.find(datacenter, &target, path.trim()).await?;
+            self.read_network(reference).await
+        };
+        self.0.cache.get(key, look_up).await
+    }
+
+    async fn read_network(&self, reference: MoRef) -> Result<Network> {
+        let incomplete = |what| Error::Incomplete {
+            method: "RetrievePropertiesEx".to_owned(),
+            what,
+        };
+        match reference.kind() {
+            "DistributedVirtualPortgroup" => {
+                let paths = ["name", "key", "config.distributedVirtualSwitch"];
+                let object = self.retrieve_one(&reference, &paths).await?;
+                let switch = object
+                    .moref("config.distributedVirtualSwitch")
+                    .ok_or_else(|| incomplete("switch"))?;
+                let uuid = self
+                    .retrieve_one(&switch, &["uuid"])
+                    .await?
+                    .string("uuid")
+                    .unwrap_or_default();
+                let key = object.string("key").unwrap_or_else(|| reference.value().to_owned());
+                Ok(Network {
+                    name: unescape(object.text("name").unwrap_or_default()),
+                    backing: NetworkBacking::Portgroup {
+                        switch_uuid: uuid,
+                        portgroup_key: key,
+                    },
+                    reference,
+                })
+            }
+            "OpaqueNetwork" => {
+                let object = self.retrieve_one(&reference, &["name", "summary"]).await?;
+                let summary = object.get("summary").ok_or_else(|| incomplete("summary"))?;
+                let (id, kind) = (
+                    summary.string_at("opaqueNetworkId"),
+                    summary.string_at("opaqueNetworkType"),
+                );
+                Ok(Network {
+                    name: unescape(object.text("name").unwrap_or_default()),
+                    backing: NetworkBacking::Opaque {
+                        id: id.ok_or_else(|| incomplete("opaqueNetworkId"))?,
+                        kind: kind.unwrap_or_default(),
+                    },
+                    reference,
+                })
+            }
+            _ => {
+                let name = unescape(
+                    self.retrieve_one(&reference, &["name"])
+                        .await?
+                        .text("name")
+                        .unwrap_or_default(),
+                );
+                let backing = NetworkBacking::Standard {
+                    name: name.clone(),
+                    network: reference.clone(),
+                };
+                Ok(Network {
+                    name,
+                    backing,
+                    reference,
+                })
+            }
+        }
+    }
+
+    /// A machine by the UUID that we gave it at the clone.
+    pub async fn find_vm_by_instance_uuid(&self, datacenter: Option<&Datacenter>, uuid: &str) -> Result<Option<MoRef>> {
+        self.find_by_uuid(datacenter, uuid, true).await
+    }
+
+    /// A machine by its BIOS UUID, the one in a provider id.
+    pub async fn find_vm_by_bios_uuid(&self, datacenter: Option<&Datacenter>, uuid: &str) -> Result<Option<MoRef>> {
+        self.find_by_uuid(datacenter, uuid, false).await
+    }
+
+    async fn find_by_uuid(&self, datacenter: Option<&Datacenter>, uuid: &str, instance: bool) -> Result<Option<MoRef>> {
+        let index = self.search_index()?;
+        let mut body = Writer::new();
+        body.opt_moref("datacenter", datacenter.map(|datacenter| &datacenter.reference))
+            .text("uuid", uuid)
+            .value("vmSearch", true)
+            .value("instanceUuid", instance);
+        Ok(self
+            .call(Call::read("FindByUuid", &index, body.finish()))
+            .await?
+            .moref_at("returnval"))
+    }
+
+    /// A direct child of a folder, by name; such as the machine that already has a name.
+    pub async fn find_child(&self, folder: &MoRef, name: &str) -> Result<Option<MoRef>> {
+        let index = self.search_index()?;
+        let mut body = Writer::new();
+        body.moref("entity", folder).text("name", name);
+        Ok(self
+            .call(Call::read("FindChild", &index, body.finish()))
+            .await?
+            .moref_at("returnval"))
+    }
+
+    fn search_index(&self) -> Result<MoRef> {
+        let missing = || Error::Incomplete {
+            method: "RetrieveServiceContent".to_owned(),
+            what: "searchIndex",
+        };
+        self.content()?.search_index.clone().ok_or_else(missing)
+    }
+
+    async fn find(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
+        let key = format!("{}:{}:{path}", target.what, datacenter.reference);
+        let found = self.0.cache.get(key, self.look_for(datacenter, target, path)).await?;
+        Ok(MoRef::clone(&found))
+    }
+
+    /// A path costs one call; a bare name one, or one more that lists what is below the folder.
+    async fn look_for(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
+        let fits = |found: &MoRef| target.kinds.contains(&found.kind());
+        let bare = path.trim_start_matches("./");
+        let pattern = bare.is_empty() || bare.contains(['*', '?', '[']);
+        let base = format!("{}/{}", datacenter.path, target.branch);
+        if !pattern && bare.contains('/') {
+            let absolute = if bare.starts_with('/') {
+                bare.to_owned()
+            } else {
+                format!("{base}/{bare}")
+            };
+            let mut tries = vec![absolute];
+            if !bare.starts_with('/') {
+                tries.push(format!("/{bare}"));
+            }
+            for path in tries {
+                if let Some(found) = self.find_by_inventory_path(&path).await?.filter(fits) {
+                    return Ok(found);
+                }
+            }
+            return Err(Error::NotFound {
+                kind: target.what,
+                path: path.to_owned(),
+            });
+        }
+        if !pattern && let Some(found) = self.find_child(target.folder, bare).await?.filter(fits) {
+            return Ok(found);
+        }
+        let listing = self.list(target.folder, target.kinds).await?.below(&base);
+        let picked: &Listed = listing.pick(target.what, target.kinds, bare, &base)?;
+        Ok(picked.reference.clone())
+    }
+
+    async fn find_by_inventory_path(&self, path: &str) -> Result<Option<MoRef>> {
+        let index = self.search_index()?;
+        let mut body = Writer::new();
+        body.text("inventoryPath", path.trim_start_matches('/'));
+        Ok(self
+            .call(Call::read("FindByInventoryPath", &index, body.finish()))
+            .await?
+            .moref_at("returnval"))
+    }
+
+    async fn list(&self, root: &MoRef, kinds: &[&str]) -> Result<Listing> {
+        Listing::read(self, root, kinds).await
+    }
+
+    /// Drops what was remembered of the inventory.
+    pub fn forget_inventory(&self) {
+        self.0.cache.forget();
+    }
+}
+
+fn as_template(error: Error, template: &str) -> Error {
+    match error {
+        Error::NotFound { .. } => Error::NotFound {
+            kind: "template",
+            path: template.to_owned(),
+        },
+        Error::Ambiguous { path, found, .. } => Error::Ambiguous {
+            kind: "template",
+            path,
+            found,
+        },
+        error => error,
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    let digits = text.chars().filter(|c| *c != '-').count();
+    digits == 32 && text.chars().all(|c| c == '-' || c.is_ascii_hexdigit())
+}

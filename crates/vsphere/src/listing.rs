@@ -1,0 +1,227 @@
+//! Everything below a folder with its full path, read in one call, and the rules by which a name picks one of it.
+
+use std::collections::HashMap;
+
+use crate::error::{Error, Result};
+use crate::moref::MoRef;
+use crate::properties::{Step, Want};
+use crate::vcenter::Vcenter;
+use crate::vm::unescape;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub reference: MoRef,
+    pub name: String,
+    pub path: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listing(Vec<Listed>);
+
+/// Containers are always read, since paths are made of them.
+const CONTAINERS: &[&str] = &[
+    "Folder",
+    "StoragePod",
+    "ComputeResource",
+    "ClusterComputeResource",
+    "ResourcePool",
+    "VirtualApp",
+];
+
+const STEPS: &[Step<'static>] = &[
+    Step {
+        name: "folder",
+        kind: "Folder",
+        path: "childEntity",
+        next: &["folder", "compute", "pool"],
+    },
+    Step {
+        name: "compute",
+        kind: "ComputeResource",
+        path: "resourcePool",
+        next: &["pool"],
+    },
+    Step {
+        name: "pool",
+        kind: "ResourcePool",
+        path: "resourcePool",
+        next: &["pool"],
+    },
+];
+
+impl Listing {
+    pub async fn read(vcenter: &Vcenter, root: &MoRef, kinds: &[&str]) -> Result<Self> {
+        let paths = &["name", "parent"];
+        let mut wants: Vec<Want<'_>> = CONTAINERS.iter().map(|kind| Want { kind, paths }).collect();
+        wants.extend(
+            kinds
+                .iter()
+                .filter(|kind| !CONTAINERS.contains(kind))
+                .map(|kind| Want { kind, paths }),
+        );
+        let objects = vcenter.retrieve(&wants, std::slice::from_ref(root), STEPS).await?;
+        let known: HashMap<MoRef, (String, Option<MoRef>)> = objects
+            .iter()
+            .filter_map(|object| {
+                let name = unescape(object.text("name").unwrap_or_default());
+                Some((object.reference.clone()?, (name, object.moref("parent"))))
+            })
+            .collect();
+        let listed = known
+            .iter()
+            .filter(|(reference, _)| *reference != root)
+            .map(|(reference, (name, _))| Listed {
+                reference: reference.clone(),
+                name: name.clone(),
+                path: path_of(reference, root, &known),
+            })
+            .collect();
+        Ok(Self(listed))
+    }
+
+    /// The same, with a base put before every path.
+    pub fn below(mut self, base: &str) -> Self {
+        for listed in &mut self.0 {
+            listed.path = format!("{base}{}", listed.path);
+        }
+        self
+    }
+
+    /// The one that a path, name or pattern means; an empty one means the only one there is.
+    pub fn pick(&self, what: &'static str, kinds: &[&str], text: &str, base: &str) -> Result<&Listed> {
+        let mut found: Vec<&Listed> = self
+            .0
+            .iter()
+            .filter(|listed| kinds.contains(&listed.reference.kind()) && matches(listed, text, base))
+            .collect();
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        match found.as_slice() {
+            [one] => Ok(one),
+            [] => Err(Error::NotFound {
+                kind: what,
+                path: text.to_owned(),
+            }),
+            many => Err(Error::Ambiguous {
+                kind: what,
+                path: text.to_owned(),
+                found: many.iter().map(|listed| listed.path.clone()).collect(),
+            }),
+        }
+    }
+}
+
+fn path_of(reference: &MoRef, root: &MoRef, known: &HashMap<MoRef, (String, Option<MoRef>)>) -> String {
+    let mut names = Vec::new();
+    let mut at = Some(reference);
+    // No inventory is as deep as it has objects; a parent that leads back to its child ends here.
+    for _ in 0..known.len() {
+        let Some((name, parent)) = at.filter(|at| *at != root).and_then(|at| known.get(at)) else {
+            break;
+        };
+        names.push(name.as_str());
+        at = parent.as_ref();
+    }
+    names.reverse();
+    names.iter().map(|name| format!("/{name}")).collect()
+}
+
+fn matches(listed: &Listed, text: &str, base: &str) -> bool {
+    if text.is_empty() {
+        return true;
+    }
+    let text = text.trim_start_matches("./");
+    if !text.contains('/') {
+        return glob(text, &listed.name);
+    }
+    let pattern = if text.starts_with('/') {
+        text.to_owned()
+    } else {
+        format!("{base}/{text}")
+    };
+    let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), listed.path.split('/').collect());
+    pattern.len() == path.len() && pattern.iter().zip(path).all(|(pattern, name)| glob(pattern, name))
+}
+
+/// `*` and `?` as in file names; everything else stands for itself.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == '?' || Some(c) == text.get(t) => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((at, from)) => {
+                    p = at + 1;
+                    t = from + 1;
+                    star = Some((at, from + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn listing() -> Listing {
+        let listed = |kind: &str, path: &str| Listed {
+            reference: MoRef::new(kind, path),
+            name: path.rsplit('/').next().unwrap().to_owned(),
+            path: path.to_owned(),
+        };
+        Listing(vec![
+            listed("ResourcePool", "/DC0/host/C0/Resources"),
+            listed("ResourcePool", "/DC0/host/C0/Resources/small"),
+            listed("ResourcePool", "/DC0/host/C1/Resources/large"),
+            listed("ClusterComputeResource", "/DC0/host/C0"),
+        ])
+    }
+
+    #[rstest]
+    #[case("small", Ok("/DC0/host/C0/Resources/small"))]
+    #[case("./small", Ok("/DC0/host/C0/Resources/small"))]
+    #[case("C0/Resources/small", Ok("/DC0/host/C0/Resources/small"))]
+    #[case("/DC0/host/C0/Resources/small", Ok("/DC0/host/C0/Resources/small"))]
+    #[case("*/Resources", Ok("/DC0/host/C0/Resources"))]
+    #[case("l?rge", Ok("/DC0/host/C1/Resources/large"))]
+    #[case("nothing", Err(0))]
+    #[case("", Err(3))]
+    #[case("*/Resources/*", Err(2))]
+    fn a_name_picks_one_or_says_what_it_could_mean(#[case] text: &str, #[case] expected: Result<&str, usize>) {
+        let listing = listing();
+        match (
+            listing.pick("resource pool", &["ResourcePool"], text, "/DC0/host"),
+            expected,
+        ) {
+            (Ok(found), Ok(path)) => assert_eq!(found.path, path),
+            (Err(Error::NotFound { .. }), Err(0)) => {}
+            (Err(Error::Ambiguous { found, .. }), Err(number)) => assert_eq!(found.len(), number),
+            (result, expected) => panic!("{text}: {result:?}, not {expected:?}"),
+        }
+    }
+
+    #[rstest]
+    #[case("*", "", true)]
+    #[case("a*c", "abbc", true)]
+    #[case("a*c", "abbd", false)]
+    #[case("a**", "a", true)]
+    #[case("?", "", false)]
+    #[case("*.vm.*", "x.vm.y", true)]
+    fn patterns_are_those_of_file_names(#[case] pattern: &str, #[case] text: &str, #[case] fits: bool) {
+        assert_eq!(glob(pattern, text), fits);
+    }
+}

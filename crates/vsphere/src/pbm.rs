@@ -1,0 +1,145 @@
+//! Storage policies, from the policy service that stands beside vim25 and shares its session.
+
+use crate::error::{Error, Result};
+use crate::moref::MoRef;
+use crate::vcenter::{Call, Vcenter, envelope};
+use crate::xml::{Element, Writer, escape};
+
+const NAMESPACE: &str = "urn:pbm";
+
+impl Vcenter {
+    /// The id of a storage policy, by name (or by its own id).
+    pub async fn storage_policy(&self, name: &str) -> Result<String> {
+        let found = self
+            .0
+            .cache
+            .get(format!("policy:{name}"), self.find_policy(name))
+            .await?;
+        Ok(String::clone(&found))
+    }
+
+    async fn find_policy(&self, name: &str) -> Result<String> {
+        let manager = self.profile_manager().await?;
+        let mut body = Writer::new();
+        body.nest("resourceType", |w| {
+            w.text("resourceType", "STORAGE");
+        });
+        body.text("profileCategory", "REQUIREMENT");
+        let answer = self
+            .pbm(&Call::read("PbmQueryProfile", &manager, body.finish()))
+            .await?;
+        let ids: Vec<String> = answer
+            .all("returnval")
+            .filter_map(|id| id.string_at("uniqueId"))
+            .collect();
+        if ids.iter().any(|id| id == name) {
+            return Ok(name.to_owned());
+        }
+        let mut body = Writer::new();
+        for id in &ids {
+            body.nest("profileIds", |w| {
+                w.text("uniqueId", id);
+            });
+        }
+        let answer = self
+            .pbm(&Call::read("PbmRetrieveContent", &manager, body.finish()))
+            .await?;
+        answer
+            .all("returnval")
+            .find(|profile| profile.text_at("name") == Some(name))
+            .and_then(|profile| profile.string_at("profileId.uniqueId"))
+            .ok_or_else(|| Error::NotFound {
+                kind: "storage policy",
+                path: name.to_owned(),
+            })
+    }
+
+    /// Those of the given datastores that satisfy a policy, in the order given.
+    pub async fn compatible_datastores(&self, policy: &str, datastores: &[MoRef]) -> Result<Vec<MoRef>> {
+        let solver = self.pbm_reference("placementSolver").await?;
+        let mut body = Writer::new();
+        for datastore in datastores {
+            body.nest("hubsToSearch", |w| {
+                w.text("hubType", datastore.kind()).text("hubId", datastore.value());
+            });
+        }
+        body.nest("profile", |w| {
+            w.text("uniqueId", policy);
+        });
+        let answer = self
+            .pbm(&Call::read("PbmCheckCompatibility", &solver, body.finish()))
+            .await?;
+        let fits = |result: &&Element| result.child("error").is_none();
+        let fitting: Vec<&str> = answer
+            .all("returnval")
+            .filter(fits)
+            .filter_map(|r| r.text_at("hub.hubId"))
+            .collect();
+        Ok(datastores
+            .iter()
+            .filter(|datastore| fitting.contains(&datastore.value()))
+            .cloned()
+            .collect())
+    }
+
+    async fn profile_manager(&self) -> Result<MoRef> {
+        let manager = self
+            .0
+            .pbm
+            .get_or_try_init(|| self.pbm_reference("profileManager"))
+            .await?;
+        Ok(manager.clone())
+    }
+
+    async fn pbm_reference(&self, name: &'static str) -> Result<MoRef> {
+        let service = MoRef::new("PbmServiceInstance", "ServiceInstance");
+        let answer = self
+            .pbm(&Call::read("PbmRetrieveServiceContent", &service, String::new()))
+            .await?;
+        let missing = || Error::Incomplete {
+            method: "PbmRetrieveServiceContent".to_owned(),
+            what: name,
+        };
+        answer.moref_at(&format!("returnval.{name}")).ok_or_else(missing)
+    }
+
+    /// A call to the policy service; a session that vCenter has forgotten is renewed once.
+    async fn pbm(&self, call: &Call<'_>) -> Result<Element> {
+        let (generation, _) = self.session();
+        match self.pbm_once(call).await {
+            Err(error) if error.is_not_authenticated() => {
+                self.renew(generation).await?;
+                self.pbm_once(call).await
+            }
+            result => result,
+        }
+    }
+
+    async fn pbm_once(&self, call: &Call<'_>) -> Result<Element> {
+        let (_, cookie) = self.session();
+        let key = cookie
+            .as_deref()
+            .and_then(|cookie| cookie.split_once('='))
+            .map(|(_, key)| key.trim_matches('"'));
+        let header = format!(
+            "<soapenv:Header><vcSessionCookie>{}</vcSessionCookie></soapenv:Header>",
+            escape(key.unwrap_or_default())
+        );
+        let request = self
+            .0
+            .http
+            .post(format!("{}/pbm", self.0.base))
+            .header("SOAPAction", "\"urn:pbm/2.0\"")
+            .header("Content-Type", "text/xml; charset=utf-8")
+            .timeout(call.timeout)
+            .body(envelope(call, NAMESPACE, &header));
+        self.through(
+            call.method,
+            &call.this.to_string(),
+            call.write,
+            self.soap(call, request),
+        )
+        .await
+        .map(|(answer, _)| answer)
+    }
+}

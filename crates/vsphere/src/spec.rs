@@ -1,0 +1,325 @@
+//! What a clone or a reconfiguration asks for. Elements are written in the order that vim25 declares them.
+
+use capstan_core::disks::vsphere::ControllerKind;
+
+use crate::device::{Device, controller_type};
+use crate::inventory::NetworkBacking;
+use crate::moref::MoRef;
+use crate::xml::{Element, Writer};
+
+/// How the disks of a clone relate to those of its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskMove {
+    /// Full copies, without backing chain.
+    #[default]
+    Full,
+    /// Deltas on the source's snapshot.
+    Linked,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloneSpec {
+    pub datastore: Option<MoRef>,
+    pub disk_move: DiskMove,
+    pub pool: Option<MoRef>,
+    pub host: Option<MoRef>,
+    /// Where single disks go, by key, when not to `datastore`.
+    pub disk_locations: Vec<DiskLocation>,
+    /// The storage policy of the machine's home and of disks that have none of their own.
+    pub storage_policy: Option<String>,
+    pub snapshot: Option<MoRef>,
+    pub config: ConfigSpec,
+    pub power_on: bool,
+    pub template: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskLocation {
+    pub key: i32,
+    pub datastore: MoRef,
+    pub storage_policy: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigSpec {
+    pub name: Option<String>,
+    pub version: Option<String>,
+    pub bios_uuid: Option<String>,
+    pub instance_uuid: Option<String>,
+    pub guest_id: Option<String>,
+    pub annotation: Option<String>,
+    /// Whether the guest sees disk UUIDs as serial numbers.
+    pub disk_uuid_enabled: Option<bool>,
+    pub num_cpus: Option<i32>,
+    pub cores_per_socket: Option<i32>,
+    pub memory_mib: Option<i64>,
+    pub memory_reservation_locked: Option<bool>,
+    pub devices: Vec<DeviceChange>,
+    pub extra_config: Vec<(String, String)>,
+    pub storage_policy: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceChange {
+    AddDisk(NewDisk),
+    /// A disk that exists, with another size.
+    ResizeDisk {
+        device: Device,
+        capacity_kib: i64,
+    },
+    AddController {
+        key: i32,
+        kind: ControllerKind,
+        bus: i32,
+    },
+    AddNic(NewNic),
+    /// A PCI device of the host, by its ids, or a vGPU by its profile.
+    AddPci(NewPci),
+    /// Takes a device away; files stay (a detached disk lives on).
+    Remove(Device),
+    /// Takes a disk away and deletes its files.
+    RemoveAndDelete(Device),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewDisk {
+    /// Negative: vCenter gives the true one.
+    pub key: i32,
+    pub controller_key: i32,
+    pub unit: i32,
+    pub capacity_kib: i64,
+    pub thin_provisioned: Option<bool>,
+    pub eagerly_scrub: Option<bool>,
+    /// `None`: with the machine.
+    pub datastore: Option<MoRef>,
+    /// The name of `datastore`, which the file name needs (`[name] `).
+    pub datastore_name: Option<String>,
+    pub storage_policy: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewNic {
+    pub key: i32,
+    pub backing: NetworkBacking,
+    /// `None`: generated.
+    pub mac: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewPci {
+    Dynamic {
+        key: i32,
+        vendor_id: i32,
+        device_id: i32,
+        label: String,
+    },
+    Vgpu {
+        key: i32,
+        profile: String,
+    },
+}
+
+impl CloneSpec {
+    pub(crate) fn write(&self, w: &mut Writer) {
+        w.nest("spec", |w| {
+            w.nest("location", |w| self.write_location(w));
+            w.value("template", self.template);
+            if self.config != ConfigSpec::default() {
+                self.config.write(w, "config");
+            }
+            w.value("powerOn", self.power_on)
+                .opt_moref("snapshot", self.snapshot.as_ref());
+        });
+    }
+
+    fn write_location(&self, w: &mut Writer) {
+        w.opt_moref("datastore", self.datastore.as_ref());
+        w.text(
+            "diskMoveType",
+            match self.disk_move {
+                DiskMove::Full => "moveAllDiskBackingsAndConsolidate",
+                DiskMove::Linked => "createNewChildDiskBacking",
+            },
+        );
+        w.opt_moref("pool", self.pool.as_ref())
+            .opt_moref("host", self.host.as_ref());
+        for disk in &self.disk_locations {
+            w.nest("disk", |w| {
+                w.value("diskId", disk.key).moref("datastore", &disk.datastore);
+                write_profile(w, "profile", disk.storage_policy.as_deref());
+            });
+        }
+        write_profile(w, "profile", self.storage_policy.as_deref());
+    }
+}
+
+impl ConfigSpec {
+    pub(crate) fn write(&self, w: &mut Writer, name: &str) {
+        w.nest(name, |w| {
+            w.opt("name", self.name.as_ref())
+                .opt("version", self.version.as_ref())
+                .opt("uuid", self.bios_uuid.as_ref())
+                .opt("instanceUuid", self.instance_uuid.as_ref())
+                .opt("guestId", self.guest_id.as_ref())
+                .opt("annotation", self.annotation.as_ref());
+            if let Some(enabled) = self.disk_uuid_enabled {
+                w.nest("flags", |w| {
+                    w.value("diskUuidEnabled", enabled);
+                });
+            }
+            w.opt("numCPUs", self.num_cpus)
+                .opt("numCoresPerSocket", self.cores_per_socket)
+                .opt("memoryMB", self.memory_mib);
+            for change in &self.devices {
+                change.write(w);
+            }
+            for (key, value) in &self.extra_config {
+                w.nest_as("extraConfig", "OptionValue", |w| {
+                    w.text("key", key).typed_text("value", "string", value);
+                });
+            }
+            w.opt("memoryReservationLockedToMax", self.memory_reservation_locked);
+            write_profile(w, "vmProfile", self.storage_policy.as_deref());
+        });
+    }
+}
+
+fn write_profile(w: &mut Writer, name: &str, policy: Option<&str>) {
+    if let Some(policy) = policy {
+        w.nest_as(name, "VirtualMachineDefinedProfileSpec", |w| {
+            w.text("profileId", policy);
+        });
+    }
+}
+
+impl DeviceChange {
+    fn write(&self, w: &mut Writer) {
+        w.nest_as("deviceChange", "VirtualDeviceConfigSpec", |w| match self {
+            Self::AddDisk(disk) => {
+                w.text("operation", "add").text("fileOperation", "create");
+                disk.write(w);
+                write_profile(w, "profile", disk.storage_policy.as_deref());
+            }
+            Self::ResizeDisk { device, capacity_kib } => {
+                w.text("operation", "edit")
+                    .element_named("device", &resized(&device.raw, *capacity_kib));
+            }
+            Self::AddController { key, kind, bus } => {
+                w.text("operation", "add");
+                write_controller(w, *key, *kind, *bus);
+            }
+            Self::AddNic(nic) => {
+                w.text("operation", "add");
+                nic.write(w);
+            }
+            Self::AddPci(pci) => {
+                w.text("operation", "add");
+                pci.write(w);
+            }
+            Self::Remove(device) => {
+                w.text("operation", "remove").element_named("device", &device.raw);
+            }
+            Self::RemoveAndDelete(device) => {
+                w.text("operation", "remove")
+                    .text("fileOperation", "destroy")
+                    .element_named("device", &device.raw);
+            }
+        });
+    }
+}
+
+/// The device as it was told, with another capacity.
+fn resized(raw: &Element, capacity_kib: i64) -> Element {
+    let mut device = raw.clone();
+    for child in &mut device.children {
+        match child.name.as_str() {
+            "capacityInKB" => child.text = capacity_kib.to_string(),
+            "capacityInBytes" => child.text = capacity_kib.saturating_mul(1024).to_string(),
+            _ => {}
+        }
+    }
+    device
+}
+
+impl NewDisk {
+    fn write(&self, w: &mut Writer) {
+        w.nest_as("device", "VirtualDisk", |w| {
+            w.value("key", self.key);
+            w.nest_as("backing", "VirtualDiskFlatVer2BackingInfo", |w| {
+                let file = self
+                    .datastore_name
+                    .as_ref()
+                    .map(|name| format!("[{name}]"))
+                    .unwrap_or_default();
+                w.text("fileName", file)
+                    .opt_moref("datastore", self.datastore.as_ref())
+                    .text("diskMode", "persistent")
+                    .opt("thinProvisioned", self.thin_provisioned)
+                    .opt("eagerlyScrub", self.eagerly_scrub);
+            });
+            w.value("controllerKey", self.controller_key)
+                .value("unitNumber", self.unit)
+                .value("capacityInKB", self.capacity_kib);
+        });
+    }
+}
+
+fn write_controller(w: &mut Writer, key: i32, kind: ControllerKind, bus: i32) {
+    w.nest_as("device", controller_type(kind), |w| {
+        w.value("key", key).value("busNumber", bus);
+        if let Some(own) = kind.own_unit() {
+            w.value("hotAddRemove", true)
+                .text("sharedBus", "noSharing")
+                .value("scsiCtlrUnitNumber", own);
+        }
+    });
+}
+
+impl NewNic {
+    fn write(&self, w: &mut Writer) {
+        w.nest_as("device", "VirtualVmxnet3", |w| {
+            w.value("key", self.key);
+            self.backing.write(w);
+            w.nest("connectable", |w| {
+                w.value("startConnected", true)
+                    .value("allowGuestControl", true)
+                    .value("connected", true);
+            });
+            w.text("addressType", if self.mac.is_some() { "manual" } else { "generated" });
+            w.opt("macAddress", self.mac.as_ref());
+        });
+    }
+}
+
+impl NewPci {
+    fn write(&self, w: &mut Writer) {
+        let key = match self {
+            Self::Dynamic { key, .. } | Self::Vgpu { key, .. } => *key,
+        };
+        w.nest_as("device", "VirtualPCIPassthrough", |w| {
+            w.value("key", key);
+            match self {
+                Self::Dynamic {
+                    vendor_id,
+                    device_id,
+                    label,
+                    ..
+                } => {
+                    w.nest_as("backing", "VirtualPCIPassthroughDynamicBackingInfo", |w| {
+                        w.text("deviceName", "").nest("allowedDevice", |w| {
+                            w.value("vendorId", vendor_id).value("deviceId", device_id);
+                        });
+                        if !label.is_empty() {
+                            w.text("customLabel", label);
+                        }
+                    });
+                }
+                Self::Vgpu { profile, .. } => {
+                    w.nest_as("backing", "VirtualPCIPassthroughVmiopBackingInfo", |w| {
+                        w.text("vgpu", profile);
+                    });
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,522 @@
+//! One vCenter, spoken to in SOAP: calls, faults, and a session that is renewed when vCenter has forgotten it.
+
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::time::Duration;
+
+use capstan_core::door::{Doors, Effect, Verdict, World};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::Cache;
+use crate::error::{Error, Fault, Result};
+use crate::moref::MoRef;
+use crate::session::{Login, Settings, lock};
+use crate::tls;
+use crate::watcher::Watcher;
+use crate::xml::{Element, Writer, escape};
+
+/// A call that has not been answered by then is taken for lost; vCenter answers within seconds or not at all.
+const ANSWER: Duration = Duration::from_secs(90);
+/// With nothing watched, a session is touched this often: vCenter forgets sessions after 30 idle minutes.
+const KEEP_ALIVE: Duration = Duration::from_secs(10 * 60);
+/// Answers are kept this short in errors.
+const BODY_SHOWN: usize = 300;
+const FIRST_VERSION: &str = "6.5";
+
+/// What vCenter says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    pub name: String,
+    pub full_name: String,
+    pub version: String,
+    pub build: String,
+    pub api_version: String,
+    pub api_type: String,
+    pub instance_uuid: String,
+}
+
+/// The singletons that a vCenter has.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub about: About,
+    pub root_folder: MoRef,
+    pub property_collector: MoRef,
+    pub session_manager: MoRef,
+    pub search_index: Option<MoRef>,
+    pub view_manager: Option<MoRef>,
+}
+
+/// A logged-in vCenter. Cheap to clone; all clones share one session.
+#[derive(Clone)]
+pub struct Vcenter(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub login: Login,
+    pub http: reqwest::Client,
+    pub base: String,
+    pub doors: Doors,
+    pub content: OnceLock<Content>,
+    session: RwLock<Session>,
+    renewing: tokio::sync::Mutex<()>,
+    /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
+    pub generation: watch::Sender<u64>,
+    pub closed: CancellationToken,
+    pub cache: Cache,
+    pub watcher: Watcher,
+    pub rest: tokio::sync::Mutex<Option<String>>,
+    pub pbm: tokio::sync::OnceCell<MoRef>,
+    touched: Mutex<tokio::time::Instant>,
+}
+
+#[derive(Clone, Default)]
+struct Session {
+    generation: u64,
+    cookie: Option<String>,
+}
+
+/// One SOAP request.
+pub(crate) struct Call<'a> {
+    pub method: &'a str,
+    pub this: &'a MoRef,
+    pub body: String,
+    pub write: bool,
+    pub timeout: Duration,
+}
+
+impl<'a> Call<'a> {
+    pub fn read(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            method,
+            this,
+            body,
+            write: false,
+            timeout: ANSWER,
+        }
+    }
+
+    pub fn write(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            write: true,
+            ..Self::read(method, this, body)
+        }
+    }
+}
+
+impl std::fmt::Debug for Vcenter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Vcenter({:?})", self.0.login)
+    }
+}
+
+impl Vcenter {
+    /// Connects and logs in. Most callers want [`crate::Sessions::get`], which shares sessions.
+    pub async fn connect(login: Login, settings: Settings) -> Result<Self> {
+        let http = tls::client(&login.trust, concat!("capstan/", env!("CARGO_PKG_VERSION")))?;
+        let inner = Inner {
+            base: base_url(&login.server)?,
+            login,
+            http,
+            doors: settings.doors,
+            content: OnceLock::new(),
+            session: RwLock::default(),
+            renewing: tokio::sync::Mutex::new(()),
+            generation: watch::channel(0).0,
+            closed: CancellationToken::new(),
+            cache: Cache::default(),
+            watcher: Watcher::default(),
+            rest: tokio::sync::Mutex::new(None),
+            pbm: tokio::sync::OnceCell::new(),
+            touched: Mutex::new(tokio::time::Instant::now()),
+        };
+        let vcenter = Self(Arc::new(inner));
+        let service = MoRef::new("ServiceInstance", "ServiceInstance");
+        let answer = vcenter
+            .send(Call::read("RetrieveServiceContent", &service, String::new()), None)
+            .await?;
+        let content = Content::read(&answer)?;
+        let _ = vcenter.0.content.set(content);
+        vcenter.renew(0).await?;
+        vcenter.keep_alive();
+        Ok(vcenter)
+    }
+
+    pub fn about(&self) -> About {
+        self.0
+            .content
+            .get()
+            .map(|content| content.about.clone())
+            .unwrap_or_default()
+    }
+
+    pub fn server(&self) -> &str {
+        &self.0.login.server
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.0.closed.is_cancelled()
+    }
+
+    /// Ends the session. Waits and watches end with [`Error::Closed`].
+    pub async fn logout(&self) -> Result<()> {
+        self.0.closed.cancel();
+        let token = self.0.rest.lock().await.take();
+        if let Some(token) = token {
+            let _ = self.rest_logout(&token).await;
+        }
+        let (_, cookie) = self.session();
+        if cookie.is_none() {
+            return Ok(());
+        }
+        let manager = self.content()?.session_manager.clone();
+        self.send(Call::read("Logout", &manager, String::new()), cookie)
+            .await
+            .map(|_| ())
+    }
+
+    pub(crate) fn content(&self) -> Result<&Content> {
+        self.0.content.get().ok_or_else(|| Error::Closed {
+            server: self.0.login.server.clone(),
+        })
+    }
+
+    /// A call within the session; a session that vCenter has forgotten is renewed once and the call repeated.
+    pub(crate) async fn call(&self, call: Call<'_>) -> Result<Element> {
+        if self.is_closed() {
+            return Err(Error::Closed {
+                server: self.0.login.server.clone(),
+            });
+        }
+        let (generation, cookie) = self.session();
+        let again = Call {
+            body: call.body.clone(),
+            ..call
+        };
+        match self.send(call, cookie).await {
+            Err(error) if error.is_not_authenticated() => {
+                self.renew(generation).await?;
+                let (_, cookie) = self.session();
+                self.send(again, cookie).await
+            }
+            result => result,
+        }
+    }
+
+    /// A call that is not repeated: for objects that die with the session. A forgotten session is renewed all the same.
+    pub(crate) async fn call_once(&self, call: Call<'_>) -> Result<Element> {
+        let (generation, cookie) = self.session();
+        let result = self.send(call, cookie).await;
+        if result.as_ref().is_err_and(Error::is_not_authenticated) {
+            self.renew(generation).await?;
+        }
+        result
+    }
+
+    /// As [`Vcenter::call`], for methods that return one reference (a task mostly).
+    pub(crate) async fn call_for_moref(&self, call: Call<'_>) -> Result<MoRef> {
+        let method = call.method.to_owned();
+        let answer = self.call(call).await?;
+        answer.moref_at("returnval").ok_or(Error::Incomplete {
+            method,
+            what: "returned reference",
+        })
+    }
+
+    pub(crate) fn session(&self) -> (u64, Option<String>) {
+        let session = self.0.session.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (session.generation, session.cookie.clone())
+    }
+
+    /// Logs in again, unless somebody else has done so since `seen`.
+    pub(crate) async fn renew(&self, seen: u64) -> Result<()> {
+        let _one_at_a_time = self.0.renewing.lock().await;
+        if self.session().0 != seen {
+            return Ok(());
+        }
+        let manager = self.content()?.session_manager.clone();
+        let mut body = Writer::new();
+        body.text("userName", &self.0.login.username)
+            .text("password", &self.0.login.password);
+        let result = self.exchange(&Call::read("Login", &manager, body.finish()), None).await;
+        let (_, cookie) = result.map_err(|error| self.login_error(error))?;
+        let generation = {
+            let mut session = self
+                .0
+                .session
+                .write()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            session.generation += 1;
+            session.cookie = cookie;
+            session.generation
+        };
+        self.0.generation.send_replace(generation);
+        tracing::debug!(server = %self.0.login.server, generation, "logged in to vCenter");
+        Ok(())
+    }
+
+    fn login_error(&self, error: Error) -> Error {
+        match error {
+            Error::Fault { fault, .. } if fault.is("InvalidLogin") || fault.is("NoPermission") => Error::Login {
+                server: self.0.login.server.clone(),
+                user: self.0.login.username.clone(),
+                fault,
+            },
+            error => error,
+        }
+    }
+
+    async fn send(&self, call: Call<'_>, cookie: Option<String>) -> Result<Element> {
+        self.exchange(&call, cookie).await.map(|(answer, _)| answer)
+    }
+
+    /// One request and its answer, through the doors; also the session cookie that the answer sets.
+    async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
+        let envelope = envelope(call, "urn:vim25", "");
+        let version = self
+            .0
+            .content
+            .get()
+            .map_or(FIRST_VERSION, |content| content.about.api_version.as_str());
+        let request = self
+            .0
+            .http
+            .post(format!("{}/sdk", self.0.base))
+            .header("SOAPAction", format!("\"urn:vim25/{version}\""))
+            .header("Content-Type", "text/xml; charset=utf-8")
+            .timeout(call.timeout);
+        let request = match cookie {
+            Some(cookie) => request.header("Cookie", cookie),
+            None => request,
+        };
+        self.through(
+            call.method,
+            &call.this.to_string(),
+            call.write,
+            self.soap(call, request.body(envelope)),
+        )
+        .await
+    }
+
+    /// Asks the doors before a request is sent and after its answer came.
+    pub(crate) async fn through<T>(
+        &self,
+        method: &str,
+        target: &str,
+        write: bool,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let effect = Effect {
+            world: World::Vsphere,
+            method: method.to_owned(),
+            target: target.to_owned(),
+            write,
+        };
+        obey(self.0.doors.enter(&effect), method).await?;
+        let result = request.await;
+        *lock(&self.0.touched) = tokio::time::Instant::now();
+        obey(self.0.doors.leave(&effect), method).await?;
+        result
+    }
+
+    pub(crate) async fn soap(
+        &self,
+        call: &Call<'_>,
+        request: reqwest::RequestBuilder,
+    ) -> Result<(Element, Option<String>)> {
+        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let status = answer.status();
+        let cookie = session_cookie(answer.headers());
+        let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
+        let http = |text: &str| Error::Http {
+            server: self.0.login.server.clone(),
+            method: call.method.to_owned(),
+            status: status.as_u16(),
+            body: text.chars().take(BODY_SHOWN).collect(),
+        };
+        if !status.is_success() && status.as_u16() != 500 {
+            return Err(http(&text));
+        }
+        let tree = match Element::parse(&text) {
+            Ok(tree) => tree,
+            Err(_) if !status.is_success() => return Err(http(&text)),
+            Err(error) => return Err(error),
+        };
+        let body = tree.child("Body").ok_or_else(|| http(&text))?;
+        if let Some(fault) = body.child("Fault") {
+            let detail = fault.child("detail").and_then(|detail| detail.children.first());
+            let fault = Fault::read(detail, fault.text_at("faultstring").unwrap_or_default());
+            return Err(Error::Fault {
+                method: call.method.to_owned(),
+                target: call.this.to_string(),
+                fault,
+            });
+        }
+        let answer = body.children.first().cloned().ok_or_else(|| http(&text))?;
+        Ok((answer, cookie))
+    }
+
+    pub(crate) fn unreachable(&self, error: &reqwest::Error) -> Error {
+        let mut cause = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(inner) = source {
+            cause = format!("{cause}: {inner}");
+            source = inner.source();
+        }
+        let server = self.0.login.server.clone();
+        match tls::mismatch(&cause) {
+            Some((seen, expected)) => Error::Thumbprint { server, seen, expected },
+            None => Error::Unreachable { server, cause },
+        }
+    }
+
+    /// Touches a session that nothing else has touched for a while.
+    fn keep_alive(&self) {
+        let weak = Arc::downgrade(&self.0);
+        let closed = self.0.closed.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = closed.cancelled() => return,
+                    () = tokio::time::sleep(KEEP_ALIVE) => {}
+                }
+                let Some(inner) = weak.upgrade() else { return };
+                let idle = lock(&inner.touched).elapsed();
+                if idle < KEEP_ALIVE {
+                    continue;
+                }
+                let vcenter = Vcenter(inner);
+                let service = MoRef::new("ServiceInstance", "ServiceInstance");
+                if let Err(error) = vcenter.call(Call::read("CurrentTime", &service, String::new())).await {
+                    tracing::debug!(server = %vcenter.0.login.server, %error, "session could not be kept alive");
+                }
+            }
+        });
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+impl Content {
+    fn read(answer: &Element) -> Result<Self> {
+        let method = || "RetrieveServiceContent".to_owned();
+        let content = answer.child("returnval").ok_or(Error::Incomplete {
+            method: method(),
+            what: "content",
+        })?;
+        let need = |name: &'static str| {
+            content.moref_at(name).ok_or(Error::Incomplete {
+                method: method(),
+                what: name,
+            })
+        };
+        let about = |name: &str| content.string_at(&format!("about.{name}")).unwrap_or_default();
+        Ok(Self {
+            about: About {
+                name: about("name"),
+                full_name: about("fullName"),
+                version: about("version"),
+                build: about("build"),
+                api_version: about("apiVersion"),
+                api_type: about("apiType"),
+                instance_uuid: about("instanceUuid"),
+            },
+            root_folder: need("rootFolder")?,
+            property_collector: need("propertyCollector")?,
+            session_manager: need("sessionManager")?,
+            search_index: content.moref_at("searchIndex"),
+            view_manager: content.moref_at("viewManager"),
+        })
+    }
+}
+
+pub(crate) fn envelope(call: &Call<'_>, namespace: &str, header: &str) -> String {
+    let Call { method, this, body, .. } = call;
+    format!(
+        concat!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>",
+            "<soapenv:Envelope xmlns:soapenv=\"http://schemas.xmlsoap.org/soap/envelope/\" ",
+            "xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\" xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\">",
+            "{}<soapenv:Body><{} xmlns=\"{}\"><_this type=\"{}\">{}</_this>{}</{}></soapenv:Body></soapenv:Envelope>"
+        ),
+        header,
+        method,
+        namespace,
+        escape(this.kind()),
+        escape(this.value()),
+        body,
+        method
+    )
+}
+
+async fn obey(verdict: Verdict, method: &str) -> Result<()> {
+    match verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::Delay(time) => {
+            tokio::time::sleep(time).await;
+            Ok(())
+        }
+        Verdict::Refuse(reason) => Err(Error::Refused {
+            method: method.to_owned(),
+            reason,
+        }),
+        Verdict::Hang => std::future::pending().await,
+    }
+}
+
+fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {
+    headers
+        .get_all("set-cookie")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .filter_map(|value| value.split(';').next())
+        .find(|pair| pair.trim_start().starts_with("vmware_soap_session="))
+        .map(|pair| pair.trim().to_owned())
+}
+
+/// `host`, `host:port` or a URL with or without `/sdk`, to `https://host[:port]`.
+fn base_url(server: &str) -> Result<String> {
+    let trimmed = server.trim().trim_end_matches('/').trim_end_matches("/sdk");
+    let text = if trimmed.contains("://") {
+        trimmed.to_owned()
+    } else {
+        format!("https://{trimmed}")
+    };
+    let url = reqwest::Url::parse(&text).ok().filter(reqwest::Url::has_host);
+    match url {
+        Some(url) if matches!(url.scheme(), "https" | "http") => Ok(text),
+        _ => Err(Error::Invalid {
+            field: "server",
+            value: server.to_owned(),
+            reason: "want a host, host:port or an https URL".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("vc.example.com", "https://vc.example.com")]
+    #[case("vc.example.com:8443", "https://vc.example.com:8443")]
+    #[case("https://10.0.0.1/sdk", "https://10.0.0.1")]
+    #[case("https://10.0.0.1/sdk/", "https://10.0.0.1")]
+    #[case("[fd00::1]:443", "https://[fd00::1]:443")]
+    fn a_server_is_read_in_every_usual_form(#[case] server: &str, #[case] base: &str) {
+        assert_eq!(base_url(server).unwrap(), base);
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("ftp://vc")]
+    #[case("https://")]
+    fn anything_else_is_refused(#[case] server: &str) {
+        assert!(matches!(base_url(server), Err(Error::Invalid { field: "server", .. })));
+    }
+}

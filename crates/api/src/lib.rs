@@ -8,11 +8,14 @@ mod macros;
 
 pub mod azure;
 pub mod capi;
+mod cel;
 pub mod common;
+mod crds;
 pub mod disk;
 pub mod openshift;
 mod schema;
 pub mod vsphere;
 
 pub use common::{ApiEndpoint, ClusterFailureDomain, Condition, MachineAddress, Quantity, TemplateMeta, V1Beta2Status};
+pub use crds::{crds, file_name, manifest};
 pub use kube::core::Duration;

@@ -166,6 +166,22 @@ macro_rules! resource {
             }
         }
 
+        impl crate::schema::Kind for $name {
+            const GROUP: &'static str = $group;
+            const VERSION: &'static str = $version;
+            const KIND: &'static str = stringify!($name);
+            const PLURAL: &'static str = $plural;
+            const SCOPE: &'static str = resource!(@scope $scope);
+
+            fn spec_schema() -> serde_json::Value {
+                crate::schema::plain::<$spec>()
+            }
+
+            fn status_schema() -> Option<serde_json::Value> {
+                [$(crate::schema::plain::<$status>(),)?].into_iter().next()
+            }
+        }
+
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 #[derive(serde::Serialize)]
@@ -205,5 +221,7 @@ macro_rules! resource {
             }
         }
     };
+    (@scope NamespaceResourceScope) => { "Namespaced" };
+    (@scope ClusterResourceScope) => { "Cluster" };
     (@second $_:ty, $value:expr) => { $value };
 }

@@ -1,57 +1,112 @@
 //! From Rust types to structural schemas.
+//!
+//! Invariants: everything is inlined; an `Option` looks no different from what it holds (what is unset is left out,
+//! never null); the only defaults are those asked for by `x-default`, so that reading leniently never writes.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// The schema of a type, with everything inlined and `Option`s no different from what they hold.
+/// Types of Kubernetes itself: their field descriptions are left to Kubernetes' own documentation.
+const KUBERNETES_PREFIX: &str = "io.k8s.";
+
+/// A kind whose definition Capstan ships.
+pub(crate) trait Kind {
+    const GROUP: &'static str;
+    const VERSION: &'static str;
+    const KIND: &'static str;
+    const PLURAL: &'static str;
+    const SCOPE: &'static str;
+
+    fn spec_schema() -> Value;
+    fn status_schema() -> Option<Value>;
+}
+
+/// The schema of a type.
 pub(crate) fn plain<T: JsonSchema>() -> Value {
-    let settings = SchemaSettings::openapi3().with(|settings| {
-        settings.inline_subschemas = true;
-        settings.meta_schema = None;
-    });
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.meta_schema = None);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
-    simplify(&mut schema);
+    let definitions = schema.as_object_mut().and_then(|root| root.remove("$defs"));
+    simplify(
+        &mut schema,
+        definitions.as_ref().and_then(Value::as_object).unwrap_or(&Map::new()),
+    );
     schema
 }
 
-/// Undoes what schemars does for `Option`: `nullable`, `anyOf` with a null branch, `["string", "null"]`.
-fn simplify(schema: &mut Value) {
+fn simplify(schema: &mut Value, definitions: &Map<String, Value>) {
     let Some(node) = schema.as_object_mut() else { return };
-    node.remove("nullable");
-    node.remove("title");
-    node.remove("default");
+    if let Some(branch) = node.get("anyOf").and_then(only_branch) {
+        node.remove("anyOf");
+        merge(node, branch);
+    }
+    if let Some(Value::String(reference)) = node.remove("$ref") {
+        merge(node, resolve(&reference, definitions));
+    }
+    for key in ["title", "default", "nullable"] {
+        node.remove(key);
+    }
     if let Some(default) = node.remove("x-default") {
         node.insert("default".to_owned(), default);
     }
-    if let Some(branch) = node.get("anyOf").and_then(only_branch) {
-        node.remove("anyOf");
-        for (key, value) in branch {
-            node.entry(key).or_insert(value);
+    without_null(node);
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = node.get_mut(key) {
+            simplify(inner, definitions);
         }
-        return simplify(schema);
     }
+    if let Some(Value::Object(properties)) = node.get_mut("properties") {
+        properties
+            .values_mut()
+            .for_each(|property| simplify(property, definitions));
+    }
+}
+
+/// What a field says of itself goes before what its type says.
+fn merge(node: &mut Map<String, Value>, below: Map<String, Value>) {
+    for (key, value) in below {
+        node.entry(key).or_insert(value);
+    }
+}
+
+fn resolve(reference: &str, definitions: &Map<String, Value>) -> Map<String, Value> {
+    let name = reference.trim_start_matches("#/$defs/");
+    let mut definition = definitions.get(name).cloned().unwrap_or_default();
+    if name.starts_with(KUBERNETES_PREFIX) {
+        undescribe(&mut definition);
+    }
+    match definition {
+        Value::Object(node) => node,
+        _ => Map::new(),
+    }
+}
+
+fn undescribe(definition: &mut Value) {
+    let Some(node) = definition.as_object_mut() else { return };
+    node.remove("description");
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = node.get_mut(key) {
+            undescribe(inner);
+        }
+    }
+    if let Some(Value::Object(properties)) = node.get_mut("properties") {
+        properties.values_mut().for_each(undescribe);
+    }
+}
+
+/// `["string", "null"]` is a string, and null is no word of an enum.
+fn without_null(node: &mut Map<String, Value>) {
     if let Some(Value::Array(types)) = node.get("type") {
         let kept = types.iter().find(|name| *name != "null").cloned();
         node.extend(kept.map(|name| ("type".to_owned(), name)));
     }
-    for key in ["items", "additionalProperties"] {
-        if let Some(inner) = node.get_mut(key) {
-            simplify(inner);
-        }
-    }
-    if let Some(Value::Object(properties)) = node.get_mut("properties") {
-        properties.values_mut().for_each(simplify);
+    if let Some(Value::Array(words)) = node.get_mut("enum") {
+        words.retain(|word| !word.is_null());
     }
 }
 
 /// The branch of an `Option`'s `anyOf` that is not null.
-fn only_branch(branches: &Value) -> Option<serde_json::Map<String, Value>> {
-    let is_null = |branch: &&Value| {
-        branch
-            .get("enum")
-            .is_some_and(|values| values == &serde_json::json!([null]))
-            || branch.get("type").is_some_and(|name| name == "null")
-    };
+fn only_branch(branches: &Value) -> Option<Map<String, Value>> {
+    let is_null = |branch: &&Value| branch.get("type").is_some_and(|name| name == "null");
     let mut kept = branches.as_array()?.iter().filter(|branch| !is_null(branch));
     match (kept.next(), kept.next()) {
         (Some(branch), None) => branch.as_object().cloned(),

@@ -4,6 +4,7 @@ use super::{
     network::{BastionSpec, NetworkSpec},
     vm::Future,
 };
+use crate::cel::{Rule, immutable, rule};
 use crate::common::{ApiEndpoint, ClusterFailureDomain, Condition, Quantity, is_default, is_false};
 use k8s_openapi::api::core::v1::ObjectReference;
 use schemars::JsonSchema;
@@ -101,7 +102,9 @@ pub struct CloudProviderConfigOverrides {
 #[serde(rename_all = "camelCase")]
 pub struct AzureClusterSpec {
     #[serde(rename = "subscriptionID", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub subscription_id: Option<String>,
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub location: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extended_location: Option<ExtendedLocationSpec>,
@@ -110,6 +113,7 @@ pub struct AzureClusterSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity_ref: Option<ObjectReference>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub azure_environment: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_config_overrides: Option<CloudProviderConfigOverrides>,
@@ -118,6 +122,7 @@ pub struct AzureClusterSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     pub network_spec: NetworkSpec,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub resource_group: Option<String>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub bastion_spec: BastionSpec,
@@ -125,6 +130,7 @@ pub struct AzureClusterSpec {
     #[schemars(extend("x-default" = true))]
     pub control_plane_enabled: Option<bool>,
     #[serde(default, skip_serializing_if = "is_default")]
+    #[schemars(extend("x-kubernetes-validations" = endpoint_rules()))]
     pub control_plane_endpoint: ApiEndpoint,
 }
 
@@ -139,4 +145,11 @@ pub struct AzureClusterStatus {
     pub conditions: Vec<Condition>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub long_running_operation_states: Vec<Future>,
+}
+
+fn endpoint_rules() -> [Rule; 2] {
+    [
+        rule("oldSelf.host == '' || self.host == oldSelf.host", "field is immutable").at(".host"),
+        rule("oldSelf.port == 0 || self.port == oldSelf.port", "field is immutable").at(".port"),
+    ]
 }

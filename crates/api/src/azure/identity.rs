@@ -1,5 +1,6 @@
 //! AzureClusterIdentity: who signs in to Azure, and which namespaces may use it.
 
+use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, is_default};
 use k8s_openapi::api::core::v1::SecretReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -34,8 +35,10 @@ pub struct AllowedNamespaces {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = identity_rules()))]
 pub struct AzureClusterIdentitySpec {
     #[serde(rename = "type")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub type_: IdentityType,
     #[serde(rename = "resourceID", skip_serializing_if = "Option::is_none")]
     pub resource_id: Option<String>,
@@ -60,4 +63,22 @@ pub struct AzureClusterIdentitySpec {
 pub struct AzureClusterIdentityStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+fn identity_rules() -> [Rule; 3] {
+    const CREDENTIAL: &str = "can only be set when AzureClusterIdentity is of type UserAssignedIdentityCredential";
+    let only_credential = |field: &str| {
+        let expression = format!("self.type == 'UserAssignedIdentityCredential' || self.?{field}.orValue('') == ''");
+        rule(expression, CREDENTIAL).at(format!(".{field}")).forbidden()
+    };
+    [
+        rule(
+            "self.type == 'UserAssignedMSI' || self.?resourceID.orValue('') == ''",
+            "can only be set when AzureClusterIdentity is of type UserAssignedMSI",
+        )
+        .at(".resourceID")
+        .forbidden(),
+        only_credential("userAssignedIdentityCredentialsPath"),
+        only_credential("userAssignedIdentityCredentialsCloudType"),
+    ]
 }

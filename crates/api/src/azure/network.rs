@@ -1,5 +1,6 @@
 //! The network of an Azure cluster.
 
+use crate::cel::immutable;
 use crate::common::{is_default, is_false};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -299,10 +300,13 @@ pub struct NetworkSpec {
     )]
     pub additional_api_server_lb_ports: Vec<LoadBalancerPort>,
     #[serde(rename = "privateDNSZone", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub private_dns_zone: Option<PrivateDnsZoneMode>,
     #[serde(rename = "privateDNSZoneName", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub private_dns_zone_name: Option<String>,
     #[serde(rename = "privateDNSZoneResourceGroup", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub private_dns_zone_resource_group: Option<String>,
 }
 

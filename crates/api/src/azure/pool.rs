@@ -4,6 +4,7 @@ use super::vm::{
     AdditionalCapabilities, DataDisk, Diagnostics, Future, Image, NetworkInterface, OsDisk, SecurityProfile,
     SpotVmOptions, SystemAssignedIdentityRole, UserAssignedIdentity, VmExtension,
 };
+use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, is_default};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Duration;
@@ -57,12 +58,14 @@ string_enum! {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = template_rules()))]
 pub struct AzureMachinePoolTemplate {
     pub vm_size: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
     pub os_disk: OsDisk,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 64, "x-kubernetes-validations" = data_disks_rules()))]
     pub data_disks: Vec<DataDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<String>,
@@ -73,6 +76,7 @@ pub struct AzureMachinePoolTemplate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diagnostics: Option<Diagnostics>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 5, "maximum" = 15))]
     pub terminate_notification_timeout: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_profile: Option<SecurityProfile>,
@@ -90,12 +94,15 @@ pub struct AzureMachinePoolTemplate {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rolling_update_rules()))]
 pub struct RollingUpdate {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 0))]
+    #[schemars(extend("x-kubernetes-validations" = budget_rules()))]
     pub max_unavailable: Option<IntOrString>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 1))]
+    #[schemars(extend("x-kubernetes-validations" = budget_rules()))]
     pub max_surge: Option<IntOrString>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Oldest"))]
@@ -117,6 +124,7 @@ pub struct Strategy {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = pool_rules()))]
 pub struct AzureMachinePoolSpec {
     pub location: String,
     pub template: AzureMachinePoolTemplate,
@@ -140,6 +148,7 @@ pub struct AzureMachinePoolSpec {
     pub strategy: Strategy,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Uniform"))]
+    #[schemars(extend("x-kubernetes-validations" = [immutable("orchestrationMode is immutable")]))]
     pub orchestration_mode: Option<OrchestrationMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform_fault_domain_count: Option<i32>,
@@ -196,4 +205,71 @@ pub struct AzureMachinePoolStatus {
 
 fn default_strategy() -> serde_json::Value {
     json!({ "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0, "deletePolicy": "Oldest" } })
+}
+
+fn budget_rules() -> [Rule; 1] {
+    [rule(
+        "type(self) == int ? self >= 0 : self.matches('^[0-9]+%$')",
+        "must be a number of machines, 0 or more, or a percentage such as 25%",
+    )]
+}
+
+fn rolling_update_rules() -> [Rule; 1] {
+    const ROOM: &str = "!has(self.maxSurge) || !has(self.maxUnavailable) || \
+        (type(self.maxSurge) == int ? self.maxSurge != 0 : !self.maxSurge.matches('^0+%$')) || \
+        (type(self.maxUnavailable) == int ? self.maxUnavailable != 0 : !self.maxUnavailable.matches('^0+%$'))";
+    [rule(
+        ROOM,
+        "rolling update strategy MaxUnavailable must not be 0 if MaxSurge is 0",
+    )]
+}
+
+fn data_disks_rules() -> [Rule; 2] {
+    [
+        rule(
+            "self.all(a, self.exists_one(b, a.nameSuffix == b.nameSuffix))",
+            "each data disk must have a unique nameSuffix",
+        ),
+        rule(
+            "self.all(a, !has(a.lun) || self.exists_one(b, has(b.lun) && a.lun == b.lun))",
+            "each data disk must have a unique lun",
+        ),
+    ]
+}
+
+fn template_rules() -> [Rule; 2] {
+    [
+        rule(
+            "self.?subnetName.orValue('') == '' || !has(self.networkInterfaces) || size(self.networkInterfaces) == 0",
+            "cannot set both NetworkInterfaces and machine SubnetName",
+        )
+        .at(".subnetName"),
+        rule(
+            "!has(oldSelf.disableVMBootstrapExtension) || \
+             self.?disableVMBootstrapExtension == oldSelf.?disableVMBootstrapExtension",
+            "disableVMBootstrapExtension is immutable once it has been set",
+        )
+        .at(".disableVMBootstrapExtension"),
+    ]
+}
+
+fn pool_rules() -> [Rule; 3] {
+    [
+        rule(
+            "self.?identity.orValue('None') != 'UserAssigned' || \
+             (has(self.userAssignedIdentities) && size(self.userAssignedIdentities) > 0)",
+            "must be specified for the 'UserAssigned' identity type",
+        )
+        .at(".userAssignedIdentities"),
+        rule(
+            "!has(self.systemAssignedIdentityRole) || self.?identity.orValue('None') == 'SystemAssigned'",
+            "systemAssignedIdentityRole can only be set when identity is set to 'SystemAssigned'",
+        )
+        .at(".systemAssignedIdentityRole"),
+        rule(
+            "self.?roleAssignmentName.orValue('') == '' || self.?systemAssignedIdentityRole.?name.orValue('') == ''",
+            "cannot set both roleAssignmentName and systemAssignedIdentityRole.name",
+        )
+        .at(".systemAssignedIdentityRole"),
+    ]
 }

@@ -1,6 +1,7 @@
 //! AzureMachinePoolMachine: one instance of a pool.
 
 use super::vm::Future;
+use crate::cel::rule;
 use crate::common::Condition;
 use k8s_openapi::api::core::v1::ObjectReference;
 use schemars::JsonSchema;
@@ -16,6 +17,7 @@ resource! {
 #[serde(rename_all = "camelCase")]
 pub struct AzureMachinePoolMachineSpec {
     #[serde(rename = "providerID")]
+    #[schemars(extend("x-kubernetes-validations" = [rule("oldSelf == '' || self == oldSelf", "providerID is immutable")]))]
     pub provider_id: String,
     #[serde(rename = "instanceID", skip_serializing_if = "Option::is_none")]
     pub instance_id: Option<String>,

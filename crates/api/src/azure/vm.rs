@@ -1,5 +1,6 @@
 //! The parts of a virtual machine: image, disks, network interfaces, identity.
 
+use crate::cel::{Rule, rule};
 use crate::common::Quantity;
 use crate::disk::{CachingType, StorageAccountType};
 use schemars::JsonSchema;
@@ -117,6 +118,7 @@ pub struct ComputeGalleryImage {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = image_rules()))]
 pub struct Image {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -148,6 +150,7 @@ pub struct DiskSecurityProfile {
 #[serde(rename_all = "camelCase")]
 pub struct ManagedDisk {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxLength" = 64))]
     pub storage_account_type: Option<StorageAccountType>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set: Option<DiskEncryptionSet>,
@@ -165,11 +168,13 @@ pub struct DiffDiskSettings {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = os_disk_rules()))]
 pub struct OsDisk {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Linux"))]
     pub os_type: Option<String>,
     #[serde(rename = "diskSizeGB", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 1, "maximum" = 2048))]
     pub disk_size_gb: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_disk: Option<ManagedDisk>,
@@ -182,21 +187,27 @@ pub struct OsDisk {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = data_disk_rules()))]
 pub struct DataDisk {
+    #[schemars(extend("minLength" = 1, "maxLength" = 80))]
     pub name_suffix: String,
     #[serde(rename = "diskSizeGB")]
+    #[schemars(extend("minimum" = 4, "maximum" = 32767))]
     pub disk_size_gb: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_disk: Option<ManagedDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0, "maximum" = 63))]
     pub lun: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caching_type: Option<CachingType>,
     /// Input/output operations per second of an Ultra or Premium v2 disk.
     #[serde(rename = "diskIOPSReadWrite", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 1))]
     pub disk_iops_read_write: Option<i64>,
     /// Throughput in MB/s of an Ultra or Premium v2 disk.
     #[serde(rename = "diskMBpsReadWrite", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 1))]
     pub disk_mbps_read_write: Option<i64>,
 }
 
@@ -217,6 +228,7 @@ pub struct UserManagedBootDiagnostics {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = boot_diagnostics_rules()))]
 pub struct BootDiagnostics {
     pub storage_account_type: BootDiagnosticsStorage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -310,4 +322,58 @@ pub struct Future {
     pub service_name: String,
     pub name: String,
     pub data: String,
+}
+
+fn image_rules() -> [Rule; 1] {
+    const ONE: &str = "[has(self.id), has(self.marketplace), has(self.sharedGallery), has(self.computeGallery)]\
+        .exists_one(given, given)";
+    [rule(
+        ONE,
+        "exactly one of id, marketplace, sharedGallery and computeGallery must be set",
+    )]
+}
+
+fn os_disk_rules() -> [Rule; 1] {
+    const KIND: &str = "!(self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS'])";
+    [rule(
+        KIND,
+        "UltraSSD_LRS and PremiumV2_LRS can be used with data disks only, they cannot be used with OS disks",
+    )
+    .at(".managedDisk.storageAccountType")]
+}
+
+fn data_disk_rules() -> [Rule; 2] {
+    const UNCACHED: &str = "self.?cachingType.orValue('None') == 'None' || \
+        !(self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS'])";
+    const PROVISIONED: &str = "!(has(self.diskIOPSReadWrite) || has(self.diskMBpsReadWrite)) || \
+        self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS']";
+    [
+        rule(
+            UNCACHED,
+            "cachingType must be None when storageAccountType is UltraSSD_LRS or PremiumV2_LRS",
+        )
+        .saying(
+            "\"cachingType '\" + self.cachingType + \"' is not supported when storageAccountType is '\" + \
+                 self.managedDisk.storageAccountType + \"'. Allowed values are: 'None'\"",
+        )
+        .at(".cachingType"),
+        rule(
+            PROVISIONED,
+            "diskIOPSReadWrite and diskMBpsReadWrite can be set only when storageAccountType is UltraSSD_LRS or PremiumV2_LRS",
+        ),
+    ]
+}
+
+fn boot_diagnostics_rules() -> [Rule; 2] {
+    [
+        rule(
+            "self.storageAccountType != 'UserManaged' || has(self.userManaged)",
+            "userManaged must be specified when storageAccountType is 'UserManaged'",
+        ),
+        rule(
+            "self.storageAccountType == 'UserManaged' || !has(self.userManaged)",
+            "userManaged can be set only when storageAccountType is 'UserManaged'",
+        )
+        .at(".userManaged"),
+    ]
 }

@@ -1,6 +1,7 @@
 //! MachineSet: a number of machines made from one template.
 
 use super::machine::{MachineAuthority, MachineMeta, MachineSpec, SynchronizedApi};
+use crate::cel::{Rule, rule};
 use crate::common::{Condition, is_default};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
@@ -31,6 +32,7 @@ pub struct MachineTemplateSpec {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = set_rules()))]
 pub struct MachineSetSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 1))]
@@ -76,4 +78,23 @@ pub struct MachineSetStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub synchronized_generation: Option<i64>,
+}
+
+fn set_rules() -> [Rule; 2] {
+    const SELECTED: &str = "!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, \
+        has(self.template) && has(self.template.metadata) && has(self.template.metadata.labels) && \
+        k in self.template.metadata.labels && self.template.metadata.labels[k] == self.selector.matchLabels[k])";
+    [
+        rule("self.selector == oldSelf.selector", "selector is immutable")
+            .at(".selector")
+            .forbidden(),
+        rule(SELECTED, "`selector` does not match template `labels`").at(".template.metadata.labels"),
+    ]
+}
+
+/// No selector has more labels, and no label is longer: the API server wants to know before it takes the rule.
+pub(crate) fn bound_selector(spec: &mut serde_json::Value) {
+    let labels = &mut spec["properties"]["selector"]["properties"]["matchLabels"];
+    labels["maxProperties"] = 64.into();
+    labels["additionalProperties"]["maxLength"] = 63.into();
 }

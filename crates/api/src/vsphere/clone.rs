@@ -1,5 +1,6 @@
 //! What a virtual machine is cloned from and into; shared by VSphereMachine and VSphereVM.
 
+use crate::cel::{Rule, rule};
 use crate::common::{Quantity, is_default, is_false};
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 use schemars::JsonSchema;
@@ -76,6 +77,7 @@ pub struct NetworkDeviceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 64, "items" = short_text(), "x-kubernetes-validations" = address_rules()))]
     pub ip_addrs: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<i64>,
@@ -100,6 +102,7 @@ pub struct NetworkDeviceSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
+    #[schemars(extend("maxItems" = 64))]
     pub devices: Vec<NetworkDeviceSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<NetworkRouteSpec>,
@@ -140,6 +143,7 @@ pub struct VirtualMachineResources {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = pci_rules()))]
 pub struct PciDevice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<i32>,
@@ -196,9 +200,11 @@ pub struct VirtualMachineCloneSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub os: Option<Os>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = hardware_rules()))]
     pub hardware_version: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 256))]
+    #[schemars(extend("x-kubernetes-validations" = data_disks_rules()))]
     pub data_disks: Vec<DataDisk>,
     #[serde(rename = "nestedHV", skip_serializing_if = "Option::is_none")]
     pub nested_hv: Option<bool>,
@@ -259,6 +265,7 @@ pub struct DataDiskController {
 /// A disk that is made with the machine, beside those of its template.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = data_disk_rules()))]
 pub struct DataDisk {
     /// What the disk is called in status and guestinfo; free to be empty or shared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -266,6 +273,7 @@ pub struct DataDisk {
     pub name: Option<String>,
     /// Size in GiB.
     #[serde(rename = "sizeGiB")]
+    #[schemars(extend("minimum" = 1))]
     pub size_gib: i32,
     /// How space is set aside; what the storage policy says when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -286,4 +294,61 @@ pub struct DataDisk {
     /// Storage policy of this disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_policy_name: Option<String>,
+}
+
+/// An address with its prefix length is never longer.
+fn short_text() -> serde_json::Value {
+    serde_json::json!({ "type": "string", "maxLength": 64 })
+}
+
+fn address_rules() -> [Rule; 1] {
+    [rule(
+        "self.all(address, isCIDR(address))",
+        "ip addresses should be in the CIDR format",
+    )]
+}
+
+fn hardware_rules() -> [Rule; 1] {
+    [rule(
+        "self == '' || self.matches('^vmx-[1-9][0-9]?$')",
+        "should be a valid VM hardware version, example vmx-17",
+    )]
+}
+
+fn pci_rules() -> [Rule; 1] {
+    const EITHER: &str = "self.?vGPUProfile.orValue('') == '' ? has(self.deviceId) && has(self.vendorId) : \
+        !has(self.deviceId) && !has(self.vendorId)";
+    [rule(
+        EITHER,
+        "should have either deviceId + vendorId or vGPUProfile set",
+    )]
+}
+
+fn data_disk_rules() -> [Rule; 1] {
+    [rule(
+        "!has(self.provisioningType)",
+        "provisioningType is not a field of a data disk: use provisioningMode (Thin, Thick or EagerlyZeroed)",
+    )
+    .at(".provisioningType")]
+}
+
+fn data_disks_rules() -> [Rule; 1] {
+    const APART: &str = "self.all(a, !has(a.unitNumber) || self.exists_one(b, has(b.unitNumber) && \
+        a.unitNumber == b.unitNumber && has(a.controller) == has(b.controller) && \
+        (!has(a.controller) || a.controller == b.controller)))";
+    [rule(
+        APART,
+        "two data disks must not have the same unitNumber on the same controller",
+    )]
+}
+
+/// Waiting for a guest makes sense in one mode only; for VSphereMachine and VSphereVM.
+pub(super) fn power_rules() -> [Rule; 1] {
+    const SOFT: &str = "self.?guestSoftPowerOffTimeout.orValue('0s') == '0s' || \
+        self.?powerOffMode.orValue('hard') == 'trySoft'";
+    [rule(
+        SOFT,
+        "should not be set in templates unless the powerOffMode is trySoft",
+    )
+    .at(".guestSoftPowerOffTimeout")]
 }

@@ -1,5 +1,6 @@
 //! VSphereCluster, its template and its identity.
 
+use crate::cel::immutable;
 use crate::common::{ApiEndpoint, ClusterFailureDomain, Condition, V1Beta2Status, is_false};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
@@ -85,6 +86,7 @@ pub struct VSphereClusterStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereClusterTemplateResource {
+    #[schemars(extend("x-kubernetes-validations" = [immutable("VSphereClusterTemplate spec is immutable").forbidden()]))]
     pub spec: VSphereClusterSpec,
 }
 

@@ -1,6 +1,7 @@
 //! VSphereMachine and its template.
 
-use super::clone::VirtualMachineCloneSpec;
+use super::clone::{VirtualMachineCloneSpec, power_rules};
+use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, MachineAddress, TemplateMeta, V1Beta2Status, is_default};
 use kube::core::Duration;
 use schemars::JsonSchema;
@@ -35,6 +36,7 @@ pub struct VSphereVMNamingStrategy {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = power_rules()))]
 pub struct VSphereMachineSpec {
     #[serde(flatten)]
     pub clone_spec: VirtualMachineCloneSpec,
@@ -87,6 +89,7 @@ pub struct VSphereMachineStatus {
 pub struct VSphereMachineTemplateResource {
     #[serde(default, skip_serializing_if = "is_default")]
     pub metadata: TemplateMeta,
+    #[schemars(extend("x-kubernetes-validations" = template_rules()))]
     pub spec: VSphereMachineSpec,
 }
 
@@ -94,4 +97,18 @@ pub struct VSphereMachineTemplateResource {
 #[serde(rename_all = "camelCase")]
 pub struct VSphereMachineTemplateSpec {
     pub template: VSphereMachineTemplateResource,
+}
+
+fn template_rules() -> Vec<Rule> {
+    const NO_ADDRESSES: &str = "self.network.devices.all(device, !has(device.ipAddrs) || size(device.ipAddrs) == 0)";
+    let own = [
+        immutable(super::TEMPLATE_FROZEN),
+        rule("self.?providerID.orValue('') == ''", "cannot be set in templates")
+            .at(".providerID")
+            .forbidden(),
+        rule(NO_ADDRESSES, "ipAddrs cannot be set in templates")
+            .at(".network.devices")
+            .forbidden(),
+    ];
+    own.into_iter().chain(power_rules()).collect()
 }

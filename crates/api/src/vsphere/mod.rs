@@ -2,12 +2,18 @@
 
 mod clone;
 mod cluster;
+mod frozen;
 mod machine;
 mod topology;
 mod vm;
 
 pub use clone::*;
 pub use cluster::*;
+pub(crate) use frozen::{freeze_machine, freeze_vm, vm_name_rule};
 pub use machine::*;
 pub use topology::*;
 pub use vm::*;
+
+/// Answer to a change of a template.
+pub const TEMPLATE_FROZEN: &str =
+    "VSphereMachineTemplate spec.template.spec field is immutable. Please create a new resource instead.";

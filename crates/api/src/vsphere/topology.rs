@@ -1,6 +1,7 @@
 //! Failure domains and deployment zones.
 
 use super::clone::DhcpOverrides;
+use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, V1Beta2Status};
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 use schemars::JsonSchema;
@@ -83,6 +84,7 @@ pub struct Topology {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = failure_domain_rules()))]
 pub struct VSphereFailureDomainSpec {
     pub region: FailureDomain,
     pub zone: FailureDomain,
@@ -106,6 +108,7 @@ pub struct VSphereDeploymentZoneSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = true))]
     pub control_plane: Option<bool>,
     pub placement_constraint: PlacementConstraint,
 }
@@ -119,4 +122,43 @@ pub struct VSphereDeploymentZoneStatus {
     pub conditions: Vec<Condition>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub v1beta2: Option<V1Beta2Status>,
+}
+
+fn failure_domain_rules() -> [Rule; 6] {
+    const CLUSTER: &str = ".topology.computeCluster";
+    [
+        immutable("VSphereFailureDomainSpec is immutable").forbidden(),
+        rule(
+            "!has(self.topology.hosts) || self.topology.?computeCluster.orValue('') != ''",
+            "cannot be empty if Hosts is not empty",
+        )
+        .at(CLUSTER)
+        .forbidden(),
+        rule(
+            "self.region.type != 'HostGroup'",
+            "region's Failure Domain type cannot be HostGroup",
+        )
+        .at(".region.type")
+        .forbidden(),
+        rule(
+            "self.zone.type != 'HostGroup' || has(self.topology.hosts)",
+            "cannot be nil if zone's Failure Domain type is HostGroup",
+        )
+        .at(".topology.hosts")
+        .forbidden(),
+        rule(
+            "(self.region.type != 'ComputeCluster' && self.zone.type != 'ComputeCluster') || \
+             self.topology.?computeCluster.orValue('') != ''",
+            "cannot be nil if the Failure Domain type of region or zone is ComputeCluster",
+        )
+        .at(CLUSTER)
+        .forbidden(),
+        rule(
+            "!has(self.topology.networkConfigurations) || size(self.topology.networkConfigurations) == 0 || \
+             !has(self.topology.networks) || size(self.topology.networks) == 0",
+            "cannot be set if spec.topology.networkConfigurations is already set",
+        )
+        .at(".topology.networks")
+        .forbidden(),
+    ]
 }

@@ -1,7 +1,7 @@
 //! VSphereVM: the virtual machine behind a VSphereMachine.
 
 use super::{
-    clone::VirtualMachineCloneSpec,
+    clone::{VirtualMachineCloneSpec, power_rules},
     machine::{NetworkStatus, PowerOffMode},
 };
 use crate::common::{Condition, V1Beta2Status};
@@ -19,6 +19,7 @@ resource! {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = power_rules()))]
 pub struct VSphereVMSpec {
     #[serde(flatten)]
     pub clone_spec: VirtualMachineCloneSpec,

@@ -1,0 +1,72 @@
+//! `deploy/crds` is what the types say. `UPDATE_CRDS=1 cargo test -p capstan-api` writes it anew.
+
+use capstan_api::{crds, file_name};
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds")
+}
+
+#[test]
+fn the_definitions_in_deploy_are_those_of_the_types() {
+    let directory = directory();
+    let update = std::env::var_os("UPDATE_CRDS").is_some();
+    let mut expected = BTreeSet::new();
+    for crd in crds() {
+        let path = directory.join(file_name(&crd));
+        let text = capstan_api::manifest(&crd).unwrap();
+        if update {
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(&path, &text).unwrap();
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            found == text,
+            "{} is out of date: run UPDATE_CRDS=1 cargo test -p capstan-api",
+            path.display()
+        );
+        expected.insert(file_name(&crd));
+    }
+    let found: BTreeSet<_> = fs::read_dir(&directory)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(found, expected, "deploy/crds holds a file of no kind");
+}
+
+#[test]
+fn a_manifest_reads_back_as_the_same_definition() {
+    for crd in crds() {
+        let text = capstan_api::manifest(&crd).unwrap();
+        let back: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(back, serde_json::to_value(&crd).unwrap(), "{}", file_name(&crd));
+    }
+}
+
+#[test]
+fn every_kind_has_a_schema_with_spec_and_the_contract_of_its_group() {
+    for crd in crds() {
+        let name = crd.metadata.name.clone().unwrap();
+        let version = &crd.spec.versions[0];
+        let schema = version
+            .schema
+            .as_ref()
+            .and_then(|s| s.open_api_v3_schema.as_ref())
+            .unwrap();
+        assert!(
+            schema.properties.as_ref().unwrap().contains_key("spec"),
+            "{name} lost its schema"
+        );
+        let contract = crd
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get("cluster.x-k8s.io/v1beta1"));
+        assert_eq!(
+            contract.is_some(),
+            crd.spec.group.ends_with("cluster.x-k8s.io"),
+            "{name}"
+        );
+    }
+    assert_eq!(crds().len(), 14);
+}

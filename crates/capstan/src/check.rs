@@ -6,9 +6,13 @@ use anyhow::Context;
 use capstan_api::openshift;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::manifest::{self, Object};
+
+/// Names the cluster that a Machine belongs to.
+const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
 
 /// Says what is wrong with manifests before they are applied
 ///
@@ -69,7 +73,7 @@ fn unreadable(error: &anyhow::Error) -> Findings {
 
 fn machine(object: &Object) -> anyhow::Result<Findings> {
     let machine: openshift::Machine = object.typed()?;
-    provider_spec(object.name(), machine.spec.provider_spec.value)
+    provider_spec(object.name(), &machine.metadata, machine.spec.provider_spec.value)
 }
 
 fn machine_set(object: &Object) -> anyhow::Result<Findings> {
@@ -79,11 +83,19 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
         object.name(),
         "x".repeat(validate::openshift::GENERATED_SUFFIX - 1)
     );
-    provider_spec(&longest, set.spec.template.spec.provider_spec.value)
+    provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value)
 }
 
-fn provider_spec(machine_name: &str, value: Option<Value>) -> anyhow::Result<Findings> {
+/// The spec as admission would leave it, defaults filled in.
+fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<Findings> {
     let value = value.context("spec.providerSpec.value is missing")?;
+    let cluster = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(CLUSTER_LABEL))
+        .map_or("", String::as_str);
     let spec = openshift::AzureMachineProviderSpec::from_raw(&value)?;
+    let filled = validate::openshift::with_defaults(&value, &spec, cluster);
+    let spec = openshift::AzureMachineProviderSpec::from_raw(&filled)?;
     Ok(validate::openshift::validate(machine_name, &spec))
 }

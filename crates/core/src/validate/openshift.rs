@@ -397,6 +397,18 @@ pub fn defaults(spec: &AzureMachineProviderSpec, cluster_id: &str) -> Vec<(&'sta
     set
 }
 
+/// `providerSpec.value` as admission leaves it: with the defaults filled in.
+pub fn with_defaults(value: &Value, spec: &AzureMachineProviderSpec, cluster_id: &str) -> Value {
+    let mut value = value.clone();
+    if let Value::Object(fields) = &mut value {
+        for (field, default) in defaults(spec, cluster_id) {
+            fields.retain(|key, _| !key.eq_ignore_ascii_case(field));
+            fields.insert(field.to_owned(), default);
+        }
+    }
+    value
+}
+
 fn secret_reference(name: &str, namespace: Option<String>) -> Value {
     match namespace {
         Some(namespace) => json!({ "name": name, "namespace": namespace }),

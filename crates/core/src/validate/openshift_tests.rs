@@ -139,6 +139,15 @@ fn defaults_fill_in_what_is_missing_and_nothing_else() {
 }
 
 #[test]
+fn defaults_replace_an_empty_field_however_it_is_spelled() {
+    let raw = json!({ "VMSize": "", "kept": 1 });
+    let spec = AzureMachineProviderSpec::from_raw(&raw).unwrap();
+    let filled = with_defaults(&raw, &spec, "");
+    assert_eq!(filled["vmSize"], DEFAULT_VM_SIZE);
+    assert_eq!((filled.get("VMSize"), &filled["kept"]), (None, &json!(1)));
+}
+
+#[test]
 fn while_deleting_hooks_may_only_be_removed() {
     let hook = |name: &str| LifecycleHook {
         name: name.into(),

@@ -16,6 +16,7 @@ pub mod metrics;
 mod owners;
 pub mod patch;
 pub mod reconciler;
+pub mod workload;
 
 pub use cache::Cache;
 pub use context::{Context, Options};

@@ -3,6 +3,7 @@
 
 pub mod azure_pool;
 pub mod openshift;
+pub mod vsphere;
 
 use std::fmt;
 

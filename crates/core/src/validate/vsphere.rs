@@ -1,0 +1,312 @@
+//! Rules for machines on vSphere beyond what the schema and its CEL rules say. All errors of an object are reported at
+//! once, in the order of its fields.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use capstan_api::vsphere::{
+    DataDisk, NetworkDeviceSpec, PciDevice, PowerOffMode, VSphereFailureDomainSpec, VSphereMachineSpec,
+    VSphereMachineTemplateSpec, VSphereVMSpec, VirtualMachineCloneSpec,
+};
+use serde_json::Value;
+
+use super::{FieldError, Findings};
+use crate::disks::vsphere::hardware_version;
+
+/// Windows does not take longer names.
+pub const LONGEST_WINDOWS_NAME: usize = 15;
+
+const NOT_CIDR: &str = "ip addresses should be in the CIDR format";
+const NOT_IN_TEMPLATES: &str = "cannot be set in templates";
+const TIMEOUT_WITHOUT_TRY: &str = "should not be set in templates unless the powerOffMode is trySoft";
+
+/// A machine of its own.
+pub fn machine(spec: &VSphereMachineSpec) -> Findings {
+    let mut errors = Vec::new();
+    clone_spec("spec", &spec.clone_spec, &mut errors);
+    addresses("spec", &spec.clone_spec.network.devices, &mut errors);
+    timeout(
+        "spec",
+        spec.power_off_mode.as_ref(),
+        spec.guest_soft_power_off_timeout.is_some(),
+        &mut errors,
+    );
+    Findings {
+        errors,
+        warnings: warnings("spec", &spec.clone_spec),
+    }
+}
+
+/// A virtual machine behind a machine.
+pub fn virtual_machine(name: &str, spec: &VSphereVMSpec) -> Findings {
+    let mut errors = Vec::new();
+    let windows = spec.clone_spec.os.as_ref().is_some_and(|os| os.as_str() == "Windows");
+    if windows && name.len() > LONGEST_WINDOWS_NAME {
+        errors.push(FieldError::invalid(
+            "name",
+            name,
+            "name has to be less than 16 characters for Windows VM",
+        ));
+    }
+    clone_spec("spec", &spec.clone_spec, &mut errors);
+    addresses("spec", &spec.clone_spec.network.devices, &mut errors);
+    timeout(
+        "spec",
+        spec.power_off_mode.as_ref(),
+        spec.guest_soft_power_off_timeout.is_some(),
+        &mut errors,
+    );
+    Findings {
+        errors,
+        warnings: warnings("spec", &spec.clone_spec),
+    }
+}
+
+/// A template that machines are made from.
+pub fn machine_template(spec: &VSphereMachineTemplateSpec) -> Findings {
+    let (path, inner) = ("spec.template.spec", &spec.template.spec);
+    let mut errors = Vec::new();
+    if inner.provider_id.is_some() {
+        errors.push(FieldError::forbidden(format!("{path}.providerID"), NOT_IN_TEMPLATES));
+    }
+    if inner
+        .clone_spec
+        .network
+        .devices
+        .iter()
+        .any(|device| !device.ip_addrs.is_empty())
+    {
+        errors.push(FieldError::forbidden(
+            format!("{path}.network.devices.ipAddrs"),
+            NOT_IN_TEMPLATES,
+        ));
+    }
+    clone_spec(path, &inner.clone_spec, &mut errors);
+    timeout(
+        path,
+        inner.power_off_mode.as_ref(),
+        inner.guest_soft_power_off_timeout.is_some(),
+        &mut errors,
+    );
+    Findings {
+        errors,
+        warnings: warnings(path, &inner.clone_spec),
+    }
+}
+
+/// A failure domain.
+pub fn failure_domain(spec: &VSphereFailureDomainSpec) -> Findings {
+    let mut errors = Vec::new();
+    let topology = &spec.topology;
+    let no_cluster = topology.compute_cluster.as_deref().unwrap_or_default().is_empty();
+    let (region, zone) = (spec.region.type_.as_str(), spec.zone.type_.as_str());
+    let cluster = "spec.topology.computeCluster";
+    if no_cluster && topology.hosts.is_some() {
+        errors.push(FieldError::forbidden(cluster, "cannot be empty if Hosts is not empty"));
+    }
+    if region == "HostGroup" {
+        errors.push(FieldError::forbidden(
+            "spec.region.type",
+            "region's Failure Domain type cannot be HostGroup",
+        ));
+    }
+    if zone == "HostGroup" && topology.hosts.is_none() {
+        let text = "cannot be nil if zone's Failure Domain type is HostGroup";
+        errors.push(FieldError::forbidden("spec.topology.hosts", text));
+    }
+    for (whose, kind) in [("region", region), ("zone", zone)] {
+        if no_cluster && kind == "ComputeCluster" {
+            let text = format!("cannot be nil if {whose}'s Failure Domain type is ComputeCluster");
+            errors.push(FieldError::forbidden(cluster, text));
+        }
+    }
+    if !topology.networks.is_empty() && !topology.network_configurations.is_empty() {
+        let text = "cannot be set if spec.topology.networkConfigurations is already set";
+        errors.push(FieldError::forbidden("spec.topology.networks", text));
+    }
+    for (index, network) in topology.network_configurations.iter().enumerate() {
+        if network.network_name.is_empty() {
+            let path = format!("spec.topology.networkConfigurations[{index}].networkName");
+            errors.push(FieldError::required(path, "cannot be empty"));
+        }
+    }
+    Findings {
+        errors,
+        warnings: Vec::new(),
+    }
+}
+
+fn timeout(path: &str, mode: Option<&PowerOffMode>, set: bool, errors: &mut Vec<FieldError>) {
+    if set && mode != Some(&PowerOffMode::TrySoft) {
+        let value = mode.map_or("", PowerOffMode::as_str);
+        let text = format!("{TIMEOUT_WITHOUT_TRY} (it is {value:?})");
+        errors.push(FieldError::forbidden(format!("{path}.guestSoftPowerOffTimeout"), text));
+    }
+}
+
+fn clone_spec(path: &str, spec: &VirtualMachineCloneSpec, errors: &mut Vec<FieldError>) {
+    if spec.template.trim().is_empty() {
+        errors.push(FieldError::required(
+            format!("{path}.template"),
+            "name or path of the template to clone",
+        ));
+    }
+    let sizes = [
+        ("numCPUs", spec.num_cpus.map(i64::from)),
+        ("numCoresPerSocket", spec.num_cores_per_socket.map(i64::from)),
+        ("memoryMiB", spec.memory_mib),
+        ("diskGiB", spec.disk_gib.map(i64::from)),
+    ];
+    for (field, value) in sizes {
+        if let Some(value) = value.filter(|value| *value < 0) {
+            errors.push(FieldError::invalid(
+                format!("{path}.{field}"),
+                value,
+                "must not be negative",
+            ));
+        }
+    }
+    for (index, size) in spec
+        .additional_disks_gib
+        .iter()
+        .enumerate()
+        .filter(|(_, size)| **size < 0)
+    {
+        let path = format!("{path}.additionalDisksGiB[{index}]");
+        errors.push(FieldError::invalid(path, *size, "must not be negative"));
+    }
+    for (index, device) in spec.network.devices.iter().enumerate() {
+        if device.network_name.is_empty() {
+            let path = format!("{path}.network.devices[{index}].networkName");
+            errors.push(FieldError::required(path, "name or path of a network"));
+        }
+    }
+    pci(path, &spec.pci_devices, errors);
+    if let Some(version) = spec
+        .hardware_version
+        .as_deref()
+        .filter(|v| !v.is_empty() && hardware_version(v).is_none())
+    {
+        let text = "should be a valid VM hardware version, example vmx-17";
+        errors.push(FieldError::invalid(format!("{path}.hardwareVersion"), version, text));
+    }
+    data_disks(path, &spec.data_disks, errors);
+}
+
+fn addresses(path: &str, devices: &[NetworkDeviceSpec], errors: &mut Vec<FieldError>) {
+    for (d, device) in devices.iter().enumerate() {
+        for (a, address) in device
+            .ip_addrs
+            .iter()
+            .enumerate()
+            .filter(|(_, address)| !is_cidr(address))
+        {
+            let path = format!("{path}.network.devices[{d}].ipAddrs[{a}]");
+            errors.push(FieldError::invalid(path, address.as_str(), NOT_CIDR));
+        }
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else {
+        return false;
+    };
+    match (address.parse::<IpAddr>(), length.parse::<u8>()) {
+        (Ok(address), Ok(length)) => length <= if address.is_ipv4() { 32 } else { 128 },
+        _ => false,
+    }
+}
+
+fn pci(path: &str, devices: &[PciDevice], errors: &mut Vec<FieldError>) {
+    for (index, device) in devices.iter().enumerate() {
+        let ids = device.device_id.is_some() && device.vendor_id.is_some();
+        let some_id = device.device_id.is_some() || device.vendor_id.is_some();
+        let profile = device
+            .vgpu_profile
+            .as_deref()
+            .is_some_and(|profile| !profile.is_empty());
+        if (ids && !profile) || (profile && !some_id) {
+            continue;
+        }
+        let value = serde_json::to_value(device).unwrap_or(Value::Null);
+        let text = "should have either deviceId + vendorId or vGPUProfile set";
+        errors.push(FieldError::invalid(format!("{path}.pciDevices[{index}]"), value, text));
+    }
+}
+
+fn data_disks(path: &str, disks: &[DataDisk], errors: &mut Vec<FieldError>) {
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+    for (index, disk) in disks.iter().enumerate() {
+        let path = format!("{path}.dataDisks[{index}]");
+        if disk.size_gib < 1 {
+            errors.push(FieldError::invalid(
+                format!("{path}.sizeGiB"),
+                disk.size_gib,
+                "must be at least 1",
+            ));
+        }
+        if let Some(value) = &disk.provisioning_type {
+            let text = format!("there is no such field: use provisioningMode: {value}");
+            errors.push(FieldError::forbidden(format!("{path}.provisioningType"), text));
+        }
+        if let Some(mode) = disk
+            .provisioning_mode
+            .as_ref()
+            .filter(|mode| !mode.is_known() && !mode.as_str().is_empty())
+        {
+            let text = "supported values: \"Thin\", \"Thick\", \"EagerlyZeroed\"";
+            errors.push(FieldError::invalid(
+                format!("{path}.provisioningMode"),
+                mode.as_str(),
+                text,
+            ));
+        }
+        let controller = disk.controller.as_ref();
+        if let Some(kind) = controller
+            .and_then(|c| c.type_.as_ref())
+            .filter(|kind| !kind.is_known())
+        {
+            let text = "supported values: \"PVSCSI\", \"LSILogic\", \"LSILogicSAS\", \"BusLogic\", \"SATA\", \"NVMe\", \"IDE\"";
+            errors.push(FieldError::invalid(
+                format!("{path}.controller.type"),
+                kind.as_str(),
+                text,
+            ));
+        }
+        let Some(unit) = disk.unit_number else { continue };
+        let place = serde_json::to_string(&(controller, unit)).unwrap_or_default();
+        if let Some(first) = taken.insert(place, index) {
+            let text = format!("dataDisks[{first}] has the same unit of the same controller: choose another");
+            errors.push(FieldError::invalid(format!("{path}.unitNumber"), unit, text));
+        }
+    }
+}
+
+/// What is allowed but unlikely to be meant.
+fn warnings(path: &str, spec: &VirtualMachineCloneSpec) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut named: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, disk) in spec.data_disks.iter().enumerate() {
+        let name = disk.name.as_deref().unwrap_or_default();
+        if name.is_empty() {
+            warnings.push(format!(
+                "{path}.dataDisks[{index}].name: without a name the disk is hard to tell apart"
+            ));
+        } else if let Some(first) = named.insert(name, index) {
+            warnings.push(format!(
+                "{path}.dataDisks[{index}].name: {name:?} is the name of dataDisks[{first}] too"
+            ));
+        }
+    }
+    let linked = spec.clone_mode.as_ref().is_none_or(|mode| mode.as_str() != "fullClone");
+    if linked && (spec.disk_gib.unwrap_or_default() > 0 || !spec.additional_disks_gib.is_empty()) {
+        warnings.push(format!(
+            "{path}.diskGiB: a linked clone keeps the sizes of its template's disks: set cloneMode to fullClone to grow them"
+        ));
+    }
+    warnings
+}
+
+#[cfg(test)]
+#[path = "vsphere_tests.rs"]
+mod tests;

@@ -71,7 +71,7 @@ pub struct LifecycleHooks {
 #[serde(rename_all = "camelCase")]
 pub struct ProviderSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub value: Option<Value>,
 }
 
@@ -118,7 +118,7 @@ pub struct MachineStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub provider_status: Option<Value>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]

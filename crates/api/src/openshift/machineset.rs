@@ -1,7 +1,7 @@
 //! MachineSet: a number of machines made from one template.
 
 use super::machine::{MachineAuthority, MachineMeta, MachineSpec, SynchronizedApi};
-use crate::cel::{Rule, rule};
+use crate::cel::{Rule, rule, same};
 use crate::common::{Condition, is_default};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
@@ -41,6 +41,7 @@ pub struct MachineSetSpec {
     pub min_ready_seconds: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_policy: Option<DeletePolicy>,
+    #[serde(default)]
     pub selector: LabelSelector,
     #[serde(default, skip_serializing_if = "is_default")]
     pub template: MachineTemplateSpec,
@@ -81,11 +82,11 @@ pub struct MachineSetStatus {
 }
 
 fn set_rules() -> [Rule; 2] {
-    const SELECTED: &str = "!has(self.selector.matchLabels) || self.selector.matchLabels.all(k, \
+    const SELECTED: &str = "!has(self.selector) || !has(self.selector.matchLabels) || self.selector.matchLabels.all(k, \
         has(self.template) && has(self.template.metadata) && has(self.template.metadata.labels) && \
         k in self.template.metadata.labels && self.template.metadata.labels[k] == self.selector.matchLabels[k])";
     [
-        rule("self.selector == oldSelf.selector", "selector is immutable")
+        rule(same("self", "oldSelf", "selector"), "selector is immutable")
             .at(".selector")
             .forbidden(),
         rule(SELECTED, "`selector` does not match template `labels`").at(".template.metadata.labels"),

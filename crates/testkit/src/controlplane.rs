@@ -18,12 +18,12 @@ use kube::{Client, Config};
 use crate::parts;
 use crate::pki::{Identity, Pki};
 use crate::process::{Lifeline, Process};
-use crate::{files, gobuild, manifests, shared};
+use crate::{clusterapi, files, gobuild, manifests, shared};
 
 /// How long a control plane may take to answer; it takes about 4 s on an idle machine.
-const START_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// How often a starting program is asked whether it is ready.
-const ASK: Duration = Duration::from_millis(50);
+pub(crate) const ASK: Duration = Duration::from_millis(50);
 /// Another process may take a port between our look and the program's bind.
 const ATTEMPTS: usize = 3;
 /// Nodes and Pods with this label and value are left alone by kwok: their status is the test's to set.
@@ -39,6 +39,8 @@ pub struct Options {
     pub kwok: bool,
     /// Run namespaces, garbage collection, disruption budgets.
     pub controller_manager: bool,
+    /// Run the Cluster API core manager, with its CRDs, conversion and admission.
+    pub capi_core: bool,
     /// Further flags for kube-apiserver.
     pub apiserver_flags: Vec<String>,
 }
@@ -49,6 +51,7 @@ impl Default for Options {
             dir: None,
             kwok: true,
             controller_manager: true,
+            capi_core: false,
             apiserver_flags: Vec::new(),
         }
     }
@@ -154,6 +157,10 @@ impl ControlPlane {
             self.wait_service_account(&admin, deadline).await?;
         }
         files::write(&self.kubeconfig, admin)?;
+        if let Some(program) = &programs.cluster_api {
+            let process = clusterapi::start(program, &dir, pki, &lifeline, &self.client().await?).await?;
+            self.processes.push(process);
+        }
         self.lifeline = Some(lifeline);
         Ok(())
     }
@@ -261,13 +268,16 @@ impl ControlPlane {
         self.install_crds_from(&dir).await
     }
 
+    /// Installs the CRDs of Cluster API without its manager: tests that play its part write its objects themselves, in
+    /// one version each, since nobody converts.
+    pub async fn install_cluster_api_crds(&self) -> Result<()> {
+        let dir = tokio::task::spawn_blocking(|| parts::CLUSTER_API_CRDS.path()).await??;
+        self.install_crds_from(&dir).await
+    }
+
     /// Installs all CRDs found in a folder's YAML files and waits until they are served.
     pub async fn install_crds_from(&self, dir: &Path) -> Result<()> {
-        let mut crds = Vec::new();
-        for file in gobuild::yaml_files(dir)? {
-            let text = std::fs::read_to_string(&file)?;
-            crds.extend(manifests::parse(&text).with_context(|| format!("cannot read {}", file.display()))?);
-        }
+        let crds = manifests::read_dir(dir)?;
         let lock = self.dir.join("crds.lock");
         let _lock = tokio::task::spawn_blocking(move || files::Lock::take(&lock, || ())).await??;
         manifests::install_crds(&self.client().await?, crds).await
@@ -325,6 +335,7 @@ struct Programs {
     apiserver: PathBuf,
     controller_manager: Option<PathBuf>,
     kwok: Option<(PathBuf, PathBuf)>,
+    cluster_api: Option<clusterapi::Programs>,
 }
 
 impl Programs {
@@ -338,6 +349,7 @@ impl Programs {
                 .then(|| parts::KUBE_CONTROLLER_MANAGER.path())
                 .transpose()?,
             kwok: options.kwok.then(kwok).transpose()?,
+            cluster_api: options.capi_core.then(clusterapi::Programs::provide).transpose()?,
         })
     }
 }
@@ -437,7 +449,7 @@ fn kwok_command(program: &Path, stages: &Path, kubeconfig: &Path) -> Result<Comm
 
 /// Ports below the range from which the kernel gives out ports for outgoing connections, so that none of those takes
 /// one before the program binds it.
-fn free_ports<const N: usize>() -> Result<[u16; N]> {
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;
     let seed = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos()) ^ std::process::id() << 7;

@@ -3,6 +3,7 @@
 //! Invariants: nothing is built that was not asked for, and nothing twice (see [`parts`]); every process started here
 //! ends with whoever it was started for, even when that one is killed with SIGKILL (see [`process`]).
 
+mod clusterapi;
 pub mod controlplane;
 mod files;
 mod gobuild;
@@ -11,6 +12,8 @@ pub mod parts;
 mod pki;
 pub mod process;
 mod shared;
+pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};
 pub use files::cache_dir;
+pub use vcsim::{Vcsim, vcsim};

@@ -1,5 +1,6 @@
 //! Manifests into a cluster: parsing, CRDs that are waited for, and server-side apply of whatever else.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,8 @@ use kube::discovery::{Discovery, Scope};
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
 use kube::{Client, ResourceExt};
+
+use crate::gobuild;
 
 /// The name under which manifests are applied.
 const FIELD_MANAGER: &str = "capstan-local";
@@ -25,6 +28,16 @@ pub fn parse(text: &str) -> Result<Vec<DynamicObject>> {
         .flatten()
         .map(|document| serde_json::from_value(document).context("an object without apiVersion, kind or metadata"))
         .collect()
+}
+
+/// All objects of a folder's YAML files.
+pub fn read_dir(dir: &Path) -> Result<Vec<DynamicObject>> {
+    let mut objects = Vec::new();
+    for file in gobuild::yaml_files(dir)? {
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        objects.extend(parse(&text).with_context(|| format!("cannot read {}", file.display()))?);
+    }
+    Ok(objects)
 }
 
 /// Applies CRDs and waits until they are served.

@@ -133,3 +133,51 @@ pub static KWOK_STAGES: Part = Part {
         ],
     },
 };
+
+static VCSIM_MODULE: Module = module!("vcsim":
+    "go.mod", "go.sum", "main.go", "admin.go", "front.go", "limits.go", "templates.go", "world.go");
+
+/// A simulated vCenter: our own main on govmomi's simulator.
+pub static VCSIM: Part = Part {
+    name: "vcsim",
+    module: &VCSIM_MODULE,
+    source: Source::Program {
+        package: ".",
+        ldflags: "",
+        version: None,
+    },
+};
+
+static CAPI: Module = module!("capi": "go.mod", "go.sum");
+
+/// The Cluster API core manager.
+pub static CLUSTER_API: Part = Part {
+    name: "cluster-api",
+    module: &CAPI,
+    source: Source::Program {
+        package: "sigs.k8s.io/cluster-api/core",
+        ldflags: "-X sigs.k8s.io/cluster-api/version.gitVersion=v1.14.2 \
+             -X sigs.k8s.io/cluster-api/version.gitMajor=1 -X sigs.k8s.io/cluster-api/version.gitMinor=14",
+        version: None,
+    },
+};
+
+/// The kinds of `cluster.x-k8s.io` and its neighbours.
+pub static CLUSTER_API_CRDS: Part = Part {
+    name: "cluster-api-crds",
+    module: &CAPI,
+    source: Source::Files {
+        of: "sigs.k8s.io/cluster-api",
+        paths: &["core/config/crd/bases/"],
+    },
+};
+
+/// What the core manager is asked by the API server.
+pub static CLUSTER_API_WEBHOOKS: Part = Part {
+    name: "cluster-api-webhooks",
+    module: &CAPI,
+    source: Source::Files {
+        of: "sigs.k8s.io/cluster-api",
+        paths: &["core/config/webhook/manifests.yaml"],
+    },
+};

@@ -53,7 +53,7 @@ impl Pki {
             ca,
             issuer: Issuer::new(params, key),
         };
-        pki.serving()?;
+        pki.serving("apiserver")?;
         Ok(pki)
     }
 
@@ -65,7 +65,8 @@ impl Pki {
         self.dir.join(name)
     }
 
-    fn serving(&self) -> Result<()> {
+    /// Makes `NAME.crt` and `NAME.key` for a server on loopback.
+    pub fn serving(&self, name: &str) -> Result<()> {
         let names = [
             "127.0.0.1",
             "::1",
@@ -75,13 +76,13 @@ impl Pki {
             "kubernetes.default.svc",
         ];
         let mut params = CertificateParams::new(names.map(str::to_owned))?;
-        params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+        params.distinguished_name.push(DnType::CommonName, name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
-        files::write(&self.file("apiserver.crt"), certificate.pem())?;
-        files::write(&self.file("apiserver.key"), key.serialize_pem())
+        files::write(&self.file(&format!("{name}.crt")), certificate.pem())?;
+        files::write(&self.file(&format!("{name}.key")), key.serialize_pem())
     }
 
     /// A client certificate for `user` in `group`.

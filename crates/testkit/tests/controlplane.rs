@@ -227,3 +227,40 @@ fn no_process_is_left_after_kill_9_of_a_test_program() -> Result<()> {
 fn no_process_is_left_after_kill_9_of_the_test_runner() -> Result<()> {
     kill_the_runner_and_look("shared")
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_api_core_converts_defaults_and_reconciles() -> Result<()> {
+    let plane = ControlPlane::start(Options {
+        capi_core: true,
+        ..Options::default()
+    })
+    .await?;
+    tokio::time::timeout(LIMIT, async {
+        let namespace = plane.namespace("capi").await?;
+        let path = plane.dir().join("cluster.yaml");
+        std::fs::write(
+            &path,
+            "apiVersion: cluster.x-k8s.io/v1beta1\nkind: Cluster\nmetadata: {name: one}\n\
+             spec:\n  infrastructureRef: {apiVersion: infrastructure.cluster.x-k8s.io/v1beta1, kind: VSphereCluster, name: one}\n  controlPlaneEndpoint: {host: 127.0.0.1, port: 6443}\n",
+        )?;
+        plane.kubectl(&["apply", "-n", &namespace, "-f", &path.display().to_string()]).await?;
+        // Read in the newer version, with a phase that only the manager writes.
+        let phase = ["get", "clusters.v1beta2.cluster.x-k8s.io", "one", "-n", &namespace, "-o", "jsonpath={.status.phase}"];
+        while plane.kubectl(&phase).await?.is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    })
+    .await?
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_simulated_vcenter_says_how_to_log_in() -> Result<()> {
+    let vcsim = capstan_testkit::vcsim(&[]).await?;
+    ensure!(
+        vcsim.access.url.starts_with("https://127.0.0.1:"),
+        "{}",
+        vcsim.access.url
+    );
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! The Cluster API core manager beside a control plane: its CRDs with conversion, the manager, its admission.
+//!
+//! The order matters: conversion is asked for as soon as the manager lists old versions, so the CRDs name its address
+//! first; admission is registered last, since until the manager answers it would refuse everything.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::controlplane::{ASK, START_TIMEOUT, free_ports};
+use crate::pki::Pki;
+use crate::process::{Lifeline, Process};
+use crate::{manifests, parts};
+
+pub struct Programs {
+    manager: PathBuf,
+    crds: PathBuf,
+    webhooks: PathBuf,
+}
+
+impl Programs {
+    pub fn provide() -> Result<Self> {
+        Ok(Self {
+            manager: parts::CLUSTER_API.path()?,
+            crds: parts::CLUSTER_API_CRDS.path()?,
+            webhooks: parts::CLUSTER_API_WEBHOOKS.path()?,
+        })
+    }
+}
+
+pub async fn start(
+    programs: &Programs,
+    dir: &Path,
+    pki: &Pki,
+    lifeline: &Lifeline,
+    client: &Client,
+) -> Result<Process> {
+    let [webhook, health] = free_ports()?;
+    let ca = BASE64_STANDARD.encode(pki.ca());
+    let mut crds = manifests::read_dir(&programs.crds)?;
+    for crd in &mut crds {
+        crd.data["spec"]["conversion"] = json!({
+            "strategy": "Webhook",
+            "webhook": {
+                "clientConfig": {"url": format!("https://127.0.0.1:{webhook}/convert"), "caBundle": ca},
+                "conversionReviewVersions": ["v1"],
+            },
+        });
+    }
+    manifests::install_crds(client, crds).await?;
+
+    pki.serving("cluster-api")?;
+    let mut command = Command::new(&programs.manager);
+    command
+        .env("KUBECONFIG", dir.join("kubeconfig"))
+        .args([
+            format!("--webhook-port={webhook}"),
+            format!("--health-addr=127.0.0.1:{health}"),
+        ])
+        .arg(format!("--webhook-cert-dir={}", dir.join("pki").display()))
+        .args([
+            "--webhook-cert-name=cluster-api.crt",
+            "--webhook-key-name=cluster-api.key",
+        ])
+        .args(["--diagnostics-address=127.0.0.1:0", "--insecure-diagnostics"]);
+    let mut process = lifeline.start(dir, "cluster-api", command)?;
+    let deadline = Instant::now() + START_TIMEOUT;
+    while !is_healthy(health).await {
+        process.check()?;
+        if Instant::now() > deadline {
+            bail!(
+                "the Cluster API core manager is not ready; see {}",
+                process.log().display()
+            );
+        }
+        tokio::time::sleep(ASK).await;
+    }
+    let mut webhooks = manifests::read_dir(&programs.webhooks)?;
+    for configuration in &mut webhooks {
+        let entries = configuration.data["webhooks"]
+            .as_array_mut()
+            .context("a configuration without webhooks")?;
+        for entry in entries {
+            let path = entry["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
+            let url = Value::from(format!("https://127.0.0.1:{webhook}{path}"));
+            entry["clientConfig"] = json!({"url": url, "caBundle": ca});
+        }
+    }
+    manifests::apply(client, "default", &webhooks).await?;
+    Ok(process)
+}
+
+/// Asks the manager's own readiness, which includes that its webhooks are served.
+async fn is_healthy(port: u16) -> bool {
+    let ask = async {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    matches!(tokio::time::timeout(ASK * 20, ask).await, Ok(Ok(answer)) if answer.contains(" 200 "))
+}

@@ -236,6 +236,7 @@ async fn cluster_api_core_converts_defaults_and_reconciles() -> Result<()> {
     })
     .await?;
     tokio::time::timeout(LIMIT, async {
+        plane.install_crds().await?;
         let namespace = plane.namespace("capi").await?;
         let path = plane.dir().join("cluster.yaml");
         std::fs::write(

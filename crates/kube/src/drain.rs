@@ -36,6 +36,8 @@ const SEVERAL_BUDGETS_RETRY: Duration = Duration::from_secs(30);
 const FALLBACK: Duration = Duration::from_secs(30);
 /// Listing a node's pods takes milliseconds; a cluster that needs longer than this does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
+/// A pod that was told to go and is still shown as staying after this long is told again.
+const CACHE_LAG: Duration = Duration::from_secs(10);
 /// A drain that nobody has asked about for this long was given up.
 const ABANDONED: Duration = Duration::from_secs(600);
 /// So many evictions are under way at once.
@@ -70,6 +72,8 @@ struct Stubborn {
 struct Draining {
     pods: Cache<Pod>,
     stubborn: Mutex<BTreeMap<String, Stubborn>>,
+    /// Pods (by UID) that were told to go and that the cache may still show as staying.
+    told: Mutex<HashMap<String, Instant>>,
     shown: Mutex<Vec<BlockedLabels>>,
     asked: Mutex<Instant>,
     wake: Mutex<Wake>,
@@ -249,6 +253,7 @@ impl Drainer {
         let draining = Arc::new(Draining {
             pods,
             stubborn: Mutex::default(),
+            told: Mutex::default(),
             shown: Mutex::default(),
             asked: Mutex::new(Instant::now()),
             wake: Mutex::new(wake),
@@ -278,13 +283,19 @@ impl Drainer {
         for pod in pods {
             seen.push(self.0.owners.describe(pod).await?);
         }
+        let now = Timestamp::now();
+        let mut told = lock(&draining.told);
+        told.retain(|_, at| at.elapsed() < CACHE_LAG);
+        for pod in seen.iter_mut().filter(|pod| told.contains_key(&pod.uid)) {
+            pod.deleted_by = pod.deleted_by.or(Some(now));
+        }
         let mut stubborn = lock(&draining.stubborn);
         stubborn.retain(|uid, _| seen.iter().any(|pod| pod.uid == *uid && pod.deleted_by.is_none()));
         let refused = stubborn
             .iter()
             .map(|(uid, stubborn)| (uid.clone(), stubborn.refusal))
             .collect();
-        Ok(drain::plan(&seen, &refused, options, Timestamp::now()))
+        Ok(drain::plan(&seen, &refused, options, now))
     }
 
     async fn plan_live(&self, draining: &Draining, node: &str, options: &Options) -> Result<Plan, Error> {

@@ -70,30 +70,43 @@ impl Default for Metrics {
             evictions: Family::default(),
             blocked: Family::default(),
         };
-        metrics.register(|registry| {
-            let requests = metrics.requests.clone();
-            registry.register(
-                "capstan_kube_requests",
-                "Requests sent to Kubernetes API servers",
-                requests,
-            );
-            registry.register(
-                "capstan_reconciles",
-                "Reconcile passes by outcome",
-                metrics.reconciles.clone(),
-            );
-            let durations = metrics.durations.clone();
-            registry.register(
-                "capstan_reconcile_duration_seconds",
-                "Time a reconcile pass took",
-                durations,
-            );
-        });
+        metrics.register(|registry| metrics.add_to(registry));
         metrics
     }
 }
 
 impl Metrics {
+    fn add_to(&self, registry: &mut Registry) {
+        let requests = self.requests.clone();
+        registry.register(
+            "capstan_kube_requests",
+            "Requests sent to Kubernetes API servers",
+            requests,
+        );
+        registry.register(
+            "capstan_reconciles",
+            "Reconcile passes by outcome",
+            self.reconciles.clone(),
+        );
+        let durations = self.durations.clone();
+        registry.register(
+            "capstan_reconcile_duration_seconds",
+            "Time a reconcile pass took",
+            durations,
+        );
+        registry.register(
+            "capstan_drain_evictions",
+            "Evictions asked for, by answer",
+            self.evictions.clone(),
+        );
+        let blocked = self.blocked.clone();
+        registry.register(
+            "capstan_drain_pod_in_the_way",
+            "Pods that keep a node from being drained",
+            blocked,
+        );
+    }
+
     /// Add metrics of one's own to the shared registry.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.lock())

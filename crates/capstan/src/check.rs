@@ -1,9 +1,10 @@
 //! `capstan check`: says what is wrong with manifests before they are applied.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use capstan_api::openshift;
+use capstan_api::{azure, openshift};
 use capstan_core::validate::{self, Findings};
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -16,8 +17,8 @@ const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
 
 /// Says what is wrong with manifests before they are applied
 ///
-/// Reads Machines, MachineSets, AzureMachinePools and the vSphere kinds, and applies the rules that admission and the
-/// controllers apply, offline. Other kinds are passed over. Exits 1 when an object would be refused.
+/// Holds every object of Capstan's kinds against its schema and against the rules that admission and the controllers
+/// apply, offline. Other kinds are passed over. Exits 1 when an object would be refused.
 #[derive(Args)]
 pub struct Check {
     /// Manifest files; - is standard input
@@ -30,10 +31,13 @@ pub struct Check {
 
 /// True when nothing would be refused.
 pub fn run(args: &Check) -> anyhow::Result<bool> {
+    let schemas = schemas()?;
     let (mut checked, mut errors, mut warnings) = (0, 0, 0);
     for file in &args.files {
         for object in manifest::read(file)? {
-            let Some(findings) = findings(&object) else { continue };
+            let Some(findings) = findings(&object, &schemas) else {
+                continue;
+            };
             checked += 1;
             errors += findings.errors.len();
             warnings += findings.warnings.len();
@@ -49,23 +53,48 @@ pub fn run(args: &Check) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// What the rules say of an object; nothing for kinds that have no rules here.
-fn findings(object: &Object) -> Option<Findings> {
+/// What schema and rules say of an object; nothing for kinds that are not ours.
+fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
+    let schema = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
+    let errors = validate::schema::check(schema, &object.value);
+    if !errors.is_empty() {
+        // Rules speak of values, and make sense only once these have the right shape.
+        return Some(Findings {
+            errors,
+            warnings: Vec::new(),
+        });
+    }
     let result = match (object.group(), object.kind()) {
-        (openshift::Machine::GROUP, "Machine") => machine(object),
-        (openshift::Machine::GROUP, "MachineSet") => machine_set(object),
-        _ => return None,
+        (openshift::Machine::GROUP, openshift::Machine::KIND) => machine(object),
+        (openshift::Machine::GROUP, openshift::MachineSet::KIND) => machine_set(object),
+        (_, azure::AzureMachinePool::KIND) => object.typed().map(|pool| validate::azure_pool::validate(&pool)),
+        _ => Ok(Findings::default()),
     };
     Some(result.unwrap_or_else(|error| unreadable(&error)))
+}
+
+type Schemas = BTreeMap<(String, String), Value>;
+
+/// The schemas that `capstan crds` installs, by group and kind.
+fn schemas() -> anyhow::Result<Schemas> {
+    let mut schemas = Schemas::new();
+    for crd in capstan_api::crds() {
+        let spec = crd.spec;
+        let served = spec
+            .versions
+            .into_iter()
+            .find_map(|version| version.schema?.open_api_v3_schema);
+        schemas.insert((spec.group, spec.names.kind), serde_json::to_value(served)?);
+    }
+    Ok(schemas)
 }
 
 /// An object that does not even read is wrong at the place where reading stopped.
 fn unreadable(error: &anyhow::Error) -> Findings {
     Findings {
-        errors: vec![validate::FieldError::invalid(
-            "(object)",
-            Value::Null,
-            format!("{error:#}"),
+        errors: vec![validate::FieldError::forbidden(
+            "spec",
+            format!("cannot be read: {error:#}"),
         )],
         warnings: Vec::new(),
     }

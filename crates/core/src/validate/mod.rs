@@ -4,6 +4,7 @@
 pub mod azure_pool;
 pub mod openshift;
 pub mod vsphere;
+pub mod schema;
 
 use std::fmt;
 

@@ -1,0 +1,131 @@
+//! The commands that need no cluster, run as a user runs them.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+fn capstan(args: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn machine_set(disk: &str) -> String {
+    format!(
+        "apiVersion: machine.openshift.io/v1beta1
+kind: MachineSet
+metadata: {{name: workers, namespace: openshift-machine-api, labels: {{machine.openshift.io/cluster-api-cluster: ocp}}}}
+spec:
+  selector: {{matchLabels: {{set: workers}}}}
+  template:
+    metadata: {{labels: {{set: workers}}}}
+    spec:
+      providerSpec:
+        value:
+          kind: AzureMachineProviderSpec
+          image: {{resourceID: /subscriptions/s/image}}
+          osDisk: {{diskSizeGB: 128}}
+          dataDisks: [{disk}]
+"
+    )
+}
+
+#[test]
+fn check_accepts_a_machine_set_that_admission_would_fill_in() {
+    let good = machine_set("{nameSuffix: etcd, lun: 0, diskSizeGB: 4, deletionPolicy: Detach}");
+    let out = capstan(&["check", "-f", "-"], &good);
+    assert_eq!(text(&out.stdout), "1 checked, 0 errors, 0 warnings\n");
+    assert!(out.status.success());
+}
+
+#[test]
+fn check_names_file_object_field_value_and_remedy_and_exits_1() {
+    let out = capstan(
+        &["check", "-f", "-"],
+        &machine_set("{nameSuffix: etcd, lun: 64, diskSizeGB: 4, deletionPolicy: Keep}"),
+    );
+    let expected = "-: MachineSet openshift-machine-api/workers: providerSpec.dataDisks[0].lun: Invalid value: 64: must be greater than or equal to 0 and less than 64\n\
+        -: MachineSet openshift-machine-api/workers: providerSpec.dataDisks[0].deletionPolicy: Invalid value: \"Keep\": must be either Delete or Detach\n\
+        1 checked, 2 errors, 0 warnings\n";
+    assert_eq!(text(&out.stdout), expected);
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn check_finds_a_field_that_the_schema_does_not_know() {
+    let pool = "apiVersion: infrastructure.cluster.x-k8s.io/v1beta1\nkind: AzureMachinePool\nmetadata: {name: p}\nspec: {locaton: eastus}\n";
+    let out = text(&capstan(&["check", "-f", "-"], pool).stdout);
+    assert!(
+        out.contains("spec.locaton: Forbidden: unknown field") && out.contains("spec.location: Required value"),
+        "{out}"
+    );
+}
+
+#[test]
+fn disks_are_merged_into_a_user_data_secret() {
+    let file = std::env::temp_dir().join(format!("capstan-offline-{}.yaml", std::process::id()));
+    std::fs::write(
+        &file,
+        machine_set("{nameSuffix: etcd, lun: 3, diskSizeGB: 4, deletionPolicy: Detach}"),
+    )
+    .unwrap();
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: worker-user-data, uid: x}\nstringData: {userData: '{\"ignition\":{\"version\":\"3.2.0\"}}', disableTemplating: 'true'}\n";
+    let path = file.to_str().unwrap();
+    let args = [
+        "disks",
+        "ignition",
+        "-f",
+        path,
+        "--mount",
+        "etcd:/var/lib/etcd:xfs",
+        "--secret",
+        "-",
+        "--name",
+        "new",
+    ];
+    let out = capstan(&args, secret);
+    let unknown = capstan(
+        &["disks", "ignition", "-f", path, "--mount", "lun0:/var/lib/etcd:xfs"],
+        "",
+    );
+    std::fs::remove_file(&file).unwrap();
+    let merged: serde_json::Value = serde_saphyr::from_str(&text(&out.stdout)).unwrap();
+    assert_eq!(
+        (&merged["metadata"]["name"], merged["metadata"].get("uid")),
+        (&"new".into(), None)
+    );
+    assert_eq!(merged["stringData"]["disableTemplating"], "true");
+    assert!(
+        merged["stringData"]["userData"]
+            .as_str()
+            .unwrap()
+            .contains("/dev/disk/azure/scsi1/lun3")
+    );
+    assert_eq!(
+        text(&unknown.stderr),
+        "error: mount \"lun0:/var/lib/etcd:xfs\": no data disk \"lun0\"; the machine has lun3/etcd\n"
+    );
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for args in [
+        &["--help"][..],
+        &["check", "--help"],
+        &["disks", "ignition", "--help"],
+        &["completions", "bash"],
+        &["version"],
+    ] {
+        let out = capstan(args, "");
+        assert!(out.status.success() && !out.stdout.is_empty(), "{args:?}");
+    }
+}

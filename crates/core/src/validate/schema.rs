@@ -1,0 +1,176 @@
+//! What the API server checks by an object's schema, without an API server: types, required fields, enums, ranges and
+//! fields that it does not know. CEL rules stay with the server.
+
+use serde_json::{Map, Value};
+
+use super::FieldError;
+
+/// Every place where a value does not fit its structural schema.
+pub fn check(schema: &Value, value: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    node(schema, value, "", &mut errors);
+    errors
+}
+
+fn node(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    if value.is_null() {
+        return; // The server drops a null and applies the default.
+    }
+    if let Some(expected) = wrong_type(schema, value) {
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            format!("must be of type {expected}"),
+        ));
+        return;
+    }
+    if let Some(allowed) = schema["enum"].as_array().filter(|allowed| !allowed.contains(value)) {
+        let allowed = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            format!("supported values: {allowed}"),
+        ));
+    }
+    range(schema, value, path, errors);
+    match value {
+        Value::Object(fields) => object(schema, fields, path, errors),
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                node(&schema["items"], item, &format!("{path}[{index}]"), errors);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The type that the schema asks for, where the value has another.
+fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
+    if schema["x-kubernetes-int-or-string"] == true {
+        return (!value.is_i64() && !value.is_u64() && !value.is_string()).then_some("integer or string");
+    }
+    let expected = schema["type"].as_str()?;
+    let fits = match expected {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        _ => true,
+    };
+    (!fits).then_some(expected)
+}
+
+fn range(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let size = match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => Some(text.chars().count() as f64),
+        Value::Array(items) => Some(items.len() as f64),
+        _ => None,
+    };
+    let (least, most, what) = match value {
+        Value::Number(_) => ("minimum", "maximum", ""),
+        Value::String(_) => ("minLength", "maxLength", " characters"),
+        _ => ("minItems", "maxItems", " items"),
+    };
+    let Some(size) = size else { return };
+    if let Some(limit) = schema[least].as_f64().filter(|limit| size < *limit) {
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            format!("should be at least {limit}{what}"),
+        ));
+    }
+    if let Some(limit) = schema[most].as_f64().filter(|limit| size > *limit) {
+        errors.push(FieldError::invalid(
+            path,
+            value.clone(),
+            format!("should be at most {limit}{what}"),
+        ));
+    }
+}
+
+fn object(schema: &Value, fields: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
+    let at = |field: &str| {
+        if path.is_empty() {
+            field.to_owned()
+        } else {
+            format!("{path}.{field}")
+        }
+    };
+    for field in schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+    {
+        if fields.get(field).is_none_or(Value::is_null) {
+            errors.push(FieldError::required(at(field), ""));
+        }
+    }
+    let open =
+        schema["x-kubernetes-preserve-unknown-fields"] == true || schema["x-kubernetes-embedded-resource"] == true;
+    for (field, value) in fields {
+        // The server knows these by itself, whatever the schema says.
+        if path.is_empty() && ["apiVersion", "kind", "metadata"].contains(&field.as_str()) {
+            continue;
+        }
+        if let Some(known) = schema["properties"].get(field) {
+            node(known, value, &at(field), errors);
+        } else if schema["additionalProperties"].is_object() {
+            node(&schema["additionalProperties"], value, &at(field), errors);
+        } else if !open && schema["properties"].is_object() {
+            errors.push(FieldError::forbidden(at(field), "unknown field"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    fn schema() -> Value {
+        json!({ "type": "object", "properties": { "spec": { "type": "object", "required": ["size"], "properties": {
+            "size": { "type": "integer", "minimum": 4, "maximum": 64 },
+            "mode": { "type": "string", "enum": ["a", "b"] },
+            "surge": { "x-kubernetes-int-or-string": true },
+            "tags": { "type": "object", "additionalProperties": { "type": "string" } },
+            "raw": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+            "list": { "type": "array", "maxItems": 1, "items": { "type": "string", "minLength": 1 } },
+        } } } })
+    }
+
+    #[rstest]
+    #[case(json!({ "size": 4, "mode": "a", "surge": "10%", "tags": { "x": "y" }, "raw": { "any": 1 }, "list": ["a"] }), &[])]
+    #[case(json!({ "size": 4, "mode": null }), &[])]
+    #[case(json!({}), &["spec.size: Required value"])]
+    #[case(json!({ "size": "4" }), &["spec.size: Invalid value: \"4\": must be of type integer"])]
+    #[case(json!({ "size": 3 }), &["spec.size: Invalid value: 3: should be at least 4"])]
+    #[case(json!({ "size": 65 }), &["spec.size: Invalid value: 65: should be at most 64"])]
+    #[case(json!({ "size": 4, "mode": "c" }), &["spec.mode: Invalid value: \"c\": supported values: \"a\", \"b\""])]
+    #[case(json!({ "size": 4, "surge": true }), &["spec.surge: Invalid value: true: must be of type integer or string"])]
+    #[case(json!({ "size": 4, "tags": { "x": 1 } }), &["spec.tags.x: Invalid value: 1: must be of type string"])]
+    #[case(json!({ "size": 4, "sise": 1 }), &["spec.sise: Forbidden: unknown field"])]
+    #[case(json!({ "size": 4, "list": ["", ""] }), &["spec.list: Invalid value: [\"\",\"\"]: should be at most 1 items", "spec.list[0]: Invalid value: \"\": should be at least 1 characters", "spec.list[1]: Invalid value: \"\": should be at least 1 characters"])]
+    fn values_are_held_against_the_schema(#[case] spec: Value, #[case] expected: &[&str]) {
+        let found: Vec<_> = check(&schema(), &json!({ "kind": "X", "spec": spec }))
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn no_document_makes_it_panic(text in "[\\[\\]{}\":,a-d0-9 ]{0,60}") {
+            if let Ok(value) = serde_json::from_str(&text) {
+                check(&schema(), &value);
+                check(&value, &json!({ "spec": { "size": 1 } }));
+            }
+        }
+    }
+}

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use capstan_api::{azure, openshift};
+use capstan_api::{azure, openshift, vsphere};
+use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -68,6 +69,18 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
         (openshift::Machine::GROUP, openshift::Machine::KIND) => machine(object),
         (openshift::Machine::GROUP, openshift::MachineSet::KIND) => machine_set(object),
         (_, azure::AzureMachinePool::KIND) => object.typed().map(|pool| validate::azure_pool::validate(&pool)),
+        (_, vsphere::VSphereMachine::KIND) => object
+            .typed::<vsphere::VSphereMachine>()
+            .map(|machine| rules::machine(&machine.spec)),
+        (_, vsphere::VSphereMachineTemplate::KIND) => object
+            .typed::<vsphere::VSphereMachineTemplate>()
+            .map(|template| rules::machine_template(&template.spec)),
+        (_, vsphere::VSphereVM::KIND) => object
+            .typed::<vsphere::VSphereVM>()
+            .map(|vm| rules::virtual_machine(object.name(), &vm.spec)),
+        (_, vsphere::VSphereFailureDomain::KIND) => object
+            .typed::<vsphere::VSphereFailureDomain>()
+            .map(|domain| rules::failure_domain(&domain.spec)),
         _ => Ok(Findings::default()),
     };
     Some(result.unwrap_or_else(|error| unreadable(&error)))

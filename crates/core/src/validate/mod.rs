@@ -3,8 +3,8 @@
 
 pub mod azure_pool;
 pub mod openshift;
-pub mod vsphere;
 pub mod schema;
+pub mod vsphere;
 
 use std::fmt;
 

@@ -1,1 +1,3 @@
-//! (module docs to come with the content)
+//! Simulated clouds for tests, benchmarks and demonstrations.
+
+pub mod azure;

@@ -1,0 +1,288 @@
+//! Instances of a Uniform scale set: small structs that share the models they were made from, rendered when asked for.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::storage::default;
+use super::views::instance_view;
+use crate::azure::wire::{Fail, text};
+use crate::azure::world::{address, etag};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    Creating,
+    Succeeded,
+    Updating,
+    Deleting,
+    Failed,
+}
+
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Creating => "Creating",
+            State::Succeeded => "Succeeded",
+            State::Updating => "Updating",
+            State::Deleting => "Deleting",
+            State::Failed => "Failed",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Power {
+    Starting,
+    Running,
+    Stopping,
+    Stopped,
+    Deallocating,
+    Deallocated,
+}
+
+impl Power {
+    pub fn name(self) -> &'static str {
+        match self {
+            Power::Starting => "starting",
+            Power::Running => "running",
+            Power::Stopping => "stopping",
+            Power::Stopped => "stopped",
+            Power::Deallocating => "deallocating",
+            Power::Deallocated => "deallocated",
+        }
+    }
+
+    pub fn named(name: &str) -> Self {
+        match name {
+            "starting" => Power::Starting,
+            "stopping" => Power::Stopping,
+            "stopped" => Power::Stopped,
+            "deallocating" => Power::Deallocating,
+            "deallocated" => Power::Deallocated,
+            _ => Power::Running,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Instance {
+    pub id: u64,
+    pub vm_id: String,
+    /// The six characters after the computer name's prefix.
+    pub suffix: String,
+    pub zone: Option<String>,
+    /// Which of the fleet's models it runs.
+    pub model: u64,
+    pub state: State,
+    pub power: Power,
+    pub address: u32,
+    pub created: String,
+    pub version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Fail>,
+    /// Set for the instance alone, by PUT: tags, protection policy, data disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<Box<Value>>,
+}
+
+/// A scale set's models and instances.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Fleet {
+    pub id: String,
+    pub name: String,
+    pub location: String,
+    pub flexible: bool,
+    /// Custom data included, which the set's document never shows.
+    pub models: BTreeMap<u64, Value>,
+    pub current: u64,
+    pub instances: BTreeMap<u64, Instance>,
+    pub last_id: u64,
+}
+
+impl Fleet {
+    pub fn model(&self, instance: &Instance) -> &Value {
+        self.models.get(&instance.model).unwrap_or(&Value::Null)
+    }
+
+    pub fn size(&self, instance: &Instance) -> &str {
+        text(self.model(instance), "/sku/name").unwrap_or_default()
+    }
+
+    pub fn newest(&self) -> &Value {
+        self.models.get(&self.current).unwrap_or(&Value::Null)
+    }
+
+    /// Takes a model; tells whether it differs from the one before.
+    pub fn adopt(&mut self, model: Value) -> bool {
+        if self.models.get(&self.current) == Some(&model) {
+            return false;
+        }
+        self.current += 1;
+        self.models.insert(self.current, model);
+        self.prune();
+        self.current > 1
+    }
+
+    /// Forgets models that no instance runs.
+    pub fn prune(&mut self) {
+        let used: std::collections::BTreeSet<u64> = self.instances.values().map(|instance| instance.model).collect();
+        let current = self.current;
+        self.models
+            .retain(|version, _| *version == current || used.contains(version));
+    }
+
+    pub fn instance_id(&self, instance: &Instance) -> String {
+        format!("{}/virtualMachines/{}", self.id, instance.id)
+    }
+
+    pub fn key(&self, id: u64) -> String {
+        format!("{}/virtualmachines/{id}", self.id.to_lowercase())
+    }
+
+    pub fn computer_name(&self, instance: &Instance) -> String {
+        let prefix = text(
+            self.model(instance),
+            "/properties/virtualMachineProfile/osProfile/computerNamePrefix",
+        )
+        .unwrap_or(&self.name);
+        format!("{prefix}{}", instance.suffix)
+    }
+
+    pub fn busy(&self) -> bool {
+        self.instances
+            .values()
+            .any(|instance| matches!(instance.state, State::Creating | State::Updating | State::Deleting))
+    }
+
+    /// An instance as Azure shows it.
+    pub fn render(&self, instance: &Instance, view: bool) -> Value {
+        let model = self.model(instance);
+        let profile = &model["properties"]["virtualMachineProfile"];
+        let mut body = json!({
+            "name": format!("{}_{}", self.name, instance.id), "id": self.instance_id(instance),
+            "type": "Microsoft.Compute/virtualMachineScaleSets/virtualMachines", "location": self.location,
+            "instanceId": instance.id.to_string(), "etag": etag(instance.version),
+            "sku": { "name": text(model, "/sku/name"), "tier": text(model, "/sku/tier").unwrap_or("Standard") },
+            "properties": {
+                "latestModelApplied": instance.model == self.current, "modelDefinitionApplied": "VirtualMachineScaleSet",
+                "vmId": instance.vm_id, "provisioningState": instance.state.name(), "timeCreated": instance.created,
+                "hardwareProfile": {}, "osProfile": self.os_profile(instance, profile),
+                "storageProfile": self.storage_profile(instance, profile),
+                "networkProfile": { "networkInterfaces": self.nic_references(instance, profile) },
+                "networkProfileConfiguration": profile["networkProfile"],
+            },
+        });
+        if let Some(zone) = &instance.zone {
+            body["zones"] = json!([zone]);
+        }
+        for name in ["securityProfile", "diagnosticsProfile", "licenseType"] {
+            if !profile[name].is_null() {
+                body["properties"][name] = profile[name].clone();
+            }
+        }
+        if !model["properties"]["additionalCapabilities"].is_null() {
+            body["properties"]["additionalCapabilities"] = model["properties"]["additionalCapabilities"].clone();
+        }
+        if !model["tags"].is_null() {
+            body["tags"] = model["tags"].clone();
+        }
+        if let Some(own) = &instance.own {
+            crate::azure::wire::merge(&mut body, own);
+        }
+        if view {
+            body["properties"]["instanceView"] = self.view(instance);
+        }
+        body
+    }
+
+    pub fn view(&self, instance: &Instance) -> Value {
+        let error = instance
+            .error
+            .as_ref()
+            .and_then(|error| serde_json::to_value(error).ok());
+        let computer = self.computer_name(instance);
+        instance_view(
+            instance.state.name(),
+            instance.power.name(),
+            error.as_ref(),
+            &instance.created,
+            &computer,
+        )
+    }
+
+    fn os_profile(&self, instance: &Instance, profile: &Value) -> Value {
+        let mut os = profile["osProfile"].clone();
+        if let Some(os) = os.as_object_mut() {
+            for secret in ["customData", "adminPassword", "computerNamePrefix"] {
+                os.shift_remove(secret);
+            }
+        }
+        os["computerName"] = json!(self.computer_name(instance));
+        os
+    }
+
+    fn storage_profile(&self, instance: &Instance, profile: &Value) -> Value {
+        let mut storage = profile["storageProfile"].clone();
+        let group = self.id.split("/providers/").next().unwrap_or_default();
+        let seed = instance.vm_id.replace('-', "");
+        let named = |disk: &mut Value, what: &str| {
+            let name = format!("{0}_{0}_{1}_{what}_{seed}", self.name, instance.id);
+            disk["managedDisk"]["id"] = json!(format!("{group}/providers/Microsoft.Compute/disks/{name}"));
+            default(&mut disk["managedDisk"], "storageAccountType", json!("Standard_LRS"));
+            disk["name"] = json!(name);
+        };
+        if storage["osDisk"].is_object() {
+            named(&mut storage["osDisk"], "OsDisk_1");
+            default(&mut storage["osDisk"], "osType", json!("Linux"));
+        }
+        for (i, disk) in storage["dataDisks"].as_array_mut().into_iter().flatten().enumerate() {
+            named(disk, &format!("disk{}", i + 2));
+        }
+        storage
+    }
+
+    fn nic_references(&self, instance: &Instance, profile: &Value) -> Vec<Value> {
+        let configs = profile
+            .pointer("/networkProfile/networkInterfaceConfigurations")
+            .and_then(Value::as_array);
+        let id = self.instance_id(instance);
+        let name = |config: &Value| text(config, "/name").unwrap_or("nic").to_owned();
+        configs
+            .into_iter()
+            .flatten()
+            .map(|config| json!({ "id": format!("{id}/networkInterfaces/{}", name(config)), "properties": { "primary": config["properties"]["primary"] } }))
+            .collect()
+    }
+
+    /// The instance's network interfaces, which exist only as part of it.
+    pub fn nics(&self, instance: &Instance) -> Vec<Value> {
+        let profile = &self.model(instance)["properties"]["virtualMachineProfile"];
+        let configs = profile
+            .pointer("/networkProfile/networkInterfaceConfigurations")
+            .and_then(Value::as_array);
+        let id = self.instance_id(instance);
+        let mut nics = Vec::new();
+        for config in configs.into_iter().flatten() {
+            let name = text(config, "/name").unwrap_or("nic");
+            let mut nic = config.clone();
+            nic["id"] = json!(format!("{id}/networkInterfaces/{name}"));
+            nic["properties"]["provisioningState"] = json!("Succeeded");
+            nic["properties"]["virtualMachine"] = json!({ "id": id });
+            for ip in nic
+                .pointer_mut("/properties/ipConfigurations")
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
+                let ip_name = text(ip, "/name").unwrap_or("ipconfig").to_owned();
+                ip["id"] = json!(format!("{id}/networkInterfaces/{name}/ipConfigurations/{ip_name}"));
+                ip["properties"]["privateIPAddress"] = json!(address(instance.address));
+                ip["properties"]["privateIPAllocationMethod"] = json!("Dynamic");
+                ip["properties"]["provisioningState"] = json!("Succeeded");
+            }
+            nics.push(nic);
+        }
+        nics
+    }
+}

@@ -1,0 +1,251 @@
+//! Flexible scale sets: their instances are virtual machines like any other.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::azure::operations::Lane;
+use crate::azure::resources::Place;
+use crate::azure::wire::{Answer, Call, Fail, Reply, same, text};
+use crate::azure::world::{Doc, Effect, World};
+
+type Effects = Vec<(Duration, Effect)>;
+
+impl World {
+    /// Keys of the VMs that belong to a set.
+    pub fn flexible_vms(&self, set: &str) -> Vec<String> {
+        if !self.fleets.get(set).is_some_and(|fleet| fleet.flexible) {
+            return Vec::new();
+        }
+        let prefix = set.split("/virtualmachinescalesets/").next().unwrap_or_default();
+        let member =
+            |doc: &Doc| text(&doc.body, "/properties/virtualMachineScaleSet/id").is_some_and(|id| same(id, set));
+        self.keys(&format!("{prefix}/virtualmachines/"))
+            .into_iter()
+            .filter(|key| {
+                self.docs
+                    .get(key)
+                    .is_some_and(|doc| member(doc) && doc.state() != "Deleting")
+            })
+            .collect()
+    }
+
+    pub fn scale_flexible(
+        &mut self,
+        call: &Call,
+        place: &Place,
+        set: &str,
+        wanted: u64,
+        have: u64,
+    ) -> (Effects, Option<Fail>) {
+        let mut effects = Vec::new();
+        let mut failure = None;
+        for key in self
+            .flexible_vms(set)
+            .into_iter()
+            .rev()
+            .take(have.saturating_sub(wanted) as usize)
+        {
+            effects.push(self.flexible_removal(&key));
+        }
+        for _ in have..wanted {
+            let name = format!("{}_{}", place.name, self.chance.hex(8));
+            let vm = place.sibling("Microsoft.Compute", "virtualMachines", &name);
+            let mut body = self.flexible_model(place, set, &vm);
+            match self.create_vm(&vm, &mut body, call) {
+                Ok((takes, fail)) => {
+                    failure = failure.or(fail.clone());
+                    effects.push((takes, Effect::VmCreated(vm.key(), fail)));
+                }
+                Err(fail) => failure = Some(fail),
+            }
+        }
+        (effects, failure)
+    }
+
+    fn flexible_removal(&mut self, key: &str) -> (Duration, Effect) {
+        if let Some(doc) = self.docs.get_mut(key) {
+            doc.set_state("Deleting");
+        }
+        self.touch(key);
+        (
+            self.config.times.vm_delete.draw(&mut self.chance),
+            Effect::VmRemoved {
+                vm: key.to_owned(),
+                keep_disks: false,
+            },
+        )
+    }
+
+    /// A VM's body out of the set's profile; its network interfaces are made on the way.
+    fn flexible_model(&mut self, set_place: &Place, set: &str, vm: &Place) -> Value {
+        let Some(fleet) = self.fleets.get(set) else {
+            return Value::Null;
+        };
+        let (model, location) = (fleet.newest().clone(), fleet.location.clone());
+        let zones: Vec<String> = self
+            .docs
+            .get(set)
+            .and_then(|doc| doc.body["zones"].as_array())
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect();
+        let crowd = |zone: &String| {
+            let here = |key: &String| {
+                self.docs
+                    .get(key)
+                    .is_some_and(|doc| text(&doc.body, "/zones/0") == Some(zone))
+            };
+            self.flexible_vms(set).into_iter().filter(here).count()
+        };
+        let zone = zones.iter().min_by_key(|zone| (crowd(zone), (*zone).clone())).cloned();
+        let profile = &model["properties"]["virtualMachineProfile"];
+        let mut properties = profile.clone();
+        let mut storage = profile["storageProfile"].clone();
+        storage["osDisk"]["deleteOption"] = json!("Delete");
+        for disk in storage["dataDisks"].as_array_mut().into_iter().flatten() {
+            disk["deleteOption"] = json!("Delete");
+        }
+        properties["storageProfile"] = storage;
+        properties["hardwareProfile"] = json!({ "vmSize": model["sku"]["name"] });
+        properties["virtualMachineScaleSet"] = json!({ "id": set_place.id() });
+        if !model["properties"]["additionalCapabilities"].is_null() {
+            properties["additionalCapabilities"] = model["properties"]["additionalCapabilities"].clone();
+        }
+        let prefix = text(profile, "/osProfile/computerNamePrefix")
+            .unwrap_or(&set_place.name)
+            .to_owned();
+        if let Some(os) = properties["osProfile"].as_object_mut() {
+            os.shift_remove("computerNamePrefix");
+            os.insert(
+                "computerName".into(),
+                json!(format!("{prefix}{}", self.chance.base36(6))),
+            );
+        }
+        let nics = self.flexible_nics(profile, vm, &location);
+        properties["networkProfile"] = json!({ "networkInterfaces": nics });
+        let tags = self
+            .docs
+            .get(set)
+            .map(|doc| doc.body["tags"].clone())
+            .unwrap_or_default();
+        let mut body = json!({ "location": location, "properties": properties });
+        if let Some(zone) = zone {
+            body["zones"] = json!([zone]);
+        }
+        if tags.is_object() {
+            body["tags"] = tags;
+        }
+        body
+    }
+
+    fn flexible_nics(&mut self, profile: &Value, vm: &Place, location: &str) -> Vec<Value> {
+        let configs = profile
+            .pointer("/networkProfile/networkInterfaceConfigurations")
+            .and_then(Value::as_array)
+            .cloned();
+        let mut references = Vec::new();
+        for config in configs.unwrap_or_default() {
+            let name = format!("{}-{}", text(&config, "/name").unwrap_or("nic"), self.chance.hex(8));
+            let nic = vm.sibling("Microsoft.Network", "networkInterfaces", &name);
+            let mut body = nic.head();
+            body["location"] = json!(location);
+            body["properties"] = config["properties"].clone();
+            self.dress_nic(&mut body);
+            references.push(
+                json!({ "id": nic.id(), "properties": { "primary": references.is_empty(), "deleteOption": "Delete" } }),
+            );
+            self.docs.insert(nic.key(), Doc::new(body));
+        }
+        references
+    }
+
+    /// A VM as the scale set's own list shows it.
+    pub fn flexible_body(&self, set: &str, key: &str, view: bool) -> Option<Value> {
+        let doc = self.docs.get(key)?;
+        let mut body = doc.body.clone();
+        let fleet = self.fleets.get(set)?;
+        body["instanceId"] = json!(doc.name());
+        body["id"] = json!(format!("{}/virtualMachines/{}", fleet.id, doc.name()));
+        body["type"] = json!("Microsoft.Compute/virtualMachineScaleSets/virtualMachines");
+        body["sku"] = json!({ "name": text(&doc.body, "/properties/hardwareProfile/vmSize"), "tier": "Standard" });
+        if view {
+            body["properties"]["instanceView"] = self.vm_instance_view(doc);
+        }
+        Some(body)
+    }
+
+    fn member(&self, set: &str, id: &str) -> Option<String> {
+        self.flexible_vms(set)
+            .into_iter()
+            .find(|key| key.rsplit('/').next().is_some_and(|name| same(name, id)))
+    }
+
+    pub fn flexible_instance(&mut self, call: &Call, set: &str) -> Reply {
+        let id = call.segment(9).to_owned();
+        let member = self.member(set, &id);
+        match (&call.method, call.segments.len(), member) {
+            (&Method::GET, 10, Some(key)) => Ok(Answer::ok(
+                self.flexible_body(set, &key, call.expands("instanceview"))
+                    .unwrap_or_default(),
+            )),
+            (&Method::DELETE, 10, None) => Ok(Answer::no_content()),
+            (&Method::DELETE, 10, Some(_)) => self.flexible_batch(call, set, "delete", vec![id]),
+            (&Method::POST, 11, Some(_)) => self.flexible_batch(call, set, &call.segment(10).to_lowercase(), vec![id]),
+            _ => Err(Fail::new(
+                404,
+                "NotFound",
+                format!("The entity was not found: virtual machine '{id}'."),
+            )),
+        }
+    }
+
+    pub fn flexible_batch(&mut self, call: &Call, set: &str, action: &str, ids: Vec<String>) -> Reply {
+        let every = ids.is_empty() || ids.iter().any(|id| id == "*");
+        let keys: Vec<String> = if every {
+            self.flexible_vms(set)
+        } else {
+            let active = |id: &String| {
+                self.member(set, id).ok_or_else(|| {
+                    Fail::parameter(
+                        "instanceIds",
+                        format!(
+                            "The provided instanceId {id} is not an active Virtual Machine Scale Set VM instanceId."
+                        ),
+                    )
+                })
+            };
+            ids.iter().map(active).collect::<Result<_, _>>()?
+        };
+        let mut effects: Effects = Vec::new();
+        for key in keys {
+            if action == "delete" {
+                effects.push(self.flexible_removal(&key));
+                self.lower_capacity(set, 1);
+                continue;
+            }
+            let (_, then) = super::vm::power(action).unwrap_or(("running", "running"));
+            effects.push((
+                self.config.times.vm_power.draw(&mut self.chance),
+                Effect::VmPower(key, then.to_owned()),
+            ));
+        }
+        let takes = effects.iter().map(|(takes, _)| *takes).max().unwrap_or_default();
+        effects.push((takes, Effect::SetSettled(set.to_owned(), None)));
+        let location = self
+            .fleets
+            .get(set)
+            .map(|fleet| fleet.location.clone())
+            .unwrap_or_default();
+        let operation = self.begin(call, Lane::Compute, effects, None);
+        let answer = if self.operations[&operation].end.is_some() {
+            Answer::empty()
+        } else {
+            Answer::accepted()
+        };
+        Ok(self.follow(call, answer, &operation, &location))
+    }
+}

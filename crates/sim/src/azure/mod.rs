@@ -1,0 +1,253 @@
+//! A simulated Azure Resource Manager that real clients cannot tell from Azure.
+//!
+//! State is held in memory behind one lock; everything that takes time is queued and happens when tokio's clock says so.
+//! Answers have ARM's status codes, headers, error bodies and operation URLs, whatever api-version is asked for.
+
+pub mod admin;
+pub mod clock;
+pub mod compute;
+pub mod config;
+pub mod faults;
+pub mod joiner;
+pub mod log;
+pub mod network;
+pub mod operations;
+pub mod policy;
+pub mod resources;
+pub mod router;
+pub mod server;
+pub mod throttle;
+pub mod tls;
+pub mod tokens;
+pub mod wire;
+pub mod world;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+pub use clock::Span;
+pub use config::{Config, Network, Times};
+pub use faults::{Action, Fault};
+pub use log::Request;
+use server::Shared;
+use wire::{Answer, Call, same};
+use world::World;
+
+/// The simulator; start it with [`Azure::start`].
+pub struct Azure;
+
+impl Azure {
+    /// Starts a simulator in this process. It ends when the handle is dropped.
+    pub async fn start(config: Config) -> anyhow::Result<Handle> {
+        let authority = tls::Authority::new()?;
+        Self::start_with(config, authority, false).await
+    }
+
+    async fn start_with(config: Config, authority: tls::Authority, print: bool) -> anyhow::Result<Handle> {
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", config.listen))?;
+        let address = listener.local_addr()?;
+        let names = [
+            "localhost".to_owned(),
+            "127.0.0.1".into(),
+            "::1".into(),
+            address.ip().to_string(),
+        ];
+        let tls = tokio_rustls::TlsAcceptor::from(authority.server(&names)?);
+        let host = if address.ip().is_loopback() {
+            "localhost".into()
+        } else {
+            address.ip().to_string()
+        };
+        let ca_file = std::env::temp_dir().join(format!("capstan-sim-{}-{}.pem", std::process::id(), address.port()));
+        tokio::fs::write(&ca_file, &authority.certificate)
+            .await
+            .with_context(|| format!("cannot write {}", ca_file.display()))?;
+        let (subscription, tenant) = (config.subscription.clone(), config.tenant.clone());
+        let (client_id, client_secret) = (config.client_id.clone(), config.client_secret.clone());
+        let shared = Arc::new(Shared::new(World::new(config), print));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(server::listen(shared.clone(), listener, tls));
+        tasks.spawn(shared.clone().drive());
+        Ok(Handle {
+            url: format!("https://{host}:{}", address.port()),
+            ca_pem: authority.certificate.clone(),
+            ca_file,
+            subscription,
+            tenant,
+            client_id,
+            client_secret,
+            shared,
+            _tasks: tasks,
+        })
+    }
+}
+
+/// A running simulator: what a client needs to reach it, and what a test needs to see and to disturb.
+pub struct Handle {
+    /// Resource Manager and sign-in authority in one.
+    pub url: String,
+    pub ca_pem: String,
+    /// The same certificate as a file, for `SSL_CERT_FILE`. Removed with the handle.
+    pub ca_file: PathBuf,
+    pub subscription: String,
+    pub tenant: String,
+    pub client_id: String,
+    pub client_secret: String,
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+impl Handle {
+    /// Every request so far, sign-ins included, the admin API's not.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.lock().log.all()
+    }
+
+    /// Requests to Resource Manager, without sign-ins.
+    pub fn arm_requests(&self) -> Vec<Request> {
+        self.requests()
+            .into_iter()
+            .filter(|request| request.policy != "SignIn" && request.policy != "Metadata")
+            .collect()
+    }
+
+    pub fn clear_requests(&self) {
+        self.shared.lock().log.clear();
+    }
+
+    /// Tokens issued so far.
+    pub fn sign_ins(&self) -> u64 {
+        self.shared.lock().tokens.sign_ins
+    }
+
+    /// Adds a fault rule; the id removes it.
+    pub fn fault(&self, fault: Fault) -> Result<u64, regex::Error> {
+        self.shared.lock().world.faults.add(fault)
+    }
+
+    pub fn remove_fault(&self, id: u64) -> bool {
+        self.shared.lock().world.faults.remove(id)
+    }
+
+    pub fn clear_faults(&self) {
+        self.shared.lock().world.faults.clear();
+    }
+
+    /// Lets stalled operations go on.
+    pub fn release(&self) -> usize {
+        self.changing(World::release)
+    }
+
+    /// Looks at the state.
+    pub fn state<T>(&self, look: impl FnOnce(&World) -> T) -> T {
+        look(&self.shared.lock().world)
+    }
+
+    /// Changes the state directly; whatever waits for a change is told.
+    pub fn changing<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+        let result = change(&mut self.shared.lock().world);
+        self.shared.wake.notify_one();
+        self.shared.changed.notify_one();
+        result
+    }
+
+    /// A resource's document, if it exists.
+    pub fn get(&self, id: &str) -> Option<Value> {
+        self.state(|world| world.get(id).map(|doc| doc.body.clone()))
+    }
+
+    /// Ids of all resources of a kind, such as `disks`.
+    pub fn ids(&self, kind: &str) -> Vec<String> {
+        let of_kind = |world: &World| {
+            let docs = world
+                .docs
+                .values()
+                .filter(|doc| doc.kind().rsplit('/').next().is_some_and(|last| same(last, kind)));
+            docs.map(|doc| doc.id().to_owned()).collect()
+        };
+        self.state(of_kind)
+    }
+
+    /// Instances of a Uniform scale set, with instance view.
+    pub fn instances(&self, set: &str) -> Vec<Value> {
+        let render = |fleet: &compute::fleet::Fleet| {
+            fleet
+                .instances
+                .values()
+                .map(|instance| fleet.render(instance, true))
+                .collect()
+        };
+        self.state(|world| world.fleets.get(&set.to_lowercase()).map(render).unwrap_or_default())
+    }
+
+    /// Custom data of a VM or of a scale set's newest model, which Azure never shows.
+    pub fn custom_data(&self, id: &str) -> Option<String> {
+        let key = id.to_lowercase();
+        self.state(|world| {
+            let model = world.fleets.get(&key).and_then(|fleet| {
+                wire::text(fleet.newest(), "/properties/virtualMachineProfile/osProfile/customData").map(str::to_owned)
+            });
+            model.or_else(|| {
+                world
+                    .docs
+                    .get(&key)?
+                    .hidden
+                    .get("customData")?
+                    .as_str()
+                    .map(str::to_owned)
+            })
+        })
+    }
+
+    /// Deletes something behind everybody's back.
+    pub fn vanish(&self, id: &str) -> bool {
+        self.changing(|world| world.vanish(id))
+    }
+
+    /// Evicts a spot VM or instance now.
+    pub fn evict(&self, id: &str) {
+        self.changing(|world| world.evicted(&id.to_lowercase()));
+    }
+
+    /// Makes a resource group with a network in it.
+    pub fn network(&self, network: &Network) {
+        self.changing(|world| world.make_network(network));
+    }
+
+    /// A call past network, token, log and faults: for preparing and for looking.
+    pub fn direct(&self, method: http::Method, path: &str, body: Value) -> Answer {
+        let raw = if body.is_null() {
+            bytes::Bytes::new()
+        } else {
+            bytes::Bytes::from(body.to_string())
+        };
+        let call = Call::new(method, path, http::HeaderMap::new(), raw, self.url.clone());
+        let answer = {
+            let mut core = self.shared.lock();
+            let server::Core { world, tokens, .. } = &mut *core;
+            let guarded = std::mem::replace(&mut world.config.require_token, false);
+            let answer = router::route(world, tokens, &call).unwrap_or_else(|fail| fail.answer());
+            world.config.require_token = guarded;
+            answer
+        };
+        self.shared.wake.notify_one();
+        self.shared.changed.notify_one();
+        answer
+    }
+
+    /// Ends the simulator.
+    pub fn stop(self) {}
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.ca_file);
+    }
+}

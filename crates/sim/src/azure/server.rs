@@ -1,0 +1,289 @@
+//! The TLS listener, and the way of a call: log, faults, limits, work, answer.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request as HttpRequest, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+
+use super::faults::{self, Action};
+use super::log::{Log, Request, UNANSWERED};
+use super::throttle::{self, Buckets};
+use super::tokens::Tokens;
+use super::wire::{Answer, Call};
+use super::world::World;
+use super::{admin, policy, router};
+
+/// Everything behind the one lock.
+pub struct Core {
+    pub world: World,
+    pub tokens: Tokens,
+    pub buckets: Buckets,
+    pub log: Log,
+}
+
+pub struct Shared {
+    core: Mutex<Core>,
+    /// The queue of effects has changed.
+    pub wake: Notify,
+    /// Something came, changed or went: for the joiner.
+    pub changed: Notify,
+    pub print: bool,
+}
+
+/// The connection closes without an answer.
+#[derive(Debug)]
+pub struct Dropped;
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the answer was dropped by a fault rule")
+    }
+}
+
+impl std::error::Error for Dropped {}
+
+impl Shared {
+    pub fn new(world: World, print: bool) -> Self {
+        let core = Core {
+            world,
+            tokens: Tokens::default(),
+            buckets: Buckets::default(),
+            log: Log::default(),
+        };
+        Self {
+            core: Mutex::new(core),
+            wake: Notify::new(),
+            changed: Notify::new(),
+            print,
+        }
+    }
+
+    /// The state as of now.
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        core.world.advance();
+        core
+    }
+
+    /// Works on a call as a client would see it.
+    pub async fn call(&self, mut call: Call) -> Result<Answer, Dropped> {
+        if call.segment(0).eq_ignore_ascii_case("sim") {
+            return Ok(admin::handle(self, &call));
+        }
+        let policy = policy::of(&call);
+        let (n, struck, latency) = {
+            let mut core = self.lock();
+            let Core { world, log, .. } = &mut *core;
+            let n = log.open(&call, policy, world.clock.stamp());
+            (
+                n,
+                world.faults.strike(&call, policy),
+                world.config.times.latency.draw(&mut world.chance),
+            )
+        };
+        let mut drops = false;
+        let mut refusal = None;
+        for action in struck {
+            match action {
+                Action::Delay { millis } => tokio::time::sleep(Duration::from_millis(millis)).await,
+                Action::Answer {
+                    status,
+                    code,
+                    message,
+                    retry_after,
+                } => {
+                    refusal.get_or_insert(faults::refusal(
+                        status,
+                        code.as_deref(),
+                        message.as_deref(),
+                        retry_after,
+                    ));
+                }
+                Action::Refuse => {
+                    self.close(n, UNANSWERED);
+                    return Err(Dropped);
+                }
+                Action::Drop => drops = true,
+                Action::Stall => call.ordeal.stall = true,
+                Action::KeepDisks => call.ordeal.keep_disks = true,
+                Action::FailProvisioning { .. } | Action::NoCapacity { .. } => {}
+            }
+        }
+        if !latency.is_zero() {
+            tokio::time::sleep(latency).await;
+        }
+        let answer = match refusal {
+            Some(fail) => fail.answer(),
+            None => self.work(&call, policy),
+        };
+        self.close(n, if drops { UNANSWERED } else { answer.status.as_u16() });
+        if drops { Err(Dropped) } else { Ok(answer) }
+    }
+
+    fn work(&self, call: &Call, policy: &str) -> Answer {
+        let answer = {
+            let mut core = self.lock();
+            let Core {
+                world, tokens, buckets, ..
+            } = &mut *core;
+            let limits = limits(world, buckets, call, policy);
+            match limits {
+                Ok(headers) => {
+                    let mut answer = router::route(world, tokens, call).unwrap_or_else(|fail| fail.answer());
+                    answer.headers.extend(headers);
+                    answer
+                }
+                Err(fail) => fail.answer(),
+            }
+        };
+        self.wake.notify_one();
+        self.changed.notify_one();
+        answer
+    }
+
+    fn close(&self, n: u64, status: u16) {
+        let request = self.lock().log.close(n, status);
+        if let (true, Some(request)) = (self.print, request) {
+            print_request(&request);
+        }
+    }
+
+    /// Lets things happen in their time, for as long as the simulator lives.
+    pub async fn drive(self: Arc<Self>) {
+        loop {
+            let due = self.lock().world.next_due();
+            let happened = match due {
+                Some(due) => tokio::select! {
+                    () = tokio::time::sleep_until(due) => true,
+                    () = self.wake.notified() => false,
+                },
+                None => {
+                    self.wake.notified().await;
+                    false
+                }
+            };
+            if happened {
+                drop(self.lock());
+                self.changed.notify_one();
+            }
+        }
+    }
+}
+
+fn print_request(request: &Request) {
+    tracing::info!(target: "capstan_sim::requests", n = request.n, method = %request.method, path = %request.path,
+        policy = request.policy, status = request.status, "request");
+}
+
+fn limits(
+    world: &World,
+    buckets: &mut Buckets,
+    call: &Call,
+    policy: &str,
+) -> Result<Vec<(&'static str, String)>, super::wire::Fail> {
+    if !call.segment(0).eq_ignore_ascii_case("subscriptions") {
+        return Ok(Vec::new());
+    }
+    if !world.config.throttle {
+        return Ok(throttle::full(call));
+    }
+    let region = region(world, call);
+    buckets.count(call, policy, &region, world.now())
+}
+
+/// The region a call is counted in: its operation's, its resource's, its group's, or none.
+fn region(world: &World, call: &Call) -> String {
+    if call.segment(4).eq_ignore_ascii_case("locations") {
+        return call.segment(5).to_lowercase();
+    }
+    let mut parts: Vec<&str> = call.key.split('/').collect();
+    for depth in [9, 5] {
+        parts.truncate(depth);
+        if let Some(doc) = world.docs.get(&parts.join("/")) {
+            return doc.location().to_lowercase();
+        }
+    }
+    "global".into()
+}
+
+/// Accepts connections until it is dropped.
+pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor) {
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else { continue };
+                let (shared, tls) = (shared.clone(), tls.clone());
+                connections.spawn(async move {
+                    let _ = stream.set_nodelay(true);
+                    let Ok(stream) = tls.accept(stream).await else { return };
+                    let service = service_fn(move |request| answer(shared.clone(), request));
+                    let mut http = hyper::server::conn::http1::Builder::new();
+                    http.header_read_timeout(None);
+                    // A connection that a fault rule or a client cuts is nobody's error.
+                    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn answer(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
+    let (head, body) = request.into_parts();
+    let raw = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let host = head
+        .headers
+        .get("host")
+        .and_then(|host| host.to_str().ok())
+        .unwrap_or("localhost")
+        .to_owned();
+    let target = head
+        .uri
+        .path_and_query()
+        .map_or_else(|| "/".to_owned(), ToString::to_string);
+    let call = Call::new(head.method, &target, head.headers, raw, format!("https://{host}"));
+    let client_request = call.header("x-ms-client-request-id").map(str::to_owned);
+    let answer = shared.call(call).await?;
+    Ok(respond(answer, client_request))
+}
+
+fn respond(answer: Answer, client_request: Option<String>) -> Response<Full<Bytes>> {
+    let body = if answer.body.is_null() {
+        Bytes::new()
+    } else {
+        Bytes::from(answer.body.to_string())
+    };
+    let id = uuid::Uuid::new_v4().to_string();
+    let mut builder = Response::builder()
+        .status(answer.status)
+        .header("cache-control", "no-cache")
+        .header("x-ms-request-id", &id)
+        .header("x-ms-correlation-request-id", &id);
+    if let Some(client_request) = client_request {
+        builder = builder.header("x-ms-client-request-id", client_request);
+    }
+    if !body.is_empty() {
+        builder = builder.header("content-type", "application/json; charset=utf-8");
+    }
+    if let Some(etag) = answer.body.get("etag").and_then(serde_json::Value::as_str) {
+        builder = builder.header("etag", etag);
+    }
+    for (name, value) in &answer.headers {
+        builder = builder.header(*name, value);
+    }
+    let failed = |_| {
+        let mut response = Response::new(Full::new(Bytes::new()));
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    };
+    builder.body(Full::new(body)).unwrap_or_else(failed)
+}

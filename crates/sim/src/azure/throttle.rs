@@ -1,0 +1,163 @@
+//! Azure's published limits as token buckets: Resource Manager's own per subscription and principal, and Compute's per
+//! resource and per subscription and region.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use http::Method;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::wire::{Call, Fail};
+
+/// Refill per minute and size of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub per_minute: u32,
+    pub max: u32,
+}
+
+const fn limit(per_minute: u32, max: u32) -> Limit {
+    Limit { per_minute, max }
+}
+
+/// Compute's limits of a policy: per resource (where there is one), then per subscription and region.
+pub fn compute(policy: &str) -> Option<(Option<Limit>, Limit)> {
+    Some(match policy {
+        "PutVM" | "UpdateVM" | "DeleteVM" => (Some(limit(4, 12)), limit(500, 1500)),
+        "GetVM" => (Some(limit(12, 36)), limit(8000, 24000)),
+        "ListVMs" => (None, limit(300, 900)),
+        "GetOperation" => (Some(limit(15, 45)), limit(5000, 15000)),
+        "PutVMScaleSet" => (Some(limit(4, 12)), limit(125, 375)),
+        "UpdateVMScaleSet" => (Some(limit(4, 12)), limit(500, 1500)),
+        "DeleteVMScaleSet" => (Some(limit(4, 12)), limit(175, 525)),
+        "GetVMScaleSet" => (Some(limit(12, 36)), limit(800, 2400)),
+        "GetVMScaleSetInstanceView" | "ListVMScaleSets" | "ListVMScaleSetVMs" => {
+            (Some(limit(10, 30)), limit(360, 1080))
+        }
+        "UpdateVMScaleSetVMs" | "DeleteVMScaleSetVMs" => (Some(limit(4, 12)), limit(500, 1500)),
+        "GetVMScaleSetVM" => (Some(limit(12, 36)), limit(2000, 6000)),
+        _ => return None,
+    })
+}
+
+/// Resource Manager's limits: 25 reads and 10 writes or deletes a second.
+fn arm(method: &Method) -> (&'static str, Limit) {
+    match *method {
+        Method::GET | Method::HEAD => ("x-ms-ratelimit-remaining-subscription-reads", limit(1500, 250)),
+        Method::DELETE => ("x-ms-ratelimit-remaining-subscription-deletes", limit(600, 200)),
+        _ => ("x-ms-ratelimit-remaining-subscription-writes", limit(600, 200)),
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    level: f64,
+    at: Instant,
+}
+
+#[derive(Default)]
+pub struct Buckets {
+    levels: HashMap<String, Bucket>,
+}
+
+impl Buckets {
+    /// Takes a token, or tells how long until there is one.
+    fn take(&mut self, name: String, limit: Limit, now: Instant) -> Result<u32, Duration> {
+        let rate = f64::from(limit.per_minute) / 60.0;
+        let bucket = self.levels.entry(name).or_insert(Bucket {
+            level: f64::from(limit.max),
+            at: now,
+        });
+        let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
+        bucket.level = (bucket.level + passed * rate).min(f64::from(limit.max));
+        bucket.at = now;
+        if bucket.level < 1.0 {
+            return Err(Duration::from_secs_f64((1.0 - bucket.level) / rate));
+        }
+        bucket.level -= 1.0;
+        Ok(bucket.level as u32)
+    }
+
+    /// Counts a call in every bucket it falls into; gives the headers that tell what remains.
+    pub fn count(
+        &mut self,
+        call: &Call,
+        policy: &str,
+        region: &str,
+        now: Instant,
+    ) -> Result<Vec<(&'static str, String)>, Fail> {
+        let subscription = call.segment(1).to_lowercase();
+        let (header, arm_limit) = arm(&call.method);
+        let left = self
+            .take(format!("{subscription}/{header}"), arm_limit, now)
+            .map_err(|wait| refused("SubscriptionRequestsThrottled", policy, wait))?;
+        let mut headers = vec![(header, left.to_string())];
+        let Some((per_resource, per_region)) = compute(policy) else {
+            return Ok(headers);
+        };
+        let mut remaining = Vec::new();
+        if let Some(limit) = per_resource {
+            let left = self
+                .take(format!("{}/{policy}", resource(&call.key, policy)), limit, now)
+                .map_err(|wait| refused("OperationNotAllowed", policy, wait))?;
+            remaining.push(format!("Microsoft.Compute/{policy}Resource;{left}"));
+        }
+        let left = self
+            .take(format!("{subscription}/{region}/{policy}"), per_region, now)
+            .map_err(|wait| refused("OperationNotAllowed", policy, wait))?;
+        remaining.push(format!("Microsoft.Compute/{policy}SubscriptionMaximum;{left}"));
+        headers.push(("x-ms-ratelimit-remaining-resource", remaining.join(",")));
+        Ok(headers)
+    }
+}
+
+/// What remains when nobody counts.
+pub fn full(call: &Call) -> Vec<(&'static str, String)> {
+    let (header, limit) = arm(&call.method);
+    vec![(header, (limit.max - 1).to_string())]
+}
+
+/// The resource whose bucket a call empties: the scale set itself for calls on its instances as a batch or list.
+fn resource<'a>(key: &'a str, policy: &str) -> &'a str {
+    match policy {
+        "ListVMScaleSetVMs" | "GetVMScaleSetInstanceView" => key.rsplit_once('/').map_or(key, |(set, _)| set),
+        _ => key,
+    }
+}
+
+fn refused(code: &str, policy: &str, wait: Duration) -> Fail {
+    let message = format!("The server rejected the request because too many requests have been received for {policy}.");
+    let mut fail = Fail::new(429, code, message.clone()).after(wait.as_secs_f64().ceil().max(1.0) as u64);
+    fail.details = vec![json!({ "code": "TooManyRequests", "target": policy, "message": message })];
+    fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(path: &str) -> Call {
+        Call::new(Method::GET, path, Default::default(), Default::default(), String::new())
+    }
+
+    #[test]
+    fn a_vm_read_too_often_is_refused_until_its_bucket_fills_again() {
+        let (mut buckets, now) = (Buckets::default(), Instant::now());
+        let call = get("/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/a");
+        for _ in 0..36 {
+            buckets.count(&call, "GetVM", "eastus", now).unwrap();
+        }
+        let refused = buckets.count(&call, "GetVM", "eastus", now).unwrap_err();
+        assert_eq!((refused.status, refused.retry_after), (429, Some(5)));
+        let now = now + Duration::from_secs(5);
+        let headers = buckets.count(&call, "GetVM", "eastus", now).unwrap();
+        assert!(
+            headers[1]
+                .1
+                .starts_with("Microsoft.Compute/GetVMResource;0,Microsoft.Compute/GetVMSubscriptionMaximum;")
+        );
+        let other = get("/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/b");
+        buckets.count(&other, "GetVM", "eastus", now).unwrap();
+    }
+}

@@ -1,0 +1,324 @@
+//! The state of the simulated cloud, and what will happen to it.
+//!
+//! Resources are JSON documents under their lower-cased id; instances of Uniform scale sets are small structs beside their
+//! set, rendered when asked for, so that ten thousand of them stay small. Everything that takes time is an [`Effect`] in one
+//! queue ordered by time, so that state can be saved, loaded, and driven by a paused clock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::clock::{Chance, Clock};
+use super::compute::fleet::Fleet;
+use super::config::Config;
+use super::faults::Faults;
+use super::operations::Operation;
+use super::wire::{Answer, Call, Fail, Reply, text};
+
+/// One resource.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Doc {
+    pub body: Value,
+    /// Counts changes; the ETag.
+    pub version: u64,
+    /// What Azure keeps but never shows, such as custom data and the power state.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub hidden: Map<String, Value>,
+}
+
+impl Doc {
+    pub fn new(body: Value) -> Self {
+        Self {
+            body,
+            version: 1,
+            hidden: Map::new(),
+        }
+    }
+
+    pub fn state(&self) -> &str {
+        text(&self.body, "/properties/provisioningState").unwrap_or("Succeeded")
+    }
+
+    pub fn set_state(&mut self, state: &str) {
+        self.body["properties"]["provisioningState"] = json!(state);
+        self.version += 1;
+    }
+
+    pub fn location(&self) -> &str {
+        text(&self.body, "/location").unwrap_or_default()
+    }
+
+    pub fn id(&self) -> &str {
+        text(&self.body, "/id").unwrap_or_default()
+    }
+
+    pub fn name(&self) -> &str {
+        text(&self.body, "/name").unwrap_or_default()
+    }
+
+    pub fn kind(&self) -> &str {
+        text(&self.body, "/type").unwrap_or_default()
+    }
+
+    pub fn hidden(&self, name: &str) -> &str {
+        self.hidden.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    pub fn hide(&mut self, name: &str, value: impl Into<Value>) {
+        self.hidden.insert(name.into(), value.into());
+    }
+}
+
+/// Something that happens at a point in time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Effect {
+    /// An operation comes to its end.
+    Operation(String),
+    /// A resource reaches this provisioning state.
+    State(String, String),
+    /// A resource disappears.
+    Remove(String),
+    /// A VM runs, or has failed with this error.
+    VmCreated(String, Option<Fail>),
+    VmUpdated(String),
+    VmRemoved {
+        vm: String,
+        keep_disks: bool,
+    },
+    /// A VM, or an instance of a scale set, reaches this power state.
+    VmPower(String, String),
+    InstanceCreated {
+        set: String,
+        id: u64,
+        fail: Option<Fail>,
+    },
+    InstanceUpgraded {
+        set: String,
+        id: u64,
+    },
+    InstanceReimaged {
+        set: String,
+        id: u64,
+    },
+    InstanceRemoved {
+        set: String,
+        id: u64,
+    },
+    InstancePower {
+        set: String,
+        id: u64,
+        power: String,
+    },
+    /// A scale set has nothing more to do, or has failed.
+    SetSettled(String, Option<Fail>),
+    SetRemoved(String),
+    /// A spot VM or instance is evicted.
+    Evict(String),
+}
+
+pub struct World {
+    pub config: Config,
+    pub clock: Clock,
+    pub chance: Chance,
+    pub docs: BTreeMap<String, Doc>,
+    pub fleets: BTreeMap<String, Fleet>,
+    pub operations: HashMap<String, Operation>,
+    pub faults: Faults,
+    pub providers: BTreeMap<String, bool>,
+    pub(super) queue: BTreeMap<(Instant, u64), Effect>,
+    pub(super) ticket: u64,
+    pub(super) addresses: u32,
+    /// Instances and VMs whose life changed since the joiner last looked.
+    pub(super) touched: std::collections::BTreeSet<String>,
+}
+
+impl World {
+    pub fn new(config: Config) -> Self {
+        let providers = super::resources::providers(&config);
+        let mut world = Self {
+            clock: Clock::start(),
+            chance: Chance::new(config.seed),
+            docs: BTreeMap::new(),
+            fleets: BTreeMap::new(),
+            operations: HashMap::new(),
+            faults: Faults::default(),
+            providers,
+            queue: BTreeMap::new(),
+            ticket: 0,
+            addresses: 0,
+            touched: Default::default(),
+            config,
+        };
+        for network in world.config.networks.clone() {
+            world.make_network(&network);
+        }
+        world
+    }
+
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Puts an effect into the queue. What takes no time happens at once.
+    pub fn later(&mut self, takes: Duration, effect: Effect) {
+        if takes.is_zero() {
+            return self.happen(effect);
+        }
+        self.ticket += 1;
+        self.queue.insert((self.now() + takes, self.ticket), effect);
+    }
+
+    /// Lets everything happen that is due.
+    pub fn advance(&mut self) {
+        let now = self.now();
+        while let Some(entry) = self.queue.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            let effect = entry.remove();
+            self.happen(effect);
+        }
+    }
+
+    /// When tokio's clock reaches the next effect.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.queue.first_key_value().map(|((at, _), _)| self.clock.real(*at))
+    }
+
+    fn happen(&mut self, effect: Effect) {
+        match effect {
+            Effect::Operation(id) => self.end_operation(&id, None),
+            Effect::State(key, state) => {
+                if let Some(doc) = self.docs.get_mut(&key) {
+                    doc.set_state(&state);
+                }
+            }
+            Effect::Remove(key) => self.remove_resource(&key),
+            Effect::VmCreated(key, fail) => self.vm_created(&key, fail),
+            Effect::VmUpdated(key) => self.vm_updated(&key),
+            Effect::VmRemoved { vm, keep_disks } => self.vm_removed(&vm, keep_disks),
+            Effect::VmPower(key, power) => self.vm_power(&key, &power),
+            Effect::InstanceCreated { set, id, fail } => self.instance_created(&set, id, fail),
+            Effect::InstanceUpgraded { set, id } => self.instance_upgraded(&set, id),
+            Effect::InstanceReimaged { set, id } => self.instance_reimaged(&set, id),
+            Effect::InstanceRemoved { set, id } => self.instance_removed(&set, id),
+            Effect::InstancePower { set, id, power } => self.instance_power(&set, id, &power),
+            Effect::SetSettled(key, fail) => self.set_settled(&key, fail),
+            Effect::SetRemoved(key) => self.set_removed(&key),
+            Effect::Evict(key) => self.evicted(&key),
+        }
+    }
+
+    /// Forgets what would have happened to a resource that is gone or about to go.
+    pub fn forget(&mut self, concerns: impl Fn(&Effect) -> bool) {
+        self.queue.retain(|_, effect| !concerns(effect));
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Doc> {
+        self.docs.get(&key.to_lowercase())
+    }
+
+    /// Checks `If-Match` and `If-None-Match` against what is there.
+    pub fn precondition(&self, call: &Call, current: Option<u64>) -> Result<(), Fail> {
+        let tag = |version: u64| etag(version);
+        let refused = match (call.header("if-match"), call.header("if-none-match"), current) {
+            (Some("*"), _, None) => true,
+            (Some(wanted), _, current) if wanted != "*" => current.is_none_or(|v| unquote(wanted) != unquote(&tag(v))),
+            (_, Some("*"), Some(_)) => true,
+            (_, Some(unwanted), Some(v)) => unquote(unwanted) == unquote(&tag(v)),
+            _ => false,
+        };
+        if !refused {
+            return Ok(());
+        }
+        let wanted = call
+            .header("if-match")
+            .or(call.header("if-none-match"))
+            .unwrap_or_default();
+        Err(Fail::new(
+            412,
+            "PreconditionFailed",
+            format!(
+                "The precondition given in the request headers evaluated to false: the etag provided in the header, {wanted}, \
+                 does not fit the resource {}.",
+                call.path
+            ),
+        ))
+    }
+
+    /// One page of a list, with a link to the next.
+    pub fn page(&self, call: &Call, keys: Vec<String>, render: impl Fn(&str) -> Option<Value>) -> Reply {
+        let after = call.query.get("$skiptoken").cloned().unwrap_or_default();
+        let size = call
+            .query
+            .get("$top")
+            .and_then(|top| top.parse().ok())
+            .unwrap_or(self.config.page_size)
+            .max(1);
+        let mut keys = keys.into_iter().filter(|key| key.as_str() > after.as_str());
+        let mut items = Vec::new();
+        let mut last = String::new();
+        for key in keys.by_ref() {
+            if let Some(item) = render(&key) {
+                items.push(item);
+                last = key;
+            }
+            if items.len() == size {
+                break;
+            }
+        }
+        let mut body = json!({ "value": items });
+        if keys.next().is_some() {
+            let others: String = call
+                .query
+                .iter()
+                .filter(|(name, _)| !["$skiptoken", "api-version"].contains(&name.as_str()))
+                .map(|(name, value)| format!("&{name}={}", super::wire::encode(value)))
+                .collect();
+            let token = super::wire::encode(&last);
+            let version = call.api_version();
+            body["nextLink"] = json!(format!(
+                "{}{}?api-version={version}{others}&$skiptoken={token}",
+                call.base, call.path
+            ));
+        }
+        Ok(Answer::ok(body))
+    }
+
+    /// Keys of documents that start with `prefix`, in order.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        self.docs
+            .range(prefix.to_owned()..)
+            .take_while(|(key, _)| key.starts_with(prefix))
+            .map(|(key, _)| key.clone())
+            .collect()
+    }
+
+    /// A private address nobody has yet.
+    pub fn address(&mut self) -> u32 {
+        self.addresses += 1;
+        self.addresses
+    }
+
+    /// Tells the joiner that this VM or instance came, changed or went.
+    pub fn touch(&mut self, id: &str) {
+        self.touched.insert(id.to_lowercase());
+    }
+}
+
+/// The n-th private address, as text.
+pub fn address(n: u32) -> String {
+    let n = n + 3;
+    format!("10.{}.{}.{}", (n / 62500) % 250, (n / 250) % 250, n % 250 + 1)
+}
+
+pub fn etag(version: u64) -> String {
+    format!("W/\"{version:08x}\"")
+}
+
+fn unquote(tag: &str) -> &str {
+    tag.trim_start_matches("W/").trim_matches('"')
+}

@@ -1,11 +1,15 @@
 //! The commands that need no cluster, run as a user runs them.
 
+use capstan_core::disks::init::{KnownDisk, merge_ignition, parse_requests, resolve};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 fn capstan(args: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
-        .args(args)
+    feed(Command::new(env!("CARGO_BIN_EXE_capstan")).args(args), input)
+}
+
+fn feed(command: &mut Command, input: &str) -> Output {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -114,6 +118,32 @@ fn disks_are_merged_into_a_user_data_secret() {
         text(&unknown.stderr),
         "error: mount \"lun0:/var/lib/etcd:xfs\": no data disk \"lun0\"; the machine has lun3/etcd\n"
     );
+}
+
+#[test]
+fn ignitions_own_validator_accepts_every_format_merged_into_every_specification() {
+    let validator = capstan_testkit::parts::IGNITION_VALIDATE.path().unwrap();
+    let disks = ["xfs", "ext4", "btrfs", "vfat"].map(|format| format!("{format}:/var/lib/{format}:{format}"));
+    let known: Vec<_> = (0..5)
+        .map(|lun| KnownDisk::azure(lun, ["xfs", "ext4", "btrfs", "vfat", "swap"][lun as usize]))
+        .collect();
+    let requests = parse_requests(&format!("{} swap:swap", disks.join(" "))).unwrap();
+    let mounts = resolve(&requests, &known).unwrap();
+    for minor in 0..=6 {
+        let config = merge_ignition(&format!("{{\"ignition\":{{\"version\":\"3.{minor}.0\"}}}}"), &mounts).unwrap();
+        let out = feed(Command::new(&validator).arg("-"), &config);
+        assert!(
+            out.status.success() && out.stdout.is_empty(),
+            "3.{minor}.0: {}{}",
+            text(&out.stdout),
+            text(&out.stderr)
+        );
+    }
+    let refused = feed(
+        Command::new(&validator).arg("-"),
+        "{\"ignition\":{\"version\":\"3.2.0\"},\"storage\":{\"disks\":[{\"device\":\"x\"}]}}",
+    );
+    assert!(!refused.status.success());
 }
 
 #[test]

@@ -148,6 +148,19 @@ pub static VCSIM: Part = Part {
     },
 };
 
+static IGNITION: Module = module!("ignition": "go.mod", "go.sum");
+
+/// Ignition's own check of a config.
+pub static IGNITION_VALIDATE: Part = Part {
+    name: "ignition-validate",
+    module: &IGNITION,
+    source: Source::Program {
+        package: "github.com/coreos/ignition/v2/validate",
+        ldflags: "",
+        version: None,
+    },
+};
+
 static CAPI: Module = module!("capi": "go.mod", "go.sum");
 
 /// The Cluster API core manager.

@@ -130,6 +130,9 @@ impl JsonSchema for Quantity {
     }
 }
 
+/// What Go reads as a duration, and no larger than it can hold: anything else would stop every reader of the object.
+pub(crate) const DURATION: &str = r"^[-+]?(0|(([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(ns|us|µs|μs|ms|s|m|h)){1,8})$";
+
 pub(crate) fn is_false(value: &bool) -> bool {
     !*value
 }

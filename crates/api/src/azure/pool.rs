@@ -157,6 +157,7 @@ pub struct AzureMachinePoolSpec {
     /// How long a drain may take before the machine goes anyway; unset or 0 is without limit. The MachinePool's
     /// own setting comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = crate::common::DURATION))]
     pub node_drain_timeout: Option<Duration>,
 }
 

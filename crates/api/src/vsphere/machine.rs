@@ -48,6 +48,7 @@ pub struct VSphereMachineSpec {
     #[schemars(extend("x-default" = "hard"))]
     pub power_off_mode: Option<PowerOffMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = crate::common::DURATION))]
     pub guest_soft_power_off_timeout: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub naming_strategy: Option<VSphereVMNamingStrategy>,

@@ -12,6 +12,7 @@ pub mod error;
 pub mod events;
 mod evict;
 pub mod expectations;
+pub mod lease;
 pub mod metrics;
 mod owners;
 pub mod patch;

@@ -45,6 +45,7 @@ pub struct Reference {
     /// v1beta1 has group and version here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
+    /// Kind of the object.
     #[serde(default)]
     pub kind: String,
     #[serde(default)]
@@ -97,6 +98,7 @@ pub struct CoreCondition {
     pub message: Option<String>,
 }
 
+/// What Capstan reads of a cluster's spec.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {
@@ -110,6 +112,7 @@ pub struct ClusterSpec {
     pub control_plane_endpoint: crate::ApiEndpoint,
 }
 
+/// What Capstan reads of a cluster's status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
@@ -128,6 +131,7 @@ pub struct ClusterStatus {
     pub conditions: Vec<CoreCondition>,
 }
 
+/// Where a machine's first boot data comes from.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Bootstrap {
@@ -149,6 +153,7 @@ pub struct MachineDeletion {
     pub node_deletion_timeout_seconds: Option<i32>,
 }
 
+/// What Capstan reads of a machine's spec.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineSpec {
@@ -188,6 +193,7 @@ impl MachineSpec {
     }
 }
 
+/// The node that a machine became.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReference {
@@ -195,6 +201,7 @@ pub struct NodeReference {
     pub name: String,
 }
 
+/// What Capstan reads of a machine's status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineStatus {
@@ -206,6 +213,7 @@ pub struct MachineStatus {
     pub conditions: Vec<CoreCondition>,
 }
 
+/// What the machines of a pool are like.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineTemplate {
@@ -215,6 +223,7 @@ pub struct MachineTemplate {
     pub spec: MachineSpec,
 }
 
+/// What Capstan reads of a pool's spec.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachinePoolSpec {
@@ -230,6 +239,7 @@ pub struct MachinePoolSpec {
     pub provider_id_list: Vec<String>,
 }
 
+/// What Capstan reads of a pool's status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachinePoolStatus {

@@ -1,6 +1,8 @@
 //! Every field of the controllers that Capstan replaces is in our definitions, with the same type, and is not
 //! required where they do not require it. Their definitions come out of the pinned Go modules of `tools/crds`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
 use capstan_api::{crds, openshift::AzureMachineProviderSpec};
 use serde_json::{Map, Value, json};
 use std::{

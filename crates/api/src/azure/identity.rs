@@ -14,6 +14,7 @@ resource! {
 }
 
 string_enum! {
+    /// How to sign in to Azure.
     pub enum IdentityType {
         ServicePrincipal = "ServicePrincipal",
         UserAssignedMsi = "UserAssignedMSI",
@@ -24,43 +25,58 @@ string_enum! {
     }
 }
 
+/// The namespaces whose clusters may use an identity: those listed and those selected; all when both are empty.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllowedNamespaces {
+    /// Names of namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub list: Vec<String>,
+    /// Labels of namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
 }
 
+/// Who signs in, and how.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = identity_rules()))]
 pub struct AzureClusterIdentitySpec {
+    /// How to sign in.
     #[serde(rename = "type")]
     #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub type_: IdentityType,
+    /// Resource ID of a user assigned identity; deprecated with its type.
     #[serde(rename = "resourceID", skip_serializing_if = "Option::is_none")]
     pub resource_id: Option<String>,
+    /// Client ID of the application or managed identity.
     #[serde(rename = "clientID")]
     pub client_id: String,
+    /// Secret with the password or certificate, in its key clientSecret.
     #[serde(default, skip_serializing_if = "is_default")]
     pub client_secret: SecretReference,
+    /// Path of a certificate that is mounted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_path: Option<String>,
+    /// Path of the mounted credentials of a user assigned identity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_assigned_identity_credentials_path: Option<String>,
+    /// Which Azure those credentials are for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_assigned_identity_credentials_cloud_type: Option<String>,
+    /// Tenant to sign in to.
     #[serde(rename = "tenantID")]
     pub tenant_id: String,
+    /// Who may use the identity; nobody outside its own namespace when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<AllowedNamespaces>,
 }
 
+/// What is known of an identity.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureClusterIdentityStatus {
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 string_enum! {
+    /// How a disk's space is set aside: on demand, at once, or at once and wiped.
     pub enum ProvisioningMode {
         Thin = "Thin",
         Thick = "Thick",
@@ -16,6 +17,7 @@ string_enum! {
 }
 
 string_enum! {
+    /// Encryption of fault tolerance traffic.
     pub enum FtEncryptionMode {
         Disabled = "ftEncryptionDisabled",
         Opportunistic = "ftEncryptionOpportunistic",
@@ -24,6 +26,7 @@ string_enum! {
 }
 
 string_enum! {
+    /// Encryption of a machine that is being migrated.
     pub enum MigrateEncryption {
         Disabled = "disabled",
         Opportunistic = "opportunistic",
@@ -31,190 +34,269 @@ string_enum! {
     }
 }
 
+/// A static route.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkRouteSpec {
+    /// Where to, in CIDR form.
     pub to: String,
+    /// Through which gateway.
     pub via: String,
+    /// Which route is preferred: the lower.
     pub metric: i32,
 }
 
+/// What to take over from DHCP.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DhcpOverrides {
+    /// Host name to send.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
+    /// Metric of the routes received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route_metric: Option<i64>,
+    /// Whether the host name is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_hostname: Option<bool>,
+    /// Whether name servers are taken over.
     #[serde(rename = "useDNS", skip_serializing_if = "Option::is_none")]
     pub use_dns: Option<bool>,
+    /// Whether search domains are taken over: true, false or route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_domains: Option<String>,
+    /// Whether the host name is taken over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_hostname: Option<bool>,
+    /// Whether the MTU is taken over.
     #[serde(rename = "useMTU", skip_serializing_if = "Option::is_none")]
     pub use_mtu: Option<bool>,
+    /// Whether time servers are taken over.
     #[serde(rename = "useNTP", skip_serializing_if = "Option::is_none")]
     pub use_ntp: Option<bool>,
+    /// Whether routes are taken over: true, false or gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_routes: Option<String>,
 }
 
+/// A network card and its addresses.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkDeviceSpec {
+    /// Network that it is connected to.
     pub network_name: String,
+    /// Name of the card in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
+    /// Whether IPv4 addresses come from DHCP.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dhcp4: bool,
+    /// Whether IPv6 addresses come from DHCP.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dhcp6: bool,
+    /// Gateway for IPv4, with static addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway4: Option<String>,
+    /// Gateway for IPv6, with static addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<String>,
+    /// Static addresses, in CIDR form.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 64, "items" = short_text(), "x-kubernetes-validations" = address_rules()))]
     pub ip_addrs: Vec<String>,
+    /// Largest packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<i64>,
+    /// Hardware address; made up by vCenter when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_addr: Option<String>,
+    /// DNS servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
+    /// Static routes of this card.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<NetworkRouteSpec>,
+    /// DNS search domains.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search_domains: Vec<String>,
+    /// IP pools that addresses are claimed from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses_from_pools: Vec<TypedLocalObjectReference>,
+    /// What to take over from DHCP for IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp4_overrides: Option<DhcpOverrides>,
+    /// What to take over from DHCP for IPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp6_overrides: Option<DhcpOverrides>,
+    /// Leaves addresses to somebody else.
     #[serde(rename = "skipIPAllocation", default, skip_serializing_if = "is_false")]
     pub skip_ip_allocation: bool,
 }
 
+/// The network of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
+    /// Its network cards.
     #[schemars(extend("maxItems" = 64))]
     pub devices: Vec<NetworkDeviceSpec>,
+    /// Static routes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<NetworkRouteSpec>,
+    /// Which address the API server listens on, when there are several.
     #[serde(rename = "preferredAPIServerCidr", skip_serializing_if = "Option::is_none")]
     pub preferred_api_server_cidr: Option<String>,
 }
 
+/// An amount of CPU and memory.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResourceSpec {
+    /// CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Quantity>,
+    /// Memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Quantity>,
 }
 
+/// Relative weight of CPU and memory when a host is short of them.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResourceShares {
+    /// CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub cpu: Option<i32>,
+    /// Memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub memory: Option<i32>,
 }
 
+/// Reservations, limits and shares.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResources {
+    /// What is kept free for the machine.
     #[serde(default, skip_serializing_if = "is_default")]
     pub requests: VirtualMachineResourceSpec,
+    /// What the machine cannot go beyond.
     #[serde(default, skip_serializing_if = "is_default")]
     pub limits: VirtualMachineResourceSpec,
+    /// Its weight against other machines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shares: VirtualMachineResourceShares,
 }
 
+/// A device of the host passed through, by ids or by vGPU profile.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = pci_rules()))]
 pub struct PciDevice {
+    /// Device ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<i32>,
+    /// Vendor ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor_id: Option<i32>,
+    /// Profile of a virtual GPU.
     #[serde(rename = "vGPUProfile", skip_serializing_if = "Option::is_none")]
     pub vgpu_profile: Option<String>,
+    /// A label by which the device is found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_label: Option<String>,
 }
 
+/// What a virtual machine is cloned from and what it becomes.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineCloneSpec {
+    /// Template or virtual machine to clone, by name, inventory path or UUID.
     #[schemars(extend("minLength" = 1))]
     pub template: String,
+    /// Linked when there is a snapshot and nothing is said; else full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clone_mode: Option<CloneMode>,
+    /// Snapshot to clone from; the current one when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
+    /// vCenter's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
+    /// SHA-1 thumbprint of vCenter's certificate; unchecked against a CA when given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thumbprint: Option<String>,
+    /// Datacenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datacenter: Option<String>,
+    /// Folder of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
+    /// Datastore of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
+    /// Storage policy of the machine; picks a datastore when none is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_policy_name: Option<String>,
+    /// Resource pool of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_pool: Option<String>,
+    /// Its network.
     pub network: NetworkSpec,
+    /// Number of CPUs; the template's when unset.
     #[serde(rename = "numCPUs", skip_serializing_if = "Option::is_none")]
     pub num_cpus: Option<i32>,
+    /// Cores per socket; the template's when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_cores_per_socket: Option<i32>,
+    /// Reservations, limits and shares.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resources: VirtualMachineResources,
+    /// Memory in MiB; the template's when unset.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<i64>,
+    /// Size of the first disk in GiB; the template's when unset, never less than it.
     #[serde(rename = "diskGiB", skip_serializing_if = "Option::is_none")]
     pub disk_gib: Option<i32>,
+    /// Sizes of the template's further disks in GiB.
     #[serde(rename = "additionalDisksGiB", default, skip_serializing_if = "Vec::is_empty")]
     pub additional_disks_gib: Vec<i32>,
+    /// Further VMX settings.
     #[serde(rename = "customVMXKeys", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub custom_vmx_keys: BTreeMap<String, String>,
+    /// Tags to attach.
     #[serde(rename = "tagIDs", default, skip_serializing_if = "Vec::is_empty")]
     pub tag_ids: Vec<String>,
+    /// Devices of the host passed through.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pci_devices: Vec<PciDevice>,
+    /// Family of the guest's operating system; Linux when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub os: Option<Os>,
+    /// Virtual hardware, as in vmx-17; never lower than the template's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = hardware_rules()))]
     pub hardware_version: Option<String>,
+    /// Disks made with the machine, after those of the template and in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 256))]
     #[schemars(extend("x-kubernetes-validations" = data_disks_rules()))]
     pub data_disks: Vec<DataDisk>,
+    /// Whether the guest can run virtual machines itself.
     #[serde(rename = "nestedHV", skip_serializing_if = "Option::is_none")]
     pub nested_hv: Option<bool>,
+    /// Encryption of fault tolerance traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ft_encryption_mode: Option<FtEncryptionMode>,
+    /// Encryption while the machine is being migrated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migrate_encryption: Option<MigrateEncryption>,
+    /// Key that the machine is encrypted with.
     #[serde(rename = "cryptoKeyID", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1), extend("maxLength" = 128))]
     pub crypto_key_id: Option<String>,
+    /// Storage policy that the machine is encrypted by.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1), extend("maxLength" = 128))]
     pub crypto_profile: Option<String>,

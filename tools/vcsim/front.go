@@ -32,7 +32,7 @@ type front struct {
 }
 
 func listenFront(address string, world *world) (*front, error) {
-	certificate, err := selfSigned()
+	certificate, err := signed()
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func listenFront(address string, world *world) (*front, error) {
 		address: address,
 		sha1:    colons(sha1Sum(raw)),
 		sha256:  colons(sha256Sum(raw)),
-		pem:     string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})),
+		pem:     string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[1]})),
 		config:  &tls.Config{Certificates: []tls.Certificate{certificate}},
 		handler: world,
 	}
@@ -80,28 +80,37 @@ func (f *front) restart(down time.Duration, away func() error) error {
 	return err
 }
 
-func selfSigned() (tls.Certificate, error) {
+// signed makes a CA and a certificate for localhost that it signs; the chain has both.
+func signed() (tls.Certificate, error) {
+	serial := big.NewInt(time.Now().UnixNano())
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(10*365*24*time.Hour)
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	ca := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "vcsim CA"}, NotBefore: from, NotAfter: to,
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	caRaw, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(time.Now().UnixNano()),
-		Subject:               pkix.Name{CommonName: "localhost", Organization: []string{"vcsim"}},
-		NotBefore:             time.Now().Add(-time.Hour),
-		NotAfter:              time.Now().Add(10 * 365 * 24 * time.Hour),
-		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-		DNSNames:              []string{"localhost"},
-		IPAddresses:           []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")},
+	leaf := &x509.Certificate{
+		SerialNumber: new(big.Int).Add(serial, big.NewInt(1)), Subject: pkix.Name{CommonName: "localhost"},
+		NotBefore: from, NotAfter: to, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
+		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")},
 	}
-	raw, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	raw, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, nil
+	return tls.Certificate{Certificate: [][]byte{raw, caRaw}, PrivateKey: key}, nil
 }
 
 func sha1Sum(raw []byte) []byte   { sum := sha1.Sum(raw); return sum[:] }

@@ -121,7 +121,7 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 				FaultType: simulator.FaultTypeCustom, Fault: makeFault(r.Fault), Message: r.Message,
 			})
 		case "task":
-			return &failing{ref: method.This, rule: r}, nil
+			return failNext(method, r), nil
 		default:
 			dropDevices(method.Body)
 		}
@@ -131,7 +131,7 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 	}
 	if w.options.unitLimits {
 		if r := w.overLimit(ctx, method); r != nil {
-			return &failing{ref: method.This, rule: r}, nil
+			return failNext(method, r), nil
 		}
 	}
 	if method.Name == "PowerOnVM_Task" && w.options.guestIPDelay >= 0 {
@@ -168,6 +168,14 @@ func makeFault(name string) types.BaseMethodFault {
 type failing struct {
 	ref  types.ManagedObjectReference
 	rule *rule
+}
+
+// failNext puts a stand-in in the object's place for this one call. The simulator would look the object up again by its
+// reference, so the call gets one that nobody has.
+func failNext(method *simulator.Method, r *rule) mo.Reference {
+	stand := &failing{ref: method.This, rule: r}
+	method.This.Value = "failing-" + method.This.Value
+	return stand
 }
 
 func (f *failing) Reference() types.ManagedObjectReference { return f.ref }

@@ -1,78 +1,291 @@
-//! A simulated vCenter, started from its real part.
+//! A simulated vCenter of one's own: started in a second, gone with whoever holds it, and able to fail on demand.
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
-use serde::Deserialize;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
-use crate::controlplane::{ASK, START_TIMEOUT};
-use crate::process::{Lifeline, Process};
-use crate::{parts, shared};
+use crate::parts;
 
-/// Where a simulated vCenter is, and how to log in.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Access {
-    /// Address of the vCenter (TLS), with user and password in it or not as vcsim prints it.
-    pub url: String,
-    /// Address of the endpoint that counts calls and makes faults (plain HTTP).
-    pub admin: String,
+/// What kind of vCenter to start.
+#[derive(Clone, Debug)]
+pub struct Options {
     pub username: String,
     pub password: String,
-    /// Thumbprints of its certificate.
-    pub sha1: String,
-    pub sha256: String,
-    /// Its certificate, PEM.
-    pub ca: String,
+    pub clusters: u32,
+    pub hosts: u32,
+    pub datastores: u32,
+    pub pools: u32,
+    /// Opaque (NSX) networks.
+    pub opaque_networks: u32,
+    /// How long a clone takes.
+    pub clone_delay: Duration,
+    /// How long after power-on a guest gets addresses; `None`: never.
+    pub guest_ip_delay: Option<Duration>,
+    /// Refuse units that the controller type does not have, as a real vCenter does.
+    pub unit_limits: bool,
+    /// `name=…,controller=…` and so on; empty means one template for each controller type (`pvscsi`, `pvscsi-13`,
+    /// `lsi`, `lsisas`, `sata`, `nvme`, `nvme-21`, `ide`, `two-disks`, `no-snapshot`).
+    pub templates: Vec<String>,
+    /// The API version that it reports, such as `7.0.3.0`.
+    pub api_version: Option<String>,
+    /// `method:milliseconds` for other methods.
+    pub method_delays: Vec<String>,
+    /// Listen on this address (`127.0.0.1:8989`) instead of any free port.
+    pub listen: Option<String>,
 }
 
-/// A running vcsim; it ends with this value.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            username: "administrator@vsphere.local".into(),
+            password: "secret".into(),
+            clusters: 1,
+            hosts: 3,
+            datastores: 2,
+            pools: 1,
+            opaque_networks: 0,
+            clone_delay: Duration::ZERO,
+            guest_ip_delay: Some(Duration::ZERO),
+            unit_limits: true,
+            templates: Vec::new(),
+            api_version: None,
+            method_delays: Vec::new(),
+            listen: None,
+        }
+    }
+}
+
+/// A running vCenter simulator; it ends when this is dropped.
 pub struct Vcsim {
-    pub access: Access,
-    process: Process,
-    dir: PathBuf,
-    _lifeline: Lifeline,
+    pub url: String,
+    /// `host:port`, as manifests give it.
+    pub server: String,
+    pub username: String,
+    pub password: String,
+    /// SHA-1, with colons, as manifests give it.
+    pub thumbprint: String,
+    pub thumbprint_sha256: String,
+    /// Its certificate in PEM, which is its own CA.
+    pub ca: String,
+    pub admin: Admin,
+    child: Child,
+    _stdin: Option<ChildStdin>,
+}
+
+/// What is to happen to some calls of one method.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fault {
+    pub method: String,
+    /// `fault`, `task`, `drop-devices`, `status`, `close` or `lose-answer`.
+    pub kind: String,
+    /// The first call that is hit, from 1.
+    pub nth: u32,
+    /// How many are hit from there; 0 means all.
+    pub times: u32,
+    /// Only clones of this name.
+    pub name: String,
+    /// The vim25 type of the fault.
+    pub fault: String,
+    pub message: String,
+    pub status: u16,
+    /// How long a task runs before it fails.
+    pub delay_ms: u64,
+}
+
+impl Fault {
+    /// The task that a method starts fails once.
+    pub fn task(method: &str, fault: &str, message: &str) -> Self {
+        Self {
+            method: method.into(),
+            kind: "task".into(),
+            times: 1,
+            fault: fault.into(),
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+
+    /// A call fails once.
+    pub fn call(method: &str, fault: &str, message: &str) -> Self {
+        Self {
+            kind: "fault".into(),
+            ..Self::task(method, fault, message)
+        }
+    }
+}
+
+/// The simulator's other door: counters and faults.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    url: String,
+    http: reqwest::Client,
+}
+
+impl Admin {
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Calls per method since the start or the last reset.
+    pub async fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        let answer = self.http.get(format!("{}/counters", self.url)).send().await?;
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
+    /// All calls since the start or the last reset.
+    pub async fn calls(&self) -> Result<u64> {
+        Ok(self.counters().await?.values().sum())
+    }
+
+    pub async fn reset_counters(&self) -> Result<()> {
+        self.send(self.http.delete(format!("{}/counters", self.url))).await
+    }
+
+    pub async fn inject(&self, fault: &Fault) -> Result<()> {
+        self.send(self.http.post(format!("{}/faults", self.url)).json(fault))
+            .await
+    }
+
+    pub async fn clear_faults(&self) -> Result<()> {
+        self.send(self.http.delete(format!("{}/faults", self.url))).await
+    }
+
+    /// Every session ends at once.
+    pub async fn drop_sessions(&self) -> Result<()> {
+        self.send(self.http.post(format!("{}/sessions/drop", self.url))).await
+    }
+
+    /// Connections are cut, sessions gone, and nobody listens for `down`.
+    pub async fn restart(&self, down: Duration) -> Result<()> {
+        let url = format!("{}/restart?downMs={}", self.url, down.as_millis());
+        self.send(self.http.post(url)).await
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<()> {
+        let answer = request.send().await?;
+        if !answer.status().is_success() {
+            bail!("vcsim: {}", answer.text().await?);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct Ready {
+    url: String,
+    admin: String,
+    username: String,
+    password: String,
+    sha1: String,
+    sha256: String,
+    ca: String,
+}
+
+/// Starts a simulated vCenter; builds it first if need be.
+pub async fn vcsim(options: Options) -> Result<Vcsim> {
+    tokio::task::spawn_blocking(move || start(&options))
+        .await
+        .context("starting vcsim was interrupted")?
+}
+
+fn start(options: &Options) -> Result<Vcsim> {
+    let mut child = command(options)?.spawn().context("cannot start vcsim")?;
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take().context("vcsim has no stdout")?;
+    let mut line = String::new();
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .context("vcsim said nothing")?;
+    let ready: Ready = match serde_json::from_str(&line) {
+        Ok(ready) => ready,
+        Err(cause) => {
+            // It ended before it was ready; its reason is on stderr already.
+            let _ = child.kill();
+            bail!("vcsim did not start: {cause} in {line:?}");
+        }
+    };
+    let server = ready
+        .url
+        .trim_start_matches("https://")
+        .trim_end_matches("/sdk")
+        .to_owned();
+    Ok(Vcsim {
+        url: ready.url,
+        server,
+        username: ready.username,
+        password: ready.password,
+        thumbprint: ready.sha1,
+        thumbprint_sha256: ready.sha256,
+        ca: ready.ca,
+        admin: Admin {
+            url: ready.admin,
+            http: reqwest::Client::builder().no_proxy().build()?,
+        },
+        child,
+        _stdin: stdin,
+    })
+}
+
+fn command(options: &Options) -> Result<Command> {
+    let mut command = Command::new(parts::VCSIM.path()?);
+    let mut delays = options.method_delays.clone();
+    if !options.clone_delay.is_zero() {
+        delays.push(format!("CloneVM_Task:{}", options.clone_delay.as_millis()));
+    }
+    let guest_ip = options.guest_ip_delay.map_or(-1, |delay| delay.as_millis() as i64);
+    command
+        // Its standard input is its lifeline: closed when we end, in whatever way.
+        .arg("-exit-on-stdin-close")
+        .args(["-username", &options.username, "-password", &options.password])
+        .args([
+            "-cluster",
+            &options.clusters.to_string(),
+            "-host",
+            &options.hosts.to_string(),
+        ])
+        .args([
+            "-ds",
+            &options.datastores.to_string(),
+            "-pool",
+            &options.pools.to_string(),
+        ])
+        .args([
+            "-nsx",
+            &options.opaque_networks.to_string(),
+            "-method-delay",
+            &delays.join(","),
+        ])
+        .args(["-guest-ip-delay", &guest_ip.to_string()])
+        .arg(format!("-unit-limits={}", options.unit_limits))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    for template in &options.templates {
+        command.args(["-template", template]);
+    }
+    if let Some(version) = &options.api_version {
+        command.args(["-api-version", version]);
+    }
+    if let Some(listen) = &options.listen {
+        command.args(["-l", listen]);
+    }
+    Ok(command)
 }
 
 impl Vcsim {
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 }
 
 impl Drop for Vcsim {
     fn drop(&mut self) {
-        self.process.kill();
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
-/// Starts vcsim with further flags (see `tools/vcsim`).
-pub async fn vcsim(flags: &[&str]) -> Result<Vcsim> {
-    let program = tokio::task::spawn_blocking(|| parts::VCSIM.path()).await??;
-    let dir = shared::fresh_dir("vcsim")?;
-    let lifeline = Lifeline::own()?;
-    let mut command = Command::new(program);
-    command.args(flags);
-    let mut process = lifeline.start(&dir, "vcsim", command)?;
-    let deadline = Instant::now() + START_TIMEOUT;
-    loop {
-        process.check()?;
-        let log = std::fs::read_to_string(process.log()).unwrap_or_default();
-        // A line is complete once its end is there.
-        let lines = log.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-        if let Some(access) = lines.filter_map(|line| serde_json::from_str(line).ok()).next() {
-            return Ok(Vcsim {
-                access,
-                process,
-                dir,
-                _lifeline: lifeline,
-            });
-        }
-        if Instant::now() > deadline {
-            bail!("vcsim did not get ready; see {}", process.log().display());
-        }
-        tokio::time::sleep(ASK).await;
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -418,7 +418,7 @@ impl Vcenter {
     }
 
     async fn find(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
-        let key = format!("{}:{}:{path}", target.what, datacenter.reference);
+        let key = format!("find {}:{}:{path}", target.what, datacenter.reference);
         let found = self.0.cache.get(key, self.look_for(datacenter, target, path)).await?;
         Ok(MoRef::clone(&found))
     }

@@ -12,6 +12,7 @@ const ASSOCIATION: &str = "/rest/com/vmware/cis/tagging/tag-association";
 const TAG: &str = "/rest/com/vmware/cis/tagging/tag";
 const CATEGORY: &str = "/rest/com/vmware/cis/tagging/category";
 const MODULES: &str = "/rest/vcenter/cluster/modules";
+const MEMBERS: &str = "/rest/vcenter/cluster/modules/vm";
 /// A REST call that has not been answered by then is taken for lost.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(60);
 
@@ -201,14 +202,14 @@ impl Vcenter {
 
     /// Makes a machine a member of a module; a member already is no error.
     pub async fn add_to_cluster_module(&self, module: &str, vm: &MoRef) -> Result<()> {
-        let path = format!("{MODULES}/{module}/members?action=add");
+        let path = format!("{MEMBERS}/{module}/members?action=add");
         self.rest::<serde_json::Value>("POST", &path, Some(&Members { vms: [vm.value()] }), true)
             .await
             .map(|_| ())
     }
 
     pub async fn remove_from_cluster_module(&self, module: &str, vm: &MoRef) -> Result<()> {
-        let path = format!("{MODULES}/{module}/members?action=remove");
+        let path = format!("{MEMBERS}/{module}/members?action=remove");
         self.rest::<serde_json::Value>("POST", &path, Some(&Members { vms: [vm.value()] }), true)
             .await
             .map(|_| ())

@@ -478,12 +478,17 @@ fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {
 
 /// `host`, `host:port` or a URL with or without `/sdk`, to `https://host[:port]`.
 fn base_url(server: &str) -> Result<String> {
-    let trimmed = server.trim().trim_end_matches('/').trim_end_matches("/sdk");
-    let text = if trimmed.contains("://") {
-        trimmed.to_owned()
+    let bare = server.trim();
+    let text = if bare.contains("://") {
+        bare.to_owned()
     } else {
-        format!("https://{trimmed}")
+        format!("https://{bare}")
     };
+    let text = text
+        .strip_suffix('/')
+        .filter(|text| !text.ends_with('/'))
+        .unwrap_or(&text);
+    let text = text.strip_suffix("/sdk").unwrap_or(text).to_owned();
     let url = reqwest::Url::parse(&text).ok().filter(reqwest::Url::has_host);
     match url {
         Some(url) if matches!(url.scheme(), "https" | "http") => Ok(text),

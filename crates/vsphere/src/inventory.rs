@@ -471,6 +471,20 @@ impl Vcenter {
         Listing::read(self, root, kinds).await
     }
 
+    /// The name of any object, such as the host that a machine runs on.
+    pub async fn name_of(&self, object: &MoRef) -> Result<String> {
+        let look_up = async {
+            Ok(unescape(
+                self.retrieve_one(object, &["name"])
+                    .await?
+                    .text("name")
+                    .unwrap_or_default(),
+            ))
+        };
+        let name = self.0.cache.get(format!("name:{object}"), look_up).await?;
+        Ok(String::clone(&name))
+    }
+
     /// Drops what was remembered of the inventory.
     pub fn forget_inventory(&self) {
         self.0.cache.forget();

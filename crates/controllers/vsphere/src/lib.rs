@@ -1,4 +1,105 @@
-//! Cluster API machines on vSphere.
+//! Cluster API machines on vSphere, with data disks: VSphereCluster, VSphereMachine and VSphereVM.
+//!
+//! Decisions are in [`plan`] and in `capstan_core`; this crate observes, asks for a plan, and carries it out.
 
+mod cluster;
+mod clusters;
+mod credentials;
 pub mod domain;
+mod error;
+mod facts;
+mod from_api;
+mod machine;
 pub mod plan;
+mod terms;
+mod vm;
+
+use std::sync::Arc;
+
+use capstan_api::vsphere::{VSphereClusterIdentity, VSphereMachine, VSphereVM};
+use capstan_kube::capi::Machine;
+use capstan_kube::workload::Workloads;
+use capstan_kube::{Cache, Context, cache};
+use capstan_vsphere::{Sessions, Settings};
+
+use clusters::Clusters;
+pub use credentials::Account;
+use credentials::Credentials;
+pub use error::Error;
+
+/// What flags set.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many machines are attended to at once. A pass never waits for vCenter's tasks, so this bounds requests.
+    pub concurrency: u16,
+    /// Where the secrets of VSphereClusterIdentities are.
+    pub identity_namespace: String,
+    /// The account for clusters that name no identity.
+    pub account: Option<Account>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            concurrency: 64,
+            identity_namespace: "capstan-system".into(),
+            account: None,
+        }
+    }
+}
+
+impl Options {
+    /// What the environment says: `POD_NAMESPACE`, `VSPHERE_USERNAME` and `VSPHERE_PASSWORD`.
+    pub fn from_env() -> Self {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let defaults = Self::default();
+        let account = variable("VSPHERE_USERNAME").zip(variable("VSPHERE_PASSWORD"));
+        Self {
+            identity_namespace: variable("POD_NAMESPACE").unwrap_or(defaults.identity_namespace),
+            account: account.map(|(username, password)| Account { username, password }),
+            ..defaults
+        }
+    }
+}
+
+/// Runs all controllers for vSphere until the context's shutdown token is cancelled; then logs out everywhere.
+pub async fn run(context: Context, options: Options) -> Result<(), Error> {
+    let sessions = Sessions::new(Settings {
+        doors: context.doors.clone(),
+    });
+    let (home, account) = (options.identity_namespace.clone(), options.account.clone());
+    let credentials = Arc::new(Credentials::new(&context, sessions.clone(), home, account));
+    let clusters = Clusters::new(&context);
+    let machines: Cache<Machine> = context.cache();
+    let own: Cache<VSphereMachine> = context.cache();
+    let vms: Cache<VSphereVM> = context.cache();
+    let started = async {
+        clusters.ready().await?;
+        machines.ready().await?;
+        vms.ready().await?;
+        Ok::<(), Error>(())
+    };
+    tokio::select! {
+        started = started => started?,
+        () = context.shutdown.cancelled() => return Ok(()),
+    }
+    let workloads = Workloads::new(&context);
+    let (zones, domains) = (
+        context.cache_cluster_wide(cache::trim),
+        context.cache_cluster_wide(cache::trim),
+    );
+    let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
+    let runs_vms = vm::Vms::new(&context, clusters.clone(), credentials.clone(), workloads);
+    let runs_machines = machine::Machines::new(&context, clusters.clone(), machines, vms.clone());
+    let runs_clusters = cluster::Infrastructure::new(&context, clusters.clone(), credentials.clone(), own.clone());
+    let runs_zones = cluster::zone::Zones::new(&context, clusters, credentials.clone(), domains);
+    let all = tokio::join!(
+        runs_vms.run(vms, options.concurrency),
+        runs_machines.run(own, options.concurrency),
+        runs_clusters.run(identities.clone()),
+        runs_zones.run(zones),
+        cluster::identity::run(&context, identities, credentials),
+    );
+    sessions.close().await;
+    all.1.and(all.2).and(all.3)
+}

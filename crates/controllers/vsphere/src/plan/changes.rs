@@ -179,7 +179,8 @@ fn nics(wanted: &Wanted, networks: &[String], facts: &Facts, changes: &mut Chang
             .zip(networks)
             .zip(&wanted.networks)
             .all(|((nic, network), device)| {
-                nic.backing == *network && device.mac.as_ref().is_none_or(|mac| mac.eq_ignore_ascii_case(&nic.mac))
+                (network.is_empty() || nic.backing.is_empty() || nic.backing == *network)
+                    && device.mac.as_ref().is_none_or(|mac| mac.eq_ignore_ascii_case(&nic.mac))
             });
     if as_asked {
         return;

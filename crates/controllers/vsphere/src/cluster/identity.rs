@@ -1,0 +1,67 @@
+//! VSphereClusterIdentity: whether its secret is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::vsphere::VSphereClusterIdentity;
+use capstan_kube::conditions::{self, Severity};
+use capstan_kube::patch::{self, Lock};
+use capstan_kube::{Cache, Context, Next, Reconciler};
+use jiff::Timestamp;
+use kube::{Api, Resource};
+
+use crate::credentials::Credentials;
+use crate::error::Error;
+use crate::terms;
+
+/// Secrets are not watched; a missing one is looked for this often.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// Runs the identities.
+pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credentials: Arc<Credentials>) {
+    let reconciler = Reconciler::new("vsphereclusteridentity", context, own);
+    let client = context.client.clone();
+    reconciler
+        .run(move |identity| {
+            let (api, credentials) = (Api::all(client.clone()), credentials.clone());
+            async move { pass(api, credentials, identity).await }
+        })
+        .await;
+}
+
+async fn pass(
+    api: Api<VSphereClusterIdentity>,
+    credentials: Arc<Credentials>,
+    own: Arc<VSphereClusterIdentity>,
+) -> Result<Next, Error> {
+    if own.meta().deletion_timestamp.is_some() {
+        patch::remove_finalizer(&api, own.as_ref(), terms::OLD_IDENTITY_FINALIZER).await?;
+        return Ok(Next::Wait);
+    }
+    let found = credentials
+        .read_secret_at_home(own.spec.secret_name.as_deref().unwrap_or_default())
+        .await;
+    let fault = match found {
+        Ok(_) => None,
+        Err(error) if error.is_told() => Some(error.to_string()),
+        Err(error) => return Err(error),
+    };
+    let now = Timestamp::now();
+    let mut after = VSphereClusterIdentity::clone(&own);
+    let status = after.status.get_or_insert_default();
+    status.ready = fault.is_none();
+    match &fault {
+        None => conditions::mark_true(&mut status.conditions, terms::CREDENTIALS_AVAILABLE, now),
+        Some(text) => {
+            let (type_, reason) = (terms::CREDENTIALS_AVAILABLE, "SecretNotAvailable");
+            conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, text, now)
+        }
+    };
+    conditions::summarize(&mut status.conditions, &[terms::CREDENTIALS_AVAILABLE], now);
+    patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
+    Ok(if fault.is_none() {
+        Next::Wait
+    } else {
+        Next::After(RECHECK)
+    })
+}

@@ -1,0 +1,278 @@
+//! VSphereCluster: the vCenter behind a cluster, and the failure domains that it offers.
+//!
+//! Kept here: a cluster is ready when its vCenter has let us in; it does not go before its machines have gone.
+
+pub mod identity;
+pub mod zone;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::ClusterFailureDomain;
+use capstan_api::capi::GROUP;
+use capstan_api::vsphere::{
+    VSphereCluster, VSphereClusterIdentity, VSphereClusterStatus, VSphereDeploymentZone, VSphereIdentityKind,
+    VSphereMachine,
+};
+use capstan_core::Class;
+use capstan_kube::conditions::{self, Severity};
+use capstan_kube::patch::{self, Lock};
+use capstan_kube::{Cache, Context, Next, Reconciler, Recorder, cache};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::core::SelectorExt;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt};
+
+use crate::clusters::{Clusters, cluster_name, has_paused_annotation};
+use crate::credentials::Credentials;
+use crate::error::Error;
+use crate::terms;
+
+/// Whether vCenter still answers is asked this often.
+const RESYNC: Duration = Duration::from_secs(10 * 60);
+/// A wrong password or a missing secret is mended outside our sight; reading the secret again costs nobody anything.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// Runs the clusters.
+pub struct Infrastructure {
+    context: Context,
+    recorder: Recorder,
+    clusters: Clusters,
+    credentials: Arc<Credentials>,
+    machines: Cache<VSphereMachine>,
+    zones: Cache<VSphereDeploymentZone>,
+}
+
+impl Infrastructure {
+    pub fn new(
+        context: &Context,
+        clusters: Clusters,
+        credentials: Arc<Credentials>,
+        machines: Cache<VSphereMachine>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            context: context.clone(),
+            recorder: context.recorder("vspherecluster-controller"),
+            clusters,
+            credentials,
+            machines,
+            zones: context.cache_cluster_wide(cache::trim),
+        })
+    }
+
+    /// The controller, until shutdown.
+    pub async fn run(self: Arc<Self>, identities: Cache<VSphereClusterIdentity>) -> Result<(), Error> {
+        self.zones.ready().await?;
+        let own = self.clusters.infrastructure.clone();
+        let (of_zone, of_identity) = (own.clone(), own.clone());
+        let references = |found: Vec<Arc<VSphereCluster>>| -> Vec<ObjectRef<VSphereCluster>> {
+            found
+                .iter()
+                .map(|cluster| ObjectRef::from_obj(cluster.as_ref()))
+                .collect()
+        };
+        let reconciler = Reconciler::new("vspherecluster", &self.context, own)
+            .watches(&self.clusters.clusters, |cluster| {
+                let named = cluster
+                    .spec
+                    .infrastructure_ref
+                    .as_ref()
+                    .filter(|r| r.kind == VSphereCluster::KIND);
+                let reference = named.map(|named| {
+                    let mut reference = ObjectRef::<VSphereCluster>::new(&named.name);
+                    reference.namespace = cluster.namespace();
+                    reference
+                });
+                reference.into_iter().collect()
+            })
+            .watches(&self.machines, |machine: &VSphereMachine| {
+                // The last machine to go lets its cluster go.
+                let going = machine.meta().deletion_timestamp.is_some();
+                let name = cluster_name(machine).filter(|_| going);
+                name.map(|name| {
+                    let mut reference = ObjectRef::<VSphereCluster>::new(&name);
+                    reference.namespace = machine.namespace();
+                    reference
+                })
+                .into_iter()
+                .collect()
+            })
+            .watches(&self.zones, move |zone| {
+                references(of_zone.select(None, |c| {
+                    c.spec.failure_domain_selector.is_some() && c.spec.server == zone.spec.server
+                }))
+            })
+            .watches(&identities, move |identity| {
+                let name = identity.name_any();
+                references(of_identity.select(None, |cluster| {
+                    let named = cluster.spec.identity_ref.as_ref();
+                    named.is_some_and(|r| r.kind == VSphereIdentityKind::VSphereClusterIdentity && r.name == name)
+                }))
+            });
+        reconciler.run(move |cluster| self.clone().pass(cluster)).await;
+        Ok(())
+    }
+
+    async fn pass(self: Arc<Self>, own: Arc<VSphereCluster>) -> Result<Next, Error> {
+        let is_core = |version: &str| version.split('/').next() == Some(GROUP);
+        let owner = own
+            .owner_references()
+            .iter()
+            .find(|o| o.kind == "Cluster" && is_core(&o.api_version));
+        let Some(owner) = owner else { return Ok(Next::Wait) };
+        let cluster = self.clusters.clusters.get(own.namespace().as_deref(), &owner.name);
+        if has_paused_annotation(own.as_ref()) || cluster.as_ref().is_some_and(|cluster| cluster.is_paused()) {
+            return Ok(Next::Wait);
+        }
+        let name = owner.name.clone();
+        if own.meta().deletion_timestamp.is_some() {
+            return self.end(&own, &name).await;
+        }
+        self.bring_up(&own).await
+    }
+
+    async fn bring_up(&self, own: &VSphereCluster) -> Result<Next, Error> {
+        let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
+        patch::add_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
+        let version = match self.credentials.session(own, None, None).await {
+            Ok(vcenter) => vcenter.about().version,
+            Err(error) if error.is_told() => return self.unavailable(own, error).await,
+            Err(error) => return Err(error),
+        };
+        let (domains, unsettled) = self.failure_domains(own)?;
+        let first = !own.status.as_ref().is_some_and(|status| status.ready);
+        self.write(own, |status, now| {
+            let list = &mut status.conditions;
+            conditions::mark_true(list, terms::VCENTER_AVAILABLE, now);
+            match (own.spec.failure_domain_selector.is_some(), unsettled.is_empty()) {
+                (false, _) => conditions::remove(list, terms::FAILURE_DOMAINS_AVAILABLE),
+                (true, true) => conditions::mark_true(list, terms::FAILURE_DOMAINS_AVAILABLE, now),
+                (true, false) => {
+                    let text = format!("deployment zones that cannot be used: {}", unsettled.join(", "));
+                    let (type_, reason) = (terms::FAILURE_DOMAINS_AVAILABLE, "FailureDomainsSkipped");
+                    conditions::mark_false(list, type_, Severity::Info, reason, &text, now)
+                }
+            };
+            status.failure_domains = domains;
+            status.vcenter_version = Some(version.clone());
+            status.ready = true;
+        })
+        .await?;
+        if first {
+            let server = own.spec.server.clone().unwrap_or_default();
+            self.recorder
+                .normal(own, "Ready", format!("vCenter {server} {version} is available"))
+                .await;
+        }
+        Ok(Next::After(RESYNC))
+    }
+
+    async fn unavailable(&self, own: &VSphereCluster, error: Error) -> Result<Next, Error> {
+        let (class, text) = (error.class(), error.to_string());
+        let severity = if class == Class::Terminal {
+            Severity::Error
+        } else {
+            Severity::Warning
+        };
+        self.write(own, |status, now| {
+            let (type_, reason) = (terms::VCENTER_AVAILABLE, terms::VCENTER_UNREACHABLE);
+            conditions::mark_false(&mut status.conditions, type_, severity, reason, &text, now);
+        })
+        .await?;
+        self.recorder.warning(own, terms::VCENTER_UNREACHABLE, text).await;
+        if class == Class::Terminal {
+            Ok(Next::After(RECHECK))
+        } else {
+            Err(error)
+        }
+    }
+
+    /// The failure domains of the zones that the cluster selects, and the zones that are not ready.
+    fn failure_domains(
+        &self,
+        own: &VSphereCluster,
+    ) -> Result<(BTreeMap<String, ClusterFailureDomain>, Vec<String>), Error> {
+        let Some(selector) = own.spec.failure_domain_selector.clone() else {
+            return Ok(Default::default());
+        };
+        let selector: kube::core::Selector = selector
+            .try_into()
+            .map_err(|error| Error::Spec(format!("spec.failureDomainSelector cannot be read: {error}")))?;
+        let zones = self.zones.select(None, |zone| {
+            zone.spec.server == own.spec.server && selector.matches(zone.labels())
+        });
+        let is_ready = |zone: &&Arc<VSphereDeploymentZone>| zone.status.as_ref().and_then(|s| s.ready) == Some(true);
+        let unsettled = zones
+            .iter()
+            .filter(|zone| !is_ready(zone))
+            .map(|zone| zone.name_any())
+            .collect();
+        let domains = zones.iter().filter(is_ready).map(|zone| {
+            let control_plane = zone.spec.control_plane.unwrap_or(true);
+            (
+                zone.name_any(),
+                ClusterFailureDomain {
+                    control_plane,
+                    ..ClusterFailureDomain::default()
+                },
+            )
+        });
+        Ok((domains.collect(), unsettled))
+    }
+
+    async fn end(&self, own: &VSphereCluster, cluster: &str) -> Result<Next, Error> {
+        let left = self.machines.select(own.namespace().as_deref(), |m| {
+            cluster_name(m).as_deref() == Some(cluster)
+        });
+        if !left.is_empty() {
+            let names: Vec<String> = left.iter().map(|machine| machine.name_any()).collect();
+            tracing::info!(cluster, machines = ?names, "waiting for machines to go");
+            return Ok(Next::After(RECHECK));
+        }
+        self.release_secret(own).await?;
+        self.credentials.forget(own);
+        let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
+        patch::remove_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
+        Ok(Next::Wait)
+    }
+
+    /// A finalizer that another controller once put on the secret would keep it for ever.
+    async fn release_secret(&self, own: &VSphereCluster) -> Result<(), Error> {
+        let secret = own
+            .spec
+            .identity_ref
+            .as_ref()
+            .filter(|r| r.kind == VSphereIdentityKind::Secret);
+        let Some(name) = secret.map(|reference| reference.name.clone()) else {
+            return Ok(());
+        };
+        let secrets: Api<Secret> = self.context.api(&own.namespace().unwrap_or_default());
+        let Some(secret) = secrets.get_opt(&name).await? else {
+            return Ok(());
+        };
+        for finalizer in [terms::CLUSTER_FINALIZER, terms::OLD_SECRET_FINALIZER] {
+            patch::remove_finalizer(&secrets, &secret, finalizer).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        own: &VSphereCluster,
+        edit: impl FnOnce(&mut VSphereClusterStatus, Timestamp),
+    ) -> Result<(), Error> {
+        let now = Timestamp::now();
+        let mut after = own.clone();
+        let status = after.status.get_or_insert_default();
+        edit(status, now);
+        let summed_up = [terms::VCENTER_AVAILABLE];
+        conditions::summarize(&mut status.conditions, &summed_up, now);
+        let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
+        match patch::status(&api, own, &after, Lock::Open).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}

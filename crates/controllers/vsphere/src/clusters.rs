@@ -1,0 +1,72 @@
+//! From a machine to the cluster that it belongs to.
+
+use std::sync::Arc;
+
+use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
+use capstan_api::vsphere::VSphereCluster;
+use capstan_kube::capi::Cluster;
+use capstan_kube::{Cache, Context};
+use kube::{Resource, ResourceExt};
+
+use crate::error::Error;
+
+/// The clusters that are known.
+#[derive(Clone)]
+pub struct Clusters {
+    pub clusters: Cache<Cluster>,
+    pub infrastructure: Cache<VSphereCluster>,
+}
+
+impl Clusters {
+    pub fn new(context: &Context) -> Self {
+        Self {
+            clusters: context.cache(),
+            infrastructure: context.cache(),
+        }
+    }
+
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.clusters.ready().await?;
+        Ok(self.infrastructure.ready().await?)
+    }
+
+    /// The Cluster that an object's label names.
+    pub fn of(&self, object: &impl Resource<DynamicType = ()>) -> Result<Arc<Cluster>, Error> {
+        let name = cluster_name(object)
+            .ok_or_else(|| Error::Waiting(format!("{:?} has no label {CLUSTER_NAME_LABEL}", object.name_any())))?;
+        let namespace = object.namespace();
+        self.clusters
+            .get(namespace.as_deref(), &name)
+            .ok_or_else(|| Error::Waiting(format!("Cluster {name:?} does not exist")))
+    }
+
+    /// The vSphere side of a Cluster.
+    pub fn infrastructure_of(&self, cluster: &Cluster) -> Result<Arc<VSphereCluster>, Error> {
+        let reference = cluster.spec.infrastructure_ref.as_ref();
+        let name = reference
+            .filter(|r| r.kind == VSphereCluster::KIND)
+            .map(|r| r.name.as_str())
+            .ok_or_else(|| {
+                Error::Waiting(format!(
+                    "Cluster {:?} has no VSphereCluster as infrastructureRef",
+                    cluster.name_any()
+                ))
+            })?;
+        self.infrastructure
+            .get(cluster.namespace().as_deref(), name)
+            .ok_or_else(|| Error::Waiting(format!("VSphereCluster {name:?} does not exist")))
+    }
+
+    /// Whether an object is to be left alone. One whose cluster is not known is not paused.
+    pub fn is_paused(&self, object: &impl Resource<DynamicType = ()>) -> bool {
+        has_paused_annotation(object) || self.of(object).is_ok_and(|cluster| cluster.is_paused())
+    }
+}
+
+pub fn has_paused_annotation(object: &impl Resource<DynamicType = ()>) -> bool {
+    object.annotations().contains_key(PAUSED_ANNOTATION)
+}
+
+pub fn cluster_name(object: &impl Resource<DynamicType = ()>) -> Option<String> {
+    object.labels().get(CLUSTER_NAME_LABEL).cloned()
+}

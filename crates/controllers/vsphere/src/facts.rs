@@ -1,0 +1,237 @@
+//! From what vCenter says to facts, and from plans to what vCenter is told.
+
+use capstan_core::disks::vsphere::{NewController, Placement, backing_flags};
+use capstan_vsphere::{
+    ConfigSpec, Device, DeviceChange, DeviceKind, Network, NetworkBacking, NewDisk, NewNic, NewPci, PowerState, VmInfo,
+    VmState,
+};
+
+use crate::domain::{Facts, GuestNic, Nic, Pci, Power, Wanted};
+use crate::plan::Changes;
+
+/// Keys of cards and PCI devices that do not exist yet.
+const NEW_NIC_KEY: i32 = -100;
+const NEW_PCI_KEY: i32 = -500;
+
+/// What a machine's name stands for in vCenter: where its disks and cards are to go.
+#[derive(Clone, Debug, Default)]
+pub struct Resolved {
+    /// In the order of the spec's network devices.
+    pub networks: Vec<std::sync::Arc<Network>>,
+    /// In the order of the spec's data disks: datastore and name, storage policy.
+    pub disks: Vec<ResolvedDisk>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ResolvedDisk {
+    pub datastore: Option<std::sync::Arc<capstan_vsphere::Datastore>>,
+    pub policy: Option<String>,
+}
+
+impl Resolved {
+    pub fn backings(&self) -> Vec<String> {
+        self.networks
+            .iter()
+            .map(|network| backing_of_network(&network.backing))
+            .collect()
+    }
+}
+
+/// What a card on this network will show; empty when vCenter may put something else in its place.
+fn backing_of_network(backing: &NetworkBacking) -> String {
+    match backing {
+        NetworkBacking::Standard { network, .. } => format!("network:{}", network.value()),
+        NetworkBacking::Portgroup { portgroup_key, .. } => format!("portgroup:{portgroup_key}"),
+        NetworkBacking::Opaque { .. } => String::new(),
+    }
+}
+
+fn backing_of_nic(nic: &capstan_vsphere::Nic) -> String {
+    match (&nic.portgroup_key, &nic.network) {
+        (Some(key), _) => format!("portgroup:{key}"),
+        (None, Some(network)) => format!("network:{}", network.value()),
+        (None, None) => String::new(),
+    }
+}
+
+/// The facts of a machine that was read as a whole.
+pub fn facts(info: &VmInfo) -> Facts {
+    let nics = info.devices.iter().filter_map(|device| {
+        let nic = device.nic()?;
+        Some(Nic {
+            key: device.key,
+            mac: nic.mac.clone(),
+            backing: backing_of_nic(nic),
+            connected: nic.connected,
+        })
+    });
+    let volumes = info
+        .devices
+        .iter()
+        .filter(|d| d.disk().is_some_and(|disk| disk.first_class_id.is_some()));
+    let mut facts = Facts {
+        name: info.state.name.clone(),
+        instance_uuid: info.instance_uuid.clone(),
+        bios_uuid: info.bios_uuid.clone(),
+        hardware: info.hardware(),
+        volumes: volumes.map(|device| device.key).collect(),
+        vmx_path: info.path.clone(),
+        cpus: info.num_cpus,
+        cores_per_socket: info.cores_per_socket,
+        memory_mib: info.memory_mib,
+        nics: nics.collect(),
+        pci_devices: info
+            .devices
+            .iter()
+            .filter(|d| matches!(d.kind, DeviceKind::PciPassthrough))
+            .count(),
+        extra_config: info.extra_config.iter().cloned().collect(),
+        ..Facts::default()
+    };
+    update(&mut facts, &info.state);
+    facts
+}
+
+/// Brings the part of the facts up to date that changes by itself.
+pub fn update(facts: &mut Facts, state: &VmState) {
+    facts.power = match state.power {
+        PowerState::On => Power::On,
+        PowerState::Off => Power::Off,
+        PowerState::Suspended => Power::Suspended,
+    };
+    facts.tools_running = state.tools_running;
+    facts.host = state.host.as_ref().map(ToString::to_string);
+    facts.guest = state
+        .nics
+        .iter()
+        .map(|nic| GuestNic {
+            mac: nic.mac.clone(),
+            network: Some(nic.network.clone()).filter(|name| !name.is_empty()),
+            connected: nic.connected,
+            addresses: nic
+                .addresses
+                .iter()
+                .filter_map(|address| address.parse().ok())
+                .collect(),
+        })
+        .collect();
+}
+
+/// The device changes that add controllers and disks, as clones and reconfigurations both need them.
+pub fn add_disks(
+    wanted: &Wanted,
+    resolved: &Resolved,
+    controllers: &[NewController],
+    placements: &[Placement],
+) -> Vec<DeviceChange> {
+    let controllers = controllers.iter().map(|c| DeviceChange::AddController {
+        key: c.key,
+        kind: c.kind,
+        bus: c.bus,
+    });
+    let disks = placements.iter().filter_map(|placement| {
+        let disk = wanted.disks.get(placement.index)?;
+        let place = resolved.disks.get(placement.index).cloned().unwrap_or_default();
+        let flags = backing_flags(disk.mode);
+        Some(DeviceChange::AddDisk(NewDisk {
+            key: placement.key,
+            controller_key: placement.controller_key,
+            unit: placement.unit,
+            capacity_kib: disk.capacity_kib(),
+            thin_provisioned: flags.thin_provisioned,
+            eagerly_scrub: flags.eagerly_scrub,
+            datastore: place.datastore.as_ref().map(|datastore| datastore.reference.clone()),
+            datastore_name: place.datastore.as_ref().map(|datastore| datastore.name.clone()),
+            storage_policy: place.policy,
+        }))
+    });
+    controllers.chain(disks).collect()
+}
+
+/// The device changes that replace whatever cards there are by those of the spec.
+pub fn replace_nics<'a>(
+    wanted: &Wanted,
+    resolved: &Resolved,
+    old: impl Iterator<Item = &'a Device>,
+) -> Vec<DeviceChange> {
+    let removed = old
+        .filter(|device| device.nic().is_some())
+        .map(|device| DeviceChange::Remove(device.clone()));
+    let added = wanted
+        .networks
+        .iter()
+        .zip(&resolved.networks)
+        .zip(0..)
+        .map(|((device, network), index)| {
+            DeviceChange::AddNic(NewNic {
+                key: NEW_NIC_KEY - index,
+                backing: network.backing.clone(),
+                mac: device.mac.clone(),
+            })
+        });
+    removed.chain(added).collect()
+}
+
+fn add_pci(wanted: &Wanted) -> Vec<DeviceChange> {
+    let changes = wanted.pci.iter().zip(0..).map(|(pci, index)| {
+        let key = NEW_PCI_KEY - index;
+        DeviceChange::AddPci(match pci {
+            Pci::VGpu { profile } => NewPci::Vgpu {
+                key,
+                profile: profile.clone(),
+            },
+            Pci::Device { vendor, device, label } => NewPci::Dynamic {
+                key,
+                vendor_id: *vendor,
+                device_id: *device,
+                label: label.clone().unwrap_or_default(),
+            },
+        })
+    });
+    changes.collect()
+}
+
+/// A reconfiguration that carries out changes on a machine with these devices.
+pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, devices: &[Device]) -> ConfigSpec {
+    let mut all = Vec::new();
+    for (key, capacity_kib) in &changes.grow {
+        if let Some(device) = devices.iter().find(|device| device.key == *key) {
+            all.push(DeviceChange::ResizeDisk {
+                device: device.clone(),
+                capacity_kib: *capacity_kib,
+            });
+        }
+    }
+    all.extend(add_disks(
+        wanted,
+        resolved,
+        &changes.add_controllers,
+        &changes.add_disks,
+    ));
+    if !changes.add_nics.is_empty() || !changes.remove_nics.is_empty() {
+        all.extend(replace_nics(wanted, resolved, devices.iter()));
+    }
+    if changes.add_pci {
+        all.extend(add_pci(wanted));
+    }
+    ConfigSpec {
+        num_cpus: changes.cpus,
+        cores_per_socket: changes.cores_per_socket,
+        memory_mib: changes.memory_mib,
+        memory_reservation_locked: changes.add_pci.then_some(true),
+        disk_uuid_enabled: Some(true),
+        devices: all,
+        extra_config: changes.extra_config.clone().into_iter().collect(),
+        ..ConfigSpec::default()
+    }
+}
+
+/// Whether a reconfiguration touches devices, so that what came of it has to be read back.
+pub fn touches_devices(changes: &Changes) -> bool {
+    !(changes.add_controllers.is_empty()
+        && changes.add_disks.is_empty()
+        && changes.grow.is_empty()
+        && changes.add_nics.is_empty()
+        && changes.remove_nics.is_empty()
+        && !changes.add_pci)
+}

@@ -1,0 +1,215 @@
+//! From the API's objects to our own words and back. The only place that knows the version of the API.
+
+use std::time::Duration;
+
+use capstan_api::vsphere::{
+    CloneMode, ControllerType, DataDiskControllerStatus, DataDiskStatus, DhcpOverrides as ApiOverrides,
+    NetworkDeviceSpec, NetworkRouteSpec, NetworkStatus, PciDevice, PowerOffMode, VSphereVM,
+};
+use capstan_core::disks::vsphere::{ControllerKind, DataDisk, Listed, Placement};
+use kube::ResourceExt;
+
+use crate::domain::{DhcpOverrides, Memory, NetworkDevice, Pci, PowerOff, Route, Wanted};
+use crate::plan::Report;
+
+/// A guest that is asked to shut down gets this long before it is powered off, unless the spec says otherwise.
+const SOFT_POWER_OFF: Duration = Duration::from_secs(5 * 60);
+/// A Kubernetes node needs two CPUs.
+const FEWEST_CPUS: i32 = 2;
+const DEFAULT_MEMORY_MIB: i64 = 2048;
+
+/// What a VSphereVM asks for.
+pub fn wanted(vm: &VSphereVM) -> Wanted {
+    let spec = &vm.spec.clone_spec;
+    let text = |value: &Option<String>| value.clone().filter(|text| !text.trim().is_empty());
+    Wanted {
+        name: vm.name_any(),
+        instance_uuid: vm.uid().unwrap_or_default(),
+        template: spec.template.clone(),
+        linked: spec
+            .clone_mode
+            .as_ref()
+            .is_none_or(|mode| *mode != CloneMode::FullClone),
+        snapshot: text(&spec.snapshot),
+        datacenter: text(&spec.datacenter),
+        folder: text(&spec.folder),
+        pool: text(&spec.resource_pool),
+        datastore: text(&spec.datastore),
+        storage_policy: text(&spec.storage_policy_name),
+        networks: spec.network.devices.iter().map(network).collect(),
+        routes: spec.network.routes.iter().map(route).collect(),
+        cpus: spec.num_cpus.unwrap_or_default().max(FEWEST_CPUS),
+        cores_per_socket: spec.num_cores_per_socket.filter(|cores| *cores > 0),
+        memory_mib: spec
+            .memory_mib
+            .filter(|memory| *memory > 0)
+            .unwrap_or(DEFAULT_MEMORY_MIB),
+        primary_gib: spec.disk_gib.map(i64::from).filter(|size| *size > 0),
+        additional_gib: spec.additional_disks_gib.iter().map(|size| i64::from(*size)).collect(),
+        vmx: spec.custom_vmx_keys.clone(),
+        tags: spec.tag_ids.clone(),
+        pci: spec.pci_devices.iter().filter_map(pci).collect(),
+        hardware_version: text(&spec.hardware_version),
+        disks: spec.data_disks.iter().map(DataDisk::from).collect(),
+        power_off: match vm.spec.power_off_mode {
+            Some(PowerOffMode::Soft) => PowerOff::Soft,
+            Some(PowerOffMode::TrySoft) => PowerOff::TrySoft,
+            _ => PowerOff::Hard,
+        },
+        soft_timeout: vm.spec.guest_soft_power_off_timeout.map_or(SOFT_POWER_OFF, Into::into),
+    }
+}
+
+fn network(device: &NetworkDeviceSpec) -> NetworkDevice {
+    NetworkDevice {
+        network: device.network_name.clone(),
+        device_name: device.device_name.clone().filter(|name| !name.is_empty()),
+        dhcp4: device.dhcp4,
+        dhcp6: device.dhcp6,
+        gateway4: device.gateway4.clone().filter(|gateway| !gateway.is_empty()),
+        gateway6: device.gateway6.clone().filter(|gateway| !gateway.is_empty()),
+        addresses: device.ip_addrs.clone(),
+        mtu: device.mtu,
+        mac: device.mac_addr.clone().filter(|mac| !mac.is_empty()),
+        nameservers: device.nameservers.clone(),
+        search_domains: device.search_domains.clone(),
+        routes: device.routes.iter().map(route).collect(),
+        dhcp4_overrides: device.dhcp4_overrides.as_ref().map(overrides),
+        dhcp6_overrides: device.dhcp6_overrides.as_ref().map(overrides),
+        pooled: !device.addresses_from_pools.is_empty(),
+        skip_allocation: device.skip_ip_allocation,
+    }
+}
+
+fn route(route: &NetworkRouteSpec) -> Route {
+    Route {
+        to: route.to.clone(),
+        via: route.via.clone(),
+        metric: route.metric,
+    }
+}
+
+fn overrides(set: &ApiOverrides) -> DhcpOverrides {
+    DhcpOverrides {
+        hostname: set.hostname.clone(),
+        route_metric: set.route_metric,
+        send_hostname: set.send_hostname,
+        use_dns: set.use_dns,
+        use_domains: set.use_domains.clone(),
+        use_hostname: set.use_hostname,
+        use_mtu: set.use_mtu,
+        use_ntp: set.use_ntp,
+        use_routes: set.use_routes.clone(),
+    }
+}
+
+fn pci(device: &PciDevice) -> Option<Pci> {
+    match (&device.vgpu_profile, device.vendor_id, device.device_id) {
+        (Some(profile), _, _) if !profile.is_empty() => Some(Pci::VGpu {
+            profile: profile.clone(),
+        }),
+        (_, Some(vendor), Some(id)) => Some(Pci::Device {
+            vendor,
+            device: id,
+            label: device.custom_label.clone(),
+        }),
+        _ => None,
+    }
+}
+
+fn controller_kind(name: &str) -> Option<ControllerKind> {
+    Some(match ControllerType::from(name) {
+        ControllerType::Pvscsi => ControllerKind::ParaVirtual,
+        ControllerType::LsiLogic => ControllerKind::LsiLogic,
+        ControllerType::LsiLogicSas => ControllerKind::LsiLogicSas,
+        ControllerType::BusLogic => ControllerKind::BusLogic,
+        ControllerType::Sata => ControllerKind::Sata,
+        ControllerType::Nvme => ControllerKind::Nvme,
+        ControllerType::Ide => ControllerKind::Ide,
+        ControllerType::Other(_) => return None,
+    })
+}
+
+fn controller_name(kind: ControllerKind) -> String {
+    let known = match kind {
+        ControllerKind::ParaVirtual => ControllerType::Pvscsi,
+        ControllerKind::LsiLogic => ControllerType::LsiLogic,
+        ControllerKind::LsiLogicSas => ControllerType::LsiLogicSas,
+        ControllerKind::BusLogic => ControllerType::BusLogic,
+        ControllerKind::Sata => ControllerType::Sata,
+        ControllerKind::Nvme => ControllerType::Nvme,
+        ControllerKind::Ide => ControllerType::Ide,
+    };
+    known.as_str().to_owned()
+}
+
+/// What an earlier pass left in the status.
+pub fn memory(vm: &VSphereVM) -> Memory {
+    let status = vm.status.clone().unwrap_or_default();
+    let placements = status.data_disks.iter().enumerate().filter_map(|(index, disk)| {
+        Some(Placement {
+            index,
+            key: -2000 - i32::try_from(index).ok()?,
+            controller_key: disk.controller.key.unwrap_or_default(),
+            kind: controller_kind(&disk.controller.type_)?,
+            bus: disk.controller.bus,
+            unit: disk.unit_number,
+        })
+    });
+    Memory {
+        seen: vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready,
+        ready: status.ready,
+        placements: placements.collect(),
+        linked: status.clone_mode.as_deref() == Some(CloneMode::LinkedClone.as_str()),
+    }
+}
+
+/// The units that were given out, for the status, before the disks exist.
+pub fn planned_disks(disks: &[DataDisk], placements: &[Placement]) -> Vec<DataDiskStatus> {
+    placements
+        .iter()
+        .map(|placement| DataDiskStatus {
+            name: disks
+                .get(placement.index)
+                .map(|disk| disk.name.clone())
+                .unwrap_or_default(),
+            unit_number: placement.unit,
+            controller: DataDiskControllerStatus {
+                type_: controller_name(placement.kind),
+                bus: placement.bus,
+                key: (placement.controller_key > 0).then_some(placement.controller_key),
+            },
+            ..DataDiskStatus::default()
+        })
+        .collect()
+}
+
+/// The disks as they are, for the status.
+pub fn found_disks(planned: &[DataDiskStatus], listed: &[Listed], keys: &[Option<i32>]) -> Vec<DataDiskStatus> {
+    let mut disks = planned.to_vec();
+    for (found, key) in listed.iter().zip(keys) {
+        let Some(disk) = disks.get_mut(found.index) else {
+            continue;
+        };
+        disk.name = found.name.clone();
+        disk.controller.key = *key;
+        disk.uuid = Some(found.uuid.clone()).filter(|uuid| !uuid.is_empty());
+        disk.datastore_path = Some(found.path.clone()).filter(|path| !path.is_empty());
+        disk.size_gib = Some(found.size_gib);
+    }
+    disks
+}
+
+/// The network cards, for the status.
+pub fn network_status(report: &Report) -> Vec<NetworkStatus> {
+    report
+        .interfaces
+        .iter()
+        .map(|interface| NetworkStatus {
+            connected: interface.connected,
+            ip_addrs: interface.addresses.clone(),
+            mac_addr: interface.mac.clone(),
+            network_name: interface.network.clone().filter(|name| !name.is_empty()),
+        })
+        .collect()
+}

@@ -1,0 +1,45 @@
+//! Names that others rely on: condition types, their reasons, finalizers.
+
+/// Whether the virtual machine is there and up.
+pub const VM_PROVISIONED: &str = "VMProvisioned";
+/// Whether vCenter answers.
+pub const VCENTER_AVAILABLE: &str = "VCenterAvailable";
+/// Whether a guest that was asked to shut down has done so.
+pub const GUEST_SOFT_POWER_OFF_SUCCEEDED: &str = "GuestSoftPowerOffSucceeded";
+/// Whether the failure domains of a cluster can be used.
+pub const FAILURE_DOMAINS_AVAILABLE: &str = "FailureDomainsAvailable";
+/// Whether the failure domain of a zone is as described.
+pub const FAILURE_DOMAIN_VALIDATED: &str = "VSphereFailureDomainValidated";
+/// Whether the folder and the pool of a zone exist.
+pub const PLACEMENT_CONSTRAINT_MET: &str = "PlacementConstraintMet";
+/// Whether an identity's secret is there.
+pub const CREDENTIALS_AVAILABLE: &str = "CredentialsAvailable";
+
+pub const WAITING_FOR_CLUSTER: &str = "WaitingForClusterInfrastructure";
+pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
+pub const WAITING_FOR_STATIC_IP: &str = "WaitingForStaticIPAllocation";
+pub const WAITING_FOR_IP: &str = "WaitingForIPAllocation";
+pub const CLONING: &str = "Cloning";
+pub const CLONING_FAILED: &str = "CloningFailed";
+pub const POWERING_ON: &str = "PoweringOn";
+pub const POWERING_ON_FAILED: &str = "PoweringOnFailed";
+pub const TASK_FAILURE: &str = "TaskFailure";
+pub const TAGS_FAILED: &str = "TagsAttachmentFailed";
+pub const NOT_FOUND: &str = "NotFoundByBIOSUUID";
+pub const DELETING: &str = "Deleting";
+pub const DELETION_FAILED: &str = "DeletionFailed";
+pub const VCENTER_UNREACHABLE: &str = "VCenterUnreachable";
+pub const SOFT_OFF_IN_PROGRESS: &str = "GuestSoftPowerOffInProgress";
+pub const SOFT_OFF_FAILED: &str = "GuestSoftPowerOffFailed";
+
+pub const MACHINE_FINALIZER: &str = "vspheremachine.infrastructure.cluster.x-k8s.io";
+pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
+pub const CLUSTER_FINALIZER: &str = "vspherecluster.infrastructure.cluster.x-k8s.io";
+/// Finalizers that a predecessor left on objects that we put none on.
+pub const OLD_SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
+pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
+pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
+
+pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
+/// What every provider ID of a machine on vSphere starts with.
+pub const PROVIDER_ID: &str = "vsphere://";

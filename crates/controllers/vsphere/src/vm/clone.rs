@@ -1,0 +1,374 @@
+//! The clone: what it is made from, where it goes, and what happens when somebody was there before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::vsphere::{CloneMode, VSphereVM};
+use capstan_core::disks::vsphere::allocate;
+use capstan_kube::Next;
+use capstan_vsphere::{
+    CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, ResourcePool, Vcenter, VmInfo,
+};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, ResourceExt};
+
+use super::working::{Purpose, Started, Working};
+use super::{Vms, tell};
+use crate::domain::{UserData, Wanted};
+use crate::error::Error;
+use crate::facts::{self, Resolved, ResolvedDisk};
+use crate::from_api;
+use crate::plan;
+use crate::terms;
+
+/// A name that was refused although nobody has it is being taken or given up right now.
+const NAME_RETRY: Duration = Duration::from_secs(2);
+
+impl Vms {
+    pub(super) async fn start_clone(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+    ) -> Result<Next, Error> {
+        if plan::waits_for_static_address(&from_api::wanted(vm).networks) {
+            return self.waiting_for_static_address(vm, working).await;
+        }
+        if working.name_taken {
+            self.name_is_taken(vm, working, vcenter).await?;
+            if working.reference.is_some() {
+                return Ok(Next::After(Duration::ZERO));
+            }
+        }
+        self.load_user_data(vm, working).await?;
+        let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
+        let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
+        let hardware = template.hardware();
+        let wanted = from_api::wanted(vm);
+        let snapshot = self.snapshot(vm, &wanted, &template).await;
+        plan::check_template(&wanted, &hardware, snapshot.is_some()).map_err(Error::Spec)?;
+        let allocation = allocate(&hardware, &wanted.disks).map_err(|problems| Error::Spec(problems.to_string()))?;
+        let resolved = self.resolve(&wanted, vcenter).await?;
+        let folder = vcenter.vm_folder(&datacenter, wanted.folder.as_deref()).await?;
+        let mut devices = facts::add_disks(&wanted, &resolved, &allocation.new_controllers, &allocation.placements);
+        devices.extend(facts::replace_nics(&wanted, &resolved, template.devices.iter()));
+        let config = ConfigSpec {
+            instance_uuid: Some(wanted.instance_uuid.clone()),
+            disk_uuid_enabled: Some(true),
+            num_cpus: Some(wanted.cpus),
+            cores_per_socket: wanted.cores_per_socket,
+            memory_mib: Some(wanted.memory_mib),
+            memory_reservation_locked: (!wanted.pci.is_empty()).then_some(true),
+            devices,
+            extra_config: plan::at_clone(&wanted, working.user.as_ref()).into_iter().collect(),
+            ..ConfigSpec::default()
+        };
+        let spec = self
+            .location(&wanted, vcenter, &datacenter, &template, snapshot.clone(), config)
+            .await?;
+        let task = match vcenter
+            .clone_vm(&template.reference, &folder, &wanted.name, &spec)
+            .await
+        {
+            Ok(task) => task,
+            Err(error) if error.fault().is_some_and(|fault| fault.is("DuplicateName")) => {
+                working.name_taken = true;
+                self.name_is_taken(vm, working, vcenter).await?;
+                return Ok(Next::After(NAME_RETRY));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        working.started = Some(Started {
+            task: task.reference().value().to_owned(),
+            linked: snapshot.is_some(),
+            snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
+            disks: from_api::planned_disks(&wanted.disks, &allocation.placements),
+        });
+        working.task_over = false;
+        let next = self.await_task(vm, working, Purpose::Clone, task);
+        self.record_clone(vm, working).await?;
+        Ok(next)
+    }
+
+    /// The snapshot that a linked clone grows from; without one it is a full clone, which is told of.
+    async fn snapshot(&self, vm: &VSphereVM, wanted: &Wanted, template: &VmInfo) -> Option<MoRef> {
+        if !wanted.linked {
+            return None;
+        }
+        let Some(name) = &wanted.snapshot else {
+            return template.current_snapshot.clone();
+        };
+        match template.snapshot(name) {
+            Ok(snapshot) => Some(snapshot.reference.clone()),
+            Err(error) => {
+                let text = format!("{error}: the machine becomes a full clone instead of a linked one");
+                self.recorder.warning(vm, "SnapshotNotFound", text).await;
+                None
+            }
+        }
+    }
+
+    /// Where the clone goes: pool, datastore and storage policy.
+    async fn location(
+        &self,
+        wanted: &Wanted,
+        vcenter: &Vcenter,
+        datacenter: &Datacenter,
+        template: &VmInfo,
+        snapshot: Option<MoRef>,
+        config: ConfigSpec,
+    ) -> Result<CloneSpec, Error> {
+        let pool = vcenter.resource_pool(datacenter, wanted.pool.as_deref()).await?;
+        let policy = match &wanted.storage_policy {
+            Some(name) => Some(vcenter.storage_policy(name).await?),
+            None => None,
+        };
+        let datastore = self
+            .datastore(wanted, vcenter, datacenter, &pool, policy.as_deref())
+            .await?;
+        let disks = template.devices.iter().filter(|device| device.disk().is_some());
+        Ok(CloneSpec {
+            disk_locations: disks
+                .map(|disk| DiskLocation {
+                    key: disk.key,
+                    datastore: datastore.reference.clone(),
+                    storage_policy: policy.clone(),
+                })
+                .collect(),
+            datastore: Some(datastore.reference.clone()),
+            disk_move: if snapshot.is_some() {
+                DiskMove::Linked
+            } else {
+                DiskMove::Full
+            },
+            pool: Some(pool.reference.clone()),
+            storage_policy: policy,
+            snapshot,
+            config,
+            ..CloneSpec::default()
+        })
+    }
+
+    /// The datastore that the spec names, or else the roomiest that satisfies the policy, or else the only one.
+    async fn datastore(
+        &self,
+        wanted: &Wanted,
+        vcenter: &Vcenter,
+        datacenter: &Datacenter,
+        pool: &ResourcePool,
+        policy: Option<&str>,
+    ) -> Result<Arc<Datastore>, Error> {
+        let named = match &wanted.datastore {
+            Some(path) => Some(vcenter.datastore(datacenter, Some(path)).await?),
+            None => None,
+        };
+        let (Some(policy), name) = (policy, wanted.storage_policy.as_deref().unwrap_or_default()) else {
+            return match named {
+                Some(named) => Ok(named),
+                None => Ok(vcenter.datastore(datacenter, None).await?),
+            };
+        };
+        if let Some(named) = named {
+            let fits = vcenter
+                .compatible_datastores(policy, std::slice::from_ref(&named.reference))
+                .await?;
+            return if fits.is_empty() {
+                let text = format!(
+                    "datastore {:?} does not satisfy storage policy {name:?}: name another or none",
+                    named.name
+                );
+                Err(Error::Spec(text))
+            } else {
+                Ok(named)
+            };
+        }
+        let owner = pool.owner.clone().unwrap_or_else(|| pool.reference.clone());
+        let all = vcenter.datastores_of(&owner).await?;
+        let usable: Vec<&Datastore> = all
+            .iter()
+            .filter(|d| d.accessible && d.maintenance == "normal")
+            .collect();
+        let references: Vec<MoRef> = usable.iter().map(|datastore| datastore.reference.clone()).collect();
+        let fits = vcenter.compatible_datastores(policy, &references).await?;
+        let fitting = usable
+            .into_iter()
+            .filter(|datastore| fits.contains(&datastore.reference));
+        let best = fitting.max_by_key(|datastore| (datastore.free_bytes, std::cmp::Reverse(datastore.name.clone())));
+        let none = || Error::Spec(format!("no compatible datastores found for storage policy: {name}"));
+        best.cloned().map(Arc::new).ok_or_else(none)
+    }
+
+    /// What the networks, and the datastores and policies of single disks, are called in vCenter.
+    pub(super) async fn resolve(&self, wanted: &Wanted, vcenter: &Vcenter) -> Result<Resolved, Error> {
+        let datacenter = vcenter.datacenter(wanted.datacenter.as_deref()).await?;
+        let mut resolved = Resolved::default();
+        for device in &wanted.networks {
+            resolved
+                .networks
+                .push(vcenter.network(&datacenter, &device.network).await?);
+        }
+        for (index, disk) in wanted.disks.iter().enumerate() {
+            let named = |error: capstan_vsphere::Error| match error {
+                error @ (capstan_vsphere::Error::NotFound { .. } | capstan_vsphere::Error::Ambiguous { .. }) => {
+                    Error::Spec(format!("dataDisks[{index}] {:?}: {error}", disk.name))
+                }
+                error => error.into(),
+            };
+            let datastore = match &disk.datastore {
+                Some(path) => Some(vcenter.datastore(&datacenter, Some(path)).await.map_err(named)?),
+                None => None,
+            };
+            let policy = match disk.storage_policy.as_ref().or(wanted.storage_policy.as_ref()) {
+                Some(name) => Some(vcenter.storage_policy(name).await.map_err(named)?),
+                None => None,
+            };
+            resolved.disks.push(ResolvedDisk { datastore, policy });
+        }
+        Ok(resolved)
+    }
+
+    /// Reads what the guest is started with.
+    pub(super) async fn load_user_data(&self, vm: &VSphereVM, working: &mut Working) -> Result<(), Error> {
+        let Some(name) = vm
+            .spec
+            .bootstrap_ref
+            .as_ref()
+            .and_then(|reference| reference.name.clone())
+        else {
+            return Ok(());
+        };
+        if working.user.is_some() {
+            return Ok(());
+        }
+        let secrets: Api<Secret> = self.context.api(&vm.namespace().unwrap_or_default());
+        let secret = secrets.get_opt(&name).await?;
+        let secret =
+            secret.ok_or_else(|| Error::Waiting(format!("secret {name:?} with the bootstrap data does not exist")))?;
+        let mut data = secret.data.unwrap_or_default();
+        let value = data.remove("value").map(|value| value.0);
+        let value =
+            value.ok_or_else(|| Error::Waiting(format!("secret {name:?} with the bootstrap data has no \"value\"")))?;
+        let format = data
+            .get("format")
+            .map(|format| String::from_utf8_lossy(&format.0).trim().to_owned());
+        working.user = Some(match format.as_deref() {
+            None | Some("" | "cloud-config") => UserData::CloudInit(value),
+            Some("ignition") => UserData::Ignition(value),
+            Some(other) => {
+                let text =
+                    format!("secret {name:?} has bootstrap data of format {other:?}: use cloud-config or ignition");
+                return Err(Error::Spec(text));
+            }
+        });
+        Ok(())
+    }
+
+    /// Keeps the clone's task in the status, at once, with the units that were given out.
+    pub(super) async fn record_clone(&self, vm: &VSphereVM, working: &mut Working) -> Result<(), Error> {
+        let Some(started) = working.started.clone() else {
+            return Ok(());
+        };
+        let noted = vm.status.as_ref().and_then(|status| status.task_ref.as_deref());
+        if noted == Some(started.task.as_str()) || working.task_over || working.written.is_some() && noted.is_some() {
+            return Ok(());
+        }
+        self.write(vm, working, |status, now| {
+            status.task_ref = Some(started.task.clone());
+            let mode = if started.linked {
+                CloneMode::LinkedClone
+            } else {
+                CloneMode::FullClone
+            };
+            status.clone_mode = Some(mode.as_str().to_owned());
+            status.snapshot = started.snapshot.clone();
+            status.data_disks = started.disks.clone();
+            tell::in_progress(status, terms::CLONING, "", now);
+        })
+        .await
+    }
+
+    pub(super) async fn clone_ended(
+        &self,
+        vm: &VSphereVM,
+        working: &mut Working,
+        result: capstan_vsphere::Result<Option<MoRef>>,
+    ) -> Result<(), Error> {
+        working.task_over = true;
+        match result {
+            Ok(made) => {
+                working.reference = made;
+                Ok(())
+            }
+            // Whether it was made after all is found out by its UUID.
+            Err(capstan_vsphere::Error::TaskGone { .. }) => Ok(()),
+            Err(error) if matches!(error, capstan_vsphere::Error::Closed { .. }) => {
+                working.task_over = false;
+                Err(error.into())
+            }
+            Err(error) => {
+                working.started = None;
+                self.write(vm, working, |status, _| status.task_ref = None).await?;
+                if error.fault().is_some_and(|fault| fault.is("DuplicateName")) {
+                    working.name_taken = true;
+                    return Ok(());
+                }
+                Err(tell::because(terms::CLONING_FAILED, error))
+            }
+        }
+    }
+
+    /// Who has the name that a clone was refused for.
+    async fn name_holder(&self, vm: &VSphereVM, vcenter: &Vcenter) -> Result<Holder, Error> {
+        let spec = &vm.spec.clone_spec;
+        let datacenter = vcenter.datacenter(spec.datacenter.as_deref()).await?;
+        let folder = vcenter.vm_folder(&datacenter, spec.folder.as_deref()).await?;
+        let Some(reference) = vcenter.find_child(&folder, &vm.name_any()).await? else {
+            return Ok(Holder::Nobody);
+        };
+        let info = match vcenter.vm(&reference).await {
+            Err(error) if error.is_gone() => return Ok(Holder::Nobody),
+            info => info?,
+        };
+        Ok(match info.instance_uuid.as_str() {
+            "" => Holder::Unfinished,
+            uuid if uuid.eq_ignore_ascii_case(&vm.uid().unwrap_or_default()) => Holder::Ourselves(reference),
+            uuid => Holder::Somebody(uuid.to_owned()),
+        })
+    }
+
+    /// Somebody has the name already: ourselves, through a clone whose task was lost, or somebody else.
+    async fn name_is_taken(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
+        let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
+        match self.name_holder(vm, vcenter).await? {
+            Holder::Nobody => {
+                working.name_taken = false;
+                Ok(())
+            }
+            Holder::Ourselves(reference) => {
+                working.name_taken = false;
+                working.reference = Some(reference);
+                Ok(())
+            }
+            Holder::Unfinished => Err(Error::Waiting(format!(
+                "a clone named {name:?} is under way already: waiting for it"
+            ))),
+            Holder::Somebody(uuid) => {
+                let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
+                Err(Error::Spec(format!(
+                    "a virtual machine named {name:?} exists in folder {folder:?} already and is not this VSphereVM's (its \
+                     instance UUID is {uuid}, not {uid}): it is left alone; rename or remove it, or use another name"
+                )))
+            }
+        }
+    }
+}
+
+/// Who has a name.
+enum Holder {
+    Nobody,
+    Ourselves(MoRef),
+    /// A clone that is not far enough to tell whose it is.
+    Unfinished,
+    /// By the instance UUID.
+    Somebody(String),
+}

@@ -1,0 +1,488 @@
+//! VSphereVM: one object, one virtual machine.
+//!
+//! Kept here: the virtual machine is ours if and only if its instance UUID is the object's UID; it is looked for by that
+//! before anything is cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
+//! waiter asks for the next pass when there is news.
+
+mod clone;
+mod end;
+mod tell;
+mod working;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use capstan_api::vsphere::VSphereVM;
+use capstan_core::Class;
+use capstan_kube::expectations::Version;
+use capstan_kube::workload::Workloads;
+use capstan_kube::{Cache, Context, Next, Recorder, Trigger};
+use capstan_vsphere::{MoRef, Task, Vcenter};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt};
+
+use crate::clusters::Clusters;
+use crate::credentials::Credentials;
+use crate::domain::{Facts, Memory, Wanted};
+use crate::error::Error;
+use crate::facts::{self, Resolved};
+use crate::from_api;
+use crate::plan::{self, Changes, Step};
+use crate::terms;
+
+use working::{Desk, Job, News, Purpose, Working};
+
+/// What is ready is looked at again this often: somebody may have powered it off.
+const RESYNC: Duration = Duration::from_secs(10 * 60);
+/// What only somebody's help can mend, outside Kubernetes too, is tried again this often.
+const RECHECK: Duration = Duration::from_secs(60);
+/// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
+const SLOW: Duration = Duration::from_secs(10);
+
+/// Runs the virtual machines.
+pub struct Vms {
+    context: Context,
+    recorder: Recorder,
+    clusters: Clusters,
+    credentials: Arc<Credentials>,
+    workloads: Workloads,
+    desk: Desk,
+    trigger: OnceLock<Trigger<VSphereVM>>,
+}
+
+impl Vms {
+    pub fn new(
+        context: &Context,
+        clusters: Clusters,
+        credentials: Arc<Credentials>,
+        workloads: Workloads,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            context: context.clone(),
+            recorder: context.recorder("vspherevm-controller"),
+            clusters,
+            credentials,
+            workloads,
+            desk: Desk::default(),
+            trigger: OnceLock::new(),
+        })
+    }
+
+    /// The controller, until shutdown.
+    pub async fn run(self: Arc<Self>, cache: Cache<VSphereVM>, concurrency: u16) {
+        let reconciler = capstan_kube::Reconciler::new("vspherevm", &self.context, cache.clone())
+            .concurrency(concurrency)
+            .watches(&self.clusters.infrastructure, {
+                let (clusters, vms) = (self.clusters.clone(), cache);
+                move |changed| {
+                    let of_it = |vm: &VSphereVM| {
+                        let cluster = clusters.of(vm).and_then(|cluster| clusters.infrastructure_of(&cluster));
+                        cluster.is_ok_and(|cluster| cluster.name_any() == changed.name_any())
+                    };
+                    let waiting = |vm: &VSphereVM| !vm.status.as_ref().is_some_and(|status| status.ready);
+                    let found = vms.select(changed.namespace().as_deref(), |vm| waiting(vm) && of_it(vm));
+                    found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
+                }
+            });
+        let _ = self.trigger.set(reconciler.trigger());
+        reconciler.run(move |vm| self.clone().pass(vm)).await;
+    }
+
+    async fn pass(self: Arc<Self>, vm: Arc<VSphereVM>) -> Result<Next, Error> {
+        let uid = vm.uid().unwrap_or_default();
+        let mut working = self.desk.take(&uid);
+        let result = self.attend(&vm, &mut working).await;
+        if matches!(result, Ok(None)) {
+            self.desk.forget(&uid);
+            return Ok(Next::Wait);
+        }
+        self.desk.put(&uid, working);
+        result.map(|next| next.unwrap_or(Next::Wait))
+    }
+
+    /// `None`: there is nothing left to know of it.
+    async fn attend(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working) -> Result<Option<Next>, Error> {
+        let lagging = |written: &Version| {
+            vm.resource_version()
+                .is_some_and(|version| !Version::new(version).shows(written))
+        };
+        if working.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
+            return Ok(Some(Next::Wait));
+        }
+        let deleting = vm.meta().deletion_timestamp.is_some();
+        let result = if deleting {
+            self.end(vm, working).await
+        } else {
+            self.bring_up(vm, working).await.map(Some)
+        };
+        match result {
+            Err(error) if error.is_told() => self.failed(vm, working, error).await.map(Some),
+            result => result,
+        }
+    }
+
+    async fn bring_up(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working) -> Result<Next, Error> {
+        let findings = capstan_core::validate::vsphere::virtual_machine(&vm.name_any(), &vm.spec);
+        if !findings.is_ok() {
+            return Err(Error::Spec(findings.message()));
+        }
+        if working.started.is_some() {
+            self.record_clone(vm, working).await?;
+        }
+        if self.is_waiting(vm, working).await? {
+            return Ok(Next::Wait);
+        }
+        let vcenter = self.session(vm).await?;
+        if self.resume_task(vm, working, &vcenter) {
+            return Ok(Next::Wait);
+        }
+        self.locate(vm, working, &vcenter).await?;
+        let memory = self.memory(vm, working);
+        let wanted = from_api::wanted(vm);
+        let resolved = if memory.ready || working.facts.is_none() {
+            Resolved::default()
+        } else {
+            self.load_user_data(vm, working).await?;
+            self.resolve(&wanted, &vcenter).await?
+        };
+        let step = plan::plan(
+            &wanted,
+            &resolved.backings(),
+            working.user.as_ref(),
+            &memory,
+            working.facts.as_ref(),
+        );
+        self.carry_out(vm, working, &vcenter, &wanted, &resolved, step).await
+    }
+
+    async fn carry_out(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+        wanted: &Wanted,
+        resolved: &Resolved,
+        step: Step,
+    ) -> Result<Next, Error> {
+        let reference = working.reference.clone();
+        match (step, reference) {
+            (Step::Clone, _) | (_, None) => self.start_clone(vm, working, vcenter).await,
+            (Step::Lost, _) => self.lost(vm, working).await,
+            (Step::Upgrade { to }, Some(reference)) => {
+                let task = vcenter.upgrade_hardware(&reference, &to).await?;
+                Ok(self.await_task(vm, working, Purpose::Upgrade, task))
+            }
+            (Step::Reconfigure(changes), Some(reference)) => {
+                if working.tried.as_ref() == Some(&changes) {
+                    return self.without_effect(vm, working, vcenter, wanted, *changes).await;
+                }
+                let spec = facts::reconfiguration(wanted, resolved, &changes, &working.devices);
+                let task = vcenter.reconfigure(&reference, &spec).await?;
+                Ok(self.await_task(vm, working, Purpose::Reconfigure(changes), task))
+            }
+            (Step::PowerOn, Some(reference)) => self.power_on(vm, working, vcenter, wanted, &reference).await,
+            (Step::AwaitAddresses(report), Some(reference)) => {
+                self.await_address(vm, working, vcenter, &reference);
+                self.waiting_for_address(vm, working, &report).await
+            }
+            (Step::Up(report), Some(reference)) => self.up(vm, working, vcenter, wanted, &reference, report).await,
+        }
+    }
+
+    async fn power_on(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+        wanted: &Wanted,
+        reference: &MoRef,
+    ) -> Result<Next, Error> {
+        if !working.tagged && !wanted.tags.is_empty() {
+            vcenter
+                .attach_tags(reference, &wanted.tags)
+                .await
+                .map_err(|error| tell::because(terms::TAGS_FAILED, error))?;
+        }
+        working.tagged = true;
+        let task = vcenter
+            .power_on(reference)
+            .await
+            .map_err(|error| tell::because(terms::POWERING_ON_FAILED, error))?;
+        Ok(self.await_task(vm, working, Purpose::PowerOn, task))
+    }
+
+    /// A reconfiguration that changed nothing: for devices that is an error with their names, for anything else vCenter
+    /// keeps what it keeps and the machine goes on without.
+    async fn without_effect(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+        wanted: &Wanted,
+        changes: Changes,
+    ) -> Result<Next, Error> {
+        if facts::touches_devices(&changes) {
+            working.tried = None;
+            working.stale();
+            let text = if changes.dropped.is_empty() {
+                "a disk did not grow".into()
+            } else {
+                changes.dropped.join("; ")
+            };
+            return Err(Error::Spec(format!("{text}, and a reconfiguration did not help")));
+        }
+        let Some(reference) = working.reference.clone() else {
+            return Ok(Next::Wait);
+        };
+        let on = working
+            .facts
+            .as_ref()
+            .is_some_and(|facts| facts.power == crate::domain::Power::On);
+        if on {
+            let report = working.facts.as_ref().map(plan::report).unwrap_or_default();
+            if report.addresses.is_empty() {
+                self.await_address(vm, working, vcenter, &reference);
+                return self.waiting_for_address(vm, working, &report).await;
+            }
+            return self.up(vm, working, vcenter, wanted, &reference, report).await;
+        }
+        self.power_on(vm, working, vcenter, wanted, &reference).await
+    }
+
+    async fn session(&self, vm: &VSphereVM) -> Result<Vcenter, Error> {
+        let cluster = self.clusters.infrastructure_of(self.clusters.of(vm)?.as_ref())?;
+        let spec = &vm.spec.clone_spec;
+        self.credentials
+            .session(&cluster, spec.server.as_deref(), spec.thumbprint.as_deref())
+            .await
+    }
+
+    fn memory(&self, vm: &VSphereVM, working: &Working) -> Memory {
+        let mut memory = from_api::memory(vm);
+        if memory.placements.is_empty()
+            && let Some(started) = &working.started
+        {
+            let mut with_disks = vm.clone();
+            let status = with_disks.status.get_or_insert_default();
+            status.data_disks = started.disks.clone();
+            memory.placements = from_api::memory(&with_disks).placements;
+            memory.linked = started.linked;
+        }
+        memory
+    }
+
+    /// Takes in the news of the last wait; tells whether one is still under way.
+    async fn is_waiting(&self, vm: &VSphereVM, working: &mut Working) -> Result<bool, Error> {
+        let news = self.desk.news(&vm.uid().unwrap_or_default());
+        let Some(news) = news else {
+            return Ok(working.job.is_some());
+        };
+        if matches!(news, News::Slow) {
+            self.slow(vm, working).await?;
+            return Ok(working.job.is_some());
+        }
+        let Some(purpose) = working.job.take().map(|job| job.purpose.clone()) else {
+            return Ok(false);
+        };
+        self.take_in(vm, working, purpose, news).await?;
+        Ok(false)
+    }
+
+    async fn take_in(&self, vm: &VSphereVM, working: &mut Working, purpose: Purpose, news: News) -> Result<(), Error> {
+        match (purpose, news) {
+            (Purpose::Clone, News::Task(result)) => self.clone_ended(vm, working, result).await,
+            (Purpose::Reconfigure(changes), News::Task(Ok(_))) => {
+                working.mended.extend(changes.dropped.clone());
+                match working.facts.as_mut().filter(|_| !facts::touches_devices(&changes)) {
+                    Some(facts) => apply(&changes, facts),
+                    None => working.stale(),
+                }
+                working.tried = Some(changes);
+                Ok(())
+            }
+            (Purpose::PowerOn, News::Task(Ok(_))) => {
+                if let Some(facts) = working.facts.as_mut() {
+                    facts.power = crate::domain::Power::On;
+                }
+                Ok(())
+            }
+            (Purpose::Address | Purpose::Shutdown, News::State(Ok(state))) => {
+                match working.facts.as_mut() {
+                    Some(known) => facts::update(known, &state),
+                    None => working.stale(),
+                }
+                Ok(())
+            }
+            (purpose, News::Task(Err(error)) | News::State(Err(error))) => {
+                working.stale();
+                if error.is_gone() {
+                    working.reference = None;
+                    return Ok(());
+                }
+                Err(tell::because(reason_of(&purpose), error))
+            }
+            _ => {
+                working.stale();
+                Ok(())
+            }
+        }
+    }
+
+    /// A task that the status names and nobody waits for: an earlier process started it.
+    fn resume_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, vcenter: &Vcenter) -> bool {
+        let named = vm
+            .status
+            .as_ref()
+            .and_then(|status| status.task_ref.clone())
+            .filter(|task| !task.is_empty());
+        let Some(task) = named.filter(|_| !working.task_over && working.reference.is_none()) else {
+            return false;
+        };
+        let task = vcenter.task(MoRef::task(&task));
+        self.await_task(vm, working, Purpose::Clone, task);
+        true
+    }
+
+    /// Finds the virtual machine and reads it, unless that is known.
+    async fn locate(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
+        if working.facts.is_some() {
+            return Ok(());
+        }
+        let uid = vm.uid().unwrap_or_default();
+        let noted = vm
+            .status
+            .as_ref()
+            .and_then(|status| status.vm_ref.as_deref())
+            .map(MoRef::vm);
+        let guess = working.reference.take().or(noted);
+        if let Some(reference) = guess {
+            match vcenter.vm(&reference).await {
+                Ok(info) if info.instance_uuid.eq_ignore_ascii_case(&uid) => {
+                    working.reference = Some(reference);
+                    working.facts = Some(facts::facts(&info));
+                    working.devices = info.devices;
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let Some(reference) = vcenter.find_vm_by_instance_uuid(None, &uid).await? else {
+            return Ok(());
+        };
+        let info = vcenter.vm(&reference).await?;
+        working.reference = Some(reference);
+        working.facts = Some(facts::facts(&info));
+        working.devices = info.devices;
+        Ok(())
+    }
+
+    /// Leaves a waiter behind that asks for a pass when the task has ended.
+    fn await_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, purpose: Purpose, task: Task) -> Next {
+        let this = self.clone();
+        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
+        let waiter = tokio::spawn(async move {
+            let result = {
+                let wait = std::pin::pin!(task.wait());
+                match tokio::time::timeout(SLOW, wait).await {
+                    Ok(result) => result,
+                    Err(_) => {
+                        this.report(&uid, &object, News::Slow);
+                        task.wait().await
+                    }
+                }
+            };
+            this.report(&uid, &object, News::Task(result));
+        });
+        working.job = Some(Job {
+            purpose,
+            waiter: waiter.abort_handle(),
+        });
+        Next::Wait
+    }
+
+    /// Leaves a waiter behind that asks for a pass when the guest has told an address.
+    fn await_address(self: &Arc<Self>, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter, reference: &MoRef) {
+        let known = working.facts.clone().unwrap_or_default();
+        self.await_state(vm, working, vcenter, reference, Purpose::Address, move |state| {
+            let mut facts = Facts {
+                nics: known.nics.clone(),
+                ..Facts::default()
+            };
+            facts::update(&mut facts, state);
+            facts.power != crate::domain::Power::On || !plan::report(&facts).addresses.is_empty()
+        });
+    }
+
+    fn await_state(
+        self: &Arc<Self>,
+        vm: &VSphereVM,
+        working: &mut Working,
+        vcenter: &Vcenter,
+        reference: &MoRef,
+        purpose: Purpose,
+        is_news: impl Fn(&capstan_vsphere::VmState) -> bool + Send + 'static,
+    ) {
+        let this = self.clone();
+        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm));
+        let mut watch = vcenter.watch_vm(reference);
+        let waiter = tokio::spawn(async move {
+            let slow = tokio::time::sleep(SLOW);
+            tokio::pin!(slow);
+            let mut told = false;
+            loop {
+                tokio::select! {
+                    () = &mut slow, if !told => {
+                        told = true;
+                        this.report(&uid, &object, News::Slow);
+                    }
+                    state = watch.next() => match state {
+                        Ok(state) if !is_news(&state) => {}
+                        state => return this.report(&uid, &object, News::State(state)),
+                    },
+                }
+            }
+        });
+        working.job = Some(Job {
+            purpose,
+            waiter: waiter.abort_handle(),
+        });
+    }
+
+    fn report(&self, uid: &str, object: &ObjectRef<VSphereVM>, news: News) {
+        self.desk.tell(uid, news);
+        if let Some(trigger) = self.trigger.get() {
+            trigger.poke(object.clone());
+        }
+    }
+
+    fn api(&self, vm: &VSphereVM) -> Api<VSphereVM> {
+        self.context.api(&vm.namespace().unwrap_or_default())
+    }
+}
+
+/// Facts as they are after a reconfiguration that touched no device.
+fn apply(changes: &Changes, facts: &mut Facts) {
+    facts.extra_config.extend(changes.extra_config.clone());
+    facts.cpus = changes.cpus.unwrap_or(facts.cpus);
+    facts.cores_per_socket = changes.cores_per_socket.unwrap_or(facts.cores_per_socket);
+    facts.memory_mib = changes.memory_mib.unwrap_or(facts.memory_mib);
+}
+
+fn reason_of(purpose: &Purpose) -> &'static str {
+    match purpose {
+        Purpose::Clone => terms::CLONING_FAILED,
+        Purpose::PowerOn => terms::POWERING_ON_FAILED,
+        Purpose::PowerOff | Purpose::Detach | Purpose::Destroy | Purpose::Shutdown => terms::DELETION_FAILED,
+        Purpose::Upgrade | Purpose::Reconfigure(_) | Purpose::Address => terms::TASK_FAILURE,
+    }
+}
+
+/// How a failure that was told of is answered: by back-off, or by another look after a while.
+fn answer(error: Error) -> Result<Next, Error> {
+    match error.class() {
+        Class::Terminal => Ok(Next::After(RECHECK)),
+        Class::Transient | Class::Throttled(_) => Err(error),
+    }
+}

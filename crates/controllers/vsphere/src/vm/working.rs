@@ -1,0 +1,124 @@
+//! What is known of each VM between passes, so that no pass asks vCenter what the last one knew.
+//!
+//! All of it may be lost at any time: whatever matters is found again in the VM's status and in vCenter.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use capstan_api::vsphere::DataDiskStatus;
+use capstan_kube::expectations::Version;
+use capstan_vsphere::{Device, MoRef, VmState};
+
+use crate::domain::{Facts, UserData};
+use crate::plan::Changes;
+
+/// What somebody waits for on behalf of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Clone,
+    Upgrade,
+    Reconfigure(Box<Changes>),
+    PowerOn,
+    Address,
+    Shutdown,
+    PowerOff,
+    Detach,
+    Destroy,
+}
+
+/// What came of a wait.
+#[derive(Debug)]
+pub enum News {
+    Task(Result<Option<MoRef>, capstan_vsphere::Error>),
+    State(Result<VmState, capstan_vsphere::Error>),
+    /// It takes longer than a user should wait without a word.
+    Slow,
+}
+
+/// A wait under way; it ends with this value.
+#[derive(Debug)]
+pub struct Job {
+    pub purpose: Purpose,
+    pub waiter: tokio::task::AbortHandle,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.waiter.abort();
+    }
+}
+
+/// A clone that was started, to be kept in the status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Started {
+    pub task: String,
+    pub linked: bool,
+    pub snapshot: Option<String>,
+    pub disks: Vec<DataDiskStatus>,
+}
+
+/// What is known of one VM.
+#[derive(Debug, Default)]
+pub struct Working {
+    /// The version of the object that our last write made.
+    pub written: Option<Version>,
+    pub started: Option<Started>,
+    /// The task in the status has ended.
+    pub task_over: bool,
+    /// A clone was refused because somebody has the name.
+    pub name_taken: bool,
+    pub reference: Option<MoRef>,
+    pub facts: Option<Facts>,
+    /// The devices that the facts were read with, whole.
+    pub devices: Vec<Device>,
+    pub user: Option<UserData>,
+    /// The last reconfiguration, so that one without effect is not repeated for ever.
+    pub tried: Option<Box<Changes>>,
+    pub tagged: bool,
+    /// What vCenter had left out and was put right.
+    pub mended: Vec<String>,
+    pub job: Option<Job>,
+}
+
+impl Working {
+    /// The facts are to be read again.
+    pub fn stale(&mut self) {
+        self.facts = None;
+        self.devices = Vec::new();
+    }
+}
+
+/// All VMs, by UID.
+#[derive(Default)]
+pub struct Desk {
+    working: Mutex<HashMap<String, Working>>,
+    news: Mutex<HashMap<String, News>>,
+}
+
+impl Desk {
+    /// Takes what is known of a VM; there is one pass at a time for each.
+    pub fn take(&self, uid: &str) -> Working {
+        lock(&self.working).remove(uid).unwrap_or_default()
+    }
+
+    pub fn put(&self, uid: &str, working: Working) {
+        lock(&self.working).insert(uid.to_owned(), working);
+    }
+
+    pub fn forget(&self, uid: &str) {
+        lock(&self.working).remove(uid);
+        lock(&self.news).remove(uid);
+    }
+
+    pub fn tell(&self, uid: &str, news: News) {
+        lock(&self.news).insert(uid.to_owned(), news);
+    }
+
+    pub fn news(&self, uid: &str) -> Option<News> {
+        lock(&self.news).remove(uid)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -193,6 +193,12 @@ impl Error {
         self.arm().is_some_and(|error| error.status == 404)
     }
 
+    /// From a poll: the operation itself has ended badly, as opposed to the poll having failed.
+    pub fn ended_operation(&self) -> bool {
+        self.arm()
+            .is_some_and(|error| !matches!(error.status, 401 | 408 | 429 | 500..))
+    }
+
     /// Another writer was first (ETag mismatch, or the resource exists where none was expected).
     pub fn is_precondition_failed(&self) -> bool {
         self.arm().is_some_and(|error| error.status == 412)

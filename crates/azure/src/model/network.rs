@@ -61,7 +61,7 @@ model! {
     Subnet { id: String, name: String, etag: String, properties: SubnetProperties }
     SubnetProperties { provisioning_state: String, address_prefix: String, address_prefixes: Vec<String> }
     LoadBalancer { id: String, name: String, location: String, tags: Tags, etag: String, properties: LoadBalancerProperties }
-    LoadBalancerProperties { provisioning_state: String, backend_address_pools: Vec<BackendAddressPool> }
+    LoadBalancerProperties { provisioning_state: String, backend_address_pools: Vec<BackendAddressPool>, inbound_nat_rules: Vec<SubResource> }
     BackendAddressPool { id: String, name: String }
 }
 

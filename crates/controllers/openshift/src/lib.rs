@@ -1,1 +1,39 @@
-//! (module docs to come with the content)
+//! The OpenShift Machine API on Azure: machines, the sets that make them, and their admission.
+
+pub mod machine;
+
+use capstan_azure::{Clients, Settings};
+use capstan_kube::Context;
+use std::time::Duration;
+
+/// How often a machine that nothing happens to is compared with Azure.
+const RESYNC: Duration = Duration::from_secs(600);
+
+/// What `capstan run` can set.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How often Azure is asked about machines that nothing happens to.
+    pub resync: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { resync: RESYNC }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Azure(#[from] capstan_azure::Error),
+    #[error(transparent)]
+    Machine(#[from] machine::Error),
+}
+
+/// Runs all controllers of this group until the context is shut down.
+pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
+    ctx.metrics.register(|registry| settings.metrics.register(registry));
+    let clients = Clients::new(settings)?;
+    machine::run(ctx, clients, options).await?;
+    Ok(())
+}

@@ -1,0 +1,481 @@
+//! What a machine's spec is in Azure's words. Pure: the same spec always makes the same request.
+
+use super::names::Names;
+use capstan_api::disk::{DeletionPolicy, StorageAccountType};
+use capstan_api::openshift::{
+    AzureMachineProviderSpec, BootDiagnosticsStorage, DataDisk as DiskSpec, DiskEncryptionSet, ImageType,
+    SecureBootPolicy, SecurityType, UefiSettings as UefiSpec, VirtualizedTpmPolicy,
+};
+use capstan_azure::ResourceId;
+use capstan_azure::model::*;
+use capstan_core::disks::azure::ultra_enabled;
+
+/// The user that the image's own provisioning makes.
+const ADMIN_USER: &str = "capi";
+
+/// What the request needs besides the spec.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    /// The user data, encoded.
+    pub custom_data: String,
+    /// Only where the spec has no SSH key; Azure wants one or the other.
+    pub admin_password: Option<String>,
+    pub availability_set: Option<String>,
+    pub backend_pools: Vec<String>,
+    pub nat_rules: Vec<String>,
+}
+
+fn text(value: &Option<String>) -> Option<String> {
+    value.clone().filter(|value| !value.is_empty())
+}
+
+fn word(value: Option<&str>) -> Option<String> {
+    value.filter(|value| !value.is_empty()).map(ToOwned::to_owned)
+}
+
+pub fn delete_option(disk: &DiskSpec) -> &'static str {
+    match disk.deletion_policy {
+        Some(DeletionPolicy::Delete) => "Delete",
+        _ => "Detach",
+    }
+}
+
+/// Azure takes IOPS and MB/s only on disks of their own, not within a machine's request: those are made first.
+pub fn made_first(disk: &DiskSpec) -> bool {
+    disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some()
+}
+
+pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddress {
+    PublicIpAddress {
+        location: Some(names.location.clone()),
+        tags: Some(names.tags(spec)),
+        sku: Some(Sku {
+            name: Some("Standard".into()),
+            ..Sku::default()
+        }),
+        zones: text(&spec.zone).map(|zone| vec![zone]),
+        properties: Some(PublicIpAddressProperties {
+            public_ip_address_version: Some("IPv4".into()),
+            public_ip_allocation_method: Some("Static".into()),
+            dns_settings: Some(PublicIpDns {
+                domain_name_label: Some(names.public_ip().to_lowercase()),
+                ..PublicIpDns::default()
+            }),
+            ..PublicIpAddressProperties::default()
+        }),
+        ..PublicIpAddress::default()
+    }
+}
+
+pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> NetworkInterface {
+    let network = |kind: &str, name: &str| ResourceId::network(&names.subscription, &names.network_group, kind, name);
+    let vnet = spec.vnet.clone().unwrap_or_default();
+    let references = |ids: &[String]| (!ids.is_empty()).then(|| ids.iter().map(SubResource::of).collect::<Vec<_>>());
+    let groups: Vec<String> = spec
+        .application_security_groups
+        .iter()
+        .map(|name| full_id(name, &network("applicationSecurityGroups", name)))
+        .collect();
+    let address = ResourceId::network(
+        &names.subscription,
+        &names.group,
+        "publicIPAddresses",
+        &names.public_ip(),
+    );
+    NetworkInterface {
+        location: Some(names.location.clone()),
+        tags: Some(names.tags(spec)),
+        properties: Some(NetworkInterfaceProperties {
+            enable_accelerated_networking: spec.accelerated_networking.then_some(true),
+            network_security_group: text(&spec.security_group)
+                .map(|name| SubResource::of(full_id(&name, &network("networkSecurityGroups", &name)))),
+            ip_configurations: Some(vec![IpConfiguration {
+                name: Some("pipConfig".into()),
+                properties: Some(IpConfigurationProperties {
+                    primary: Some(true),
+                    private_ip_allocation_method: Some("Dynamic".into()),
+                    subnet: Some(SubResource::of(
+                        network("virtualNetworks", &vnet).child("subnets", &spec.subnet),
+                    )),
+                    public_ip_address: spec.public_ip.then(|| SubResource::of(address)),
+                    load_balancer_backend_address_pools: references(&extras.backend_pools),
+                    load_balancer_inbound_nat_rules: references(&extras.nat_rules),
+                    application_security_groups: references(&groups),
+                    ..IpConfigurationProperties::default()
+                }),
+                ..IpConfiguration::default()
+            }]),
+            ..NetworkInterfaceProperties::default()
+        }),
+        ..NetworkInterface::default()
+    }
+}
+
+/// A name stands for a resource of the machine's own group; a full id stands for itself.
+fn full_id(given: &str, named: &ResourceId) -> String {
+    if given.starts_with("/subscriptions/") {
+        given.to_owned()
+    } else {
+        named.to_string()
+    }
+}
+
+pub fn virtual_machine(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> VirtualMachine {
+    let spot = spec.spot_vm_options.as_ref();
+    let security = spec.security_profile.as_ref();
+    VirtualMachine {
+        location: Some(names.location.clone()),
+        tags: Some(names.tags(spec)),
+        zones: text(&spec.zone).map(|zone| vec![zone]),
+        identity: text(&spec.managed_identity).map(|identity| identities(names, &identity)),
+        plan: plan(spec),
+        properties: Some(VirtualMachineProperties {
+            hardware_profile: Some(HardwareProfile {
+                vm_size: text(&spec.vm_size),
+                ..HardwareProfile::default()
+            }),
+            storage_profile: Some(StorageProfile {
+                image_reference: Some(image(names, spec)),
+                os_disk: Some(os_disk(names, spec)),
+                data_disks: (!spec.data_disks.is_empty())
+                    .then(|| spec.data_disks.iter().map(|disk| data_disk(names, disk)).collect()),
+                ..StorageProfile::default()
+            }),
+            os_profile: Some(os_profile(names, spec, extras)),
+            network_profile: Some(network_profile(names)),
+            security_profile: security.and_then(security_profile),
+            diagnostics_profile: diagnostics(spec),
+            additional_capabilities: ultra_enabled(spec).map(|enabled| AdditionalCapabilities {
+                ultra_ssd_enabled: Some(enabled),
+                ..AdditionalCapabilities::default()
+            }),
+            availability_set: extras.availability_set.as_ref().map(SubResource::of),
+            capacity_reservation: text(&spec.capacity_reservation_group_id).map(|id| CapacityReservationProfile {
+                capacity_reservation_group: Some(SubResource::of(id)),
+                ..CapacityReservationProfile::default()
+            }),
+            priority: spot.map(|_| "Spot".into()),
+            eviction_policy: spot.map(|_| "Delete".into()),
+            billing_profile: spot.and_then(|spot| {
+                let price = spot.max_price.as_ref()?.0.parse().ok()?;
+                Some(BillingProfile {
+                    max_price: Some(price),
+                    ..BillingProfile::default()
+                })
+            }),
+            ..VirtualMachineProperties::default()
+        }),
+        ..VirtualMachine::default()
+    }
+}
+
+fn identities(names: &Names, identity: &str) -> ManagedIdentities {
+    let named = ResourceId::new(
+        &names.subscription,
+        &names.group,
+        "Microsoft.ManagedIdentity",
+        "userAssignedIdentities",
+        identity,
+    );
+    ManagedIdentities {
+        kind: Some("UserAssigned".into()),
+        user_assigned_identities: Some(
+            [(full_id(identity, &named), serde_json::Value::Object(Default::default()))].into(),
+        ),
+        ..ManagedIdentities::default()
+    }
+}
+
+fn plan(spec: &AzureMachineProviderSpec) -> Option<Plan> {
+    (spec.image.type_ == Some(ImageType::MarketplaceWithPlan)).then(|| Plan {
+        name: Some(spec.image.sku.clone()),
+        publisher: Some(spec.image.publisher.clone()),
+        product: Some(spec.image.offer.clone()),
+        ..Plan::default()
+    })
+}
+
+fn image(names: &Names, spec: &AzureMachineProviderSpec) -> ImageReference {
+    let image = &spec.image;
+    let id = image.resource_id.as_str();
+    if id.is_empty() {
+        return ImageReference {
+            publisher: word(Some(&image.publisher)),
+            offer: word(Some(&image.offer)),
+            sku: word(Some(&image.sku)),
+            version: word(Some(&image.version)),
+            ..ImageReference::default()
+        };
+    }
+    let lower = id.to_lowercase();
+    if lower.starts_with("/communitygalleries/") {
+        return ImageReference {
+            community_gallery_image_id: Some(id.to_owned()),
+            ..ImageReference::default()
+        };
+    }
+    if lower.starts_with("/sharedgalleries/") {
+        return ImageReference {
+            shared_gallery_image_id: Some(id.to_owned()),
+            ..ImageReference::default()
+        };
+    }
+    // Installers write the id from the group on.
+    let full = if lower.starts_with("/resourcegroups/") {
+        format!("/subscriptions/{}{id}", names.subscription)
+    } else {
+        id.to_owned()
+    };
+    ImageReference {
+        id: Some(full),
+        ..ImageReference::default()
+    }
+}
+
+fn encryption_set(set: Option<&DiskEncryptionSet>) -> Option<SubResource> {
+    set.and_then(|set| text(&set.id)).map(SubResource::of)
+}
+
+fn os_disk(names: &Names, spec: &AzureMachineProviderSpec) -> OsDisk {
+    let disk = &spec.os_disk;
+    let profile = &disk.managed_disk.security_profile;
+    let local = disk
+        .disk_settings
+        .ephemeral_storage_location
+        .as_ref()
+        .and_then(|place| word(Some(place.as_str())));
+    OsDisk {
+        name: Some(names.os_disk()),
+        os_type: word(Some(&disk.os_type)),
+        create_option: Some("FromImage".into()),
+        delete_option: Some("Delete".into()),
+        caching: disk
+            .caching_type
+            .as_ref()
+            .and_then(|caching| word(Some(caching.as_str()))),
+        disk_size_gb: Some(disk.disk_size_gb),
+        managed_disk: Some(ManagedDiskParameters {
+            storage_account_type: disk
+                .managed_disk
+                .storage_account_type
+                .as_ref()
+                .and_then(|kind| word(Some(kind.as_str()))),
+            disk_encryption_set: encryption_set(disk.managed_disk.disk_encryption_set.as_ref()),
+            security_profile: profile
+                .security_encryption_type
+                .as_ref()
+                .map(|kind| DiskSecurityProfile {
+                    security_encryption_type: Some(kind.as_str().to_owned()),
+                    disk_encryption_set: encryption_set(Some(&profile.disk_encryption_set)),
+                    ..DiskSecurityProfile::default()
+                }),
+            ..ManagedDiskParameters::default()
+        }),
+        diff_disk_settings: local.map(|option| DiffDiskSettings {
+            option: Some(option),
+            ..DiffDiskSettings::default()
+        }),
+        ..OsDisk::default()
+    }
+}
+
+pub fn data_disk(names: &Names, disk: &DiskSpec) -> DataDisk {
+    let name = names.data_disk(&disk.name_suffix);
+    let first = made_first(disk);
+    let managed = ManagedDiskParameters {
+        id: first.then(|| names.disk_id(&name).to_string()),
+        storage_account_type: (!first).then(|| storage_type(disk)).flatten(),
+        disk_encryption_set: (!first)
+            .then(|| encryption_set(disk.managed_disk.disk_encryption_set.as_ref()))
+            .flatten(),
+        ..ManagedDiskParameters::default()
+    };
+    DataDisk {
+        create_option: Some(if first { "Attach" } else { "Empty" }.into()),
+        delete_option: Some(delete_option(disk).into()),
+        name: Some(name),
+        lun: Some(disk.lun),
+        caching: disk
+            .caching_type
+            .as_ref()
+            .and_then(|caching| word(Some(caching.as_str()))),
+        disk_size_gb: (!first).then_some(disk.disk_size_gb),
+        managed_disk: (managed != ManagedDiskParameters::default()).then_some(managed),
+        ..DataDisk::default()
+    }
+}
+
+fn storage_type(disk: &DiskSpec) -> Option<String> {
+    disk.managed_disk
+        .storage_account_type
+        .as_ref()
+        .and_then(|kind: &StorageAccountType| word(Some(kind.as_str())))
+}
+
+/// A disk that is made before its machine.
+pub fn disk(names: &Names, spec: &AzureMachineProviderSpec, disk: &DiskSpec) -> Disk {
+    Disk {
+        location: Some(names.location.clone()),
+        tags: Some(names.tags(spec)),
+        zones: text(&spec.zone).map(|zone| vec![zone]),
+        sku: storage_type(disk).map(|name| Sku {
+            name: Some(name),
+            ..Sku::default()
+        }),
+        properties: Some(DiskProperties {
+            creation_data: Some(CreationData {
+                create_option: Some("Empty".into()),
+                ..CreationData::default()
+            }),
+            disk_size_gb: Some(disk.disk_size_gb),
+            disk_iops_read_write: disk.disk_iops_read_write,
+            disk_mbps_read_write: disk.disk_mbps_read_write,
+            encryption: disk
+                .managed_disk
+                .disk_encryption_set
+                .as_ref()
+                .and_then(|set| text(&set.id))
+                .map(|id| DiskEncryption {
+                    kind: Some("EncryptionAtRestWithCustomerKey".into()),
+                    disk_encryption_set_id: Some(id),
+                    ..DiskEncryption::default()
+                }),
+            ..DiskProperties::default()
+        }),
+        ..Disk::default()
+    }
+}
+
+fn os_profile(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> OsProfile {
+    let key = text(&spec.ssh_public_key).map(|key| decoded(&key));
+    let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
+    OsProfile {
+        computer_name: Some(names.machine.clone()),
+        admin_username: Some(ADMIN_USER.into()),
+        admin_password: if key.is_none() || windows {
+            extras.admin_password.clone()
+        } else {
+            None
+        },
+        custom_data: word(Some(&extras.custom_data)),
+        linux_configuration: key.filter(|_| !windows).map(|key_data| LinuxConfiguration {
+            disable_password_authentication: Some(true),
+            ssh: Some(SshConfiguration {
+                public_keys: Some(vec![SshPublicKey {
+                    path: Some(format!("/home/{ADMIN_USER}/.ssh/authorized_keys")),
+                    key_data: Some(key_data),
+                    ..SshPublicKey::default()
+                }]),
+                ..SshConfiguration::default()
+            }),
+            ..LinuxConfiguration::default()
+        }),
+        windows_configuration: windows.then(|| WindowsConfiguration {
+            enable_automatic_updates: Some(false),
+            ..WindowsConfiguration::default()
+        }),
+        ..OsProfile::default()
+    }
+}
+
+/// The spec carries the key base64-encoded; a plain one is taken as it is.
+fn decoded(key: &str) -> String {
+    use base64::Engine as _;
+    let bytes = base64::engine::general_purpose::STANDARD.decode(key.trim()).ok();
+    bytes
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .unwrap_or_else(|| key.to_owned())
+}
+
+fn network_profile(names: &Names) -> NetworkProfile {
+    NetworkProfile {
+        network_interfaces: Some(vec![NetworkInterfaceReference {
+            id: Some(names.nic_id().to_string()),
+            properties: Some(NetworkInterfaceReferenceProperties {
+                primary: Some(true),
+                delete_option: Some("Delete".into()),
+                ..NetworkInterfaceReferenceProperties::default()
+            }),
+            ..NetworkInterfaceReference::default()
+        }]),
+        ..NetworkProfile::default()
+    }
+}
+
+fn security_profile(profile: &capstan_api::openshift::SecurityProfile) -> Option<SecurityProfile> {
+    let settings = &profile.settings;
+    let uefi = match &settings.security_type {
+        Some(SecurityType::ConfidentialVm) => settings.confidential_vm.as_ref().map(|vm| &vm.uefi_settings),
+        Some(SecurityType::TrustedLaunch) => settings.trusted_launch.as_ref().map(|launch| &launch.uefi_settings),
+        _ => None,
+    };
+    let made = SecurityProfile {
+        encryption_at_host: profile.encryption_at_host,
+        security_type: settings
+            .security_type
+            .as_ref()
+            .and_then(|kind| word(Some(kind.as_str()))),
+        uefi_settings: uefi.map(uefi_settings),
+        ..SecurityProfile::default()
+    };
+    (made != SecurityProfile::default()).then_some(made)
+}
+
+fn uefi_settings(spec: &UefiSpec) -> UefiSettings {
+    UefiSettings {
+        secure_boot_enabled: spec
+            .secure_boot
+            .as_ref()
+            .map(|policy| *policy == SecureBootPolicy::Enabled),
+        v_tpm_enabled: spec
+            .virtualized_trusted_platform_module
+            .as_ref()
+            .map(|policy| *policy == VirtualizedTpmPolicy::Enabled),
+        ..UefiSettings::default()
+    }
+}
+
+fn diagnostics(spec: &AzureMachineProviderSpec) -> Option<DiagnosticsProfile> {
+    let boot = spec.diagnostics.boot.as_ref()?;
+    let storage_uri = match boot.storage_account_type {
+        Some(BootDiagnosticsStorage::CustomerManaged) => Some(
+            boot.customer_managed
+                .as_ref()
+                .map(|own| own.storage_account_uri.clone())
+                .unwrap_or_default(),
+        ),
+        Some(BootDiagnosticsStorage::AzureManaged) => None,
+        _ => return None,
+    };
+    Some(DiagnosticsProfile {
+        boot_diagnostics: Some(BootDiagnostics {
+            enabled: Some(true),
+            storage_uri,
+            ..BootDiagnostics::default()
+        }),
+        ..DiagnosticsProfile::default()
+    })
+}
+
+pub fn availability_set(names: &Names, spec: &AzureMachineProviderSpec) -> AvailabilitySet {
+    let mut tags = names.tags(spec);
+    // It is shared by the machines of a set, so it names none of them.
+    tags.retain(|key, _| key != super::names::MACHINE_TAG && key != super::names::UID_TAG);
+    AvailabilitySet {
+        location: Some(names.location.clone()),
+        tags: Some(tags),
+        sku: Some(Sku {
+            name: Some("Aligned".into()),
+            ..Sku::default()
+        }),
+        properties: Some(AvailabilitySetProperties {
+            platform_fault_domain_count: Some(2),
+            platform_update_domain_count: Some(5),
+            ..AvailabilitySetProperties::default()
+        }),
+        ..AvailabilitySet::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

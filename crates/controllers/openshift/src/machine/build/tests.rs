@@ -1,0 +1,162 @@
+use super::super::names::tests::sample;
+use super::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn spec(over: Value) -> AzureMachineProviderSpec {
+    let mut base = json!({
+        "vmSize": "Standard_D4s_v3", "vnet": "v", "subnet": "s", "zone": "1",
+        "image": {"resourceID": "/resourceGroups/images/x"},
+        "osDisk": {"osType": "Linux", "diskSizeGB": 128, "managedDisk": {"storageAccountType": "Premium_LRS"}},
+    });
+    for (key, value) in over.as_object().unwrap() {
+        base[key] = value.clone();
+    }
+    AzureMachineProviderSpec::from_raw(&base).unwrap()
+}
+
+fn vm(over: Value) -> Value {
+    serde_json::to_value(virtual_machine(&sample(), &spec(over), &Extras::default())).unwrap()
+}
+
+#[test]
+fn a_data_disk_is_sent_as_proposed_and_unset_values_are_not_sent() {
+    let disks = json!({"dataDisks": [
+        {"nameSuffix": "ultrassd", "lun": 0, "diskSizeGB": 4, "cachingType": "None", "deletionPolicy": "Detach",
+         "managedDisk": {"storageAccountType": "UltraSSD_LRS", "diskEncryptionSet": {"id": "/des"}}},
+        {"nameSuffix": "plain", "lun": 7, "diskSizeGB": 64, "deletionPolicy": "Delete"},
+    ]});
+    assert_eq!(
+        vm(disks)["properties"]["storageProfile"]["dataDisks"],
+        json!([
+            {"name": "m1_ultrassd", "lun": 0, "createOption": "Empty", "deleteOption": "Detach", "caching": "None",
+             "diskSizeGB": 4, "managedDisk": {"storageAccountType": "UltraSSD_LRS", "diskEncryptionSet": {"id": "/des"}}},
+            {"name": "m1_plain", "lun": 7, "createOption": "Empty", "deleteOption": "Delete", "diskSizeGB": 64},
+        ])
+    );
+}
+
+#[test]
+fn a_disk_with_its_own_performance_is_made_first_and_attached() {
+    let spec = spec(json!({"dataDisks": [
+        {"nameSuffix": "fast", "lun": 1, "diskSizeGB": 100, "deletionPolicy": "Delete", "diskIOPSReadWrite": 5000,
+         "diskMBpsReadWrite": 200, "managedDisk": {"storageAccountType": "PremiumV2_LRS"}},
+    ]}));
+    let id = "/subscriptions/SUB/resourceGroups/Group/providers/Microsoft.Compute/disks/m1_fast";
+    let attached = serde_json::to_value(data_disk(&sample(), &spec.data_disks[0])).unwrap();
+    assert_eq!(
+        attached,
+        json!({"name": "m1_fast", "lun": 1, "createOption": "Attach", "deleteOption": "Delete", "managedDisk": {"id": id}})
+    );
+    let made = serde_json::to_value(disk(&sample(), &spec, &spec.data_disks[0])).unwrap();
+    assert_eq!(made["sku"]["name"], "PremiumV2_LRS");
+    assert_eq!(
+        made["properties"],
+        json!({"creationData": {"createOption": "Empty"}, "diskSizeGB": 100, "diskIOPSReadWrite": 5000, "diskMBpsReadWrite": 200})
+    );
+}
+
+#[rstest]
+#[case::enabled(json!({"ultraSSDCapability": "Enabled"}), json!({"ultraSSDEnabled": true}))]
+#[case::disabled(json!({"ultraSSDCapability": "Disabled"}), json!({"ultraSSDEnabled": false}))]
+#[case::omitted(json!({}), Value::Null)]
+#[case::omitted_with_an_ultra_disk(
+    json!({"dataDisks": [{"nameSuffix": "u", "diskSizeGB": 4, "deletionPolicy": "Delete", "managedDisk": {"storageAccountType": "UltraSSD_LRS"}}]}),
+    json!({"ultraSSDEnabled": true}))]
+fn the_capability_follows_the_proposals_three_cases(#[case] over: Value, #[case] expected: Value) {
+    assert_eq!(vm(over)["properties"]["additionalCapabilities"], expected);
+}
+
+#[test]
+fn interface_and_os_disk_go_with_the_machine() {
+    let vm = vm(json!({}));
+    assert_eq!(vm["properties"]["storageProfile"]["osDisk"]["deleteOption"], "Delete");
+    assert_eq!(vm["properties"]["storageProfile"]["osDisk"]["name"], "m1_OSDisk");
+    let nics = &vm["properties"]["networkProfile"]["networkInterfaces"];
+    assert_eq!(nics[0]["properties"]["deleteOption"], "Delete");
+    assert!(nics[0]["id"].as_str().unwrap().ends_with("/networkInterfaces/m1-nic"));
+    assert_eq!(vm["zones"], json!(["1"]));
+}
+
+#[rstest]
+#[case(json!({"image": {"resourceID": "/resourceGroups/images/x"}}), "id", "/subscriptions/SUB/resourceGroups/images/x")]
+#[case(json!({"image": {"resourceID": "/subscriptions/o/x"}}), "id", "/subscriptions/o/x")]
+#[case(json!({"image": {"resourceID": "/communityGalleries/x"}}), "communityGalleryImageId", "/communityGalleries/x")]
+#[case(json!({"image": {"publisher": "p", "offer": "o", "sku": "s", "version": "1"}}), "publisher", "p")]
+fn images_are_found_by_id_gallery_or_offer(#[case] over: Value, #[case] field: &str, #[case] value: &str) {
+    assert_eq!(vm(over)["properties"]["storageProfile"]["imageReference"][field], value);
+}
+
+#[test]
+fn a_spot_machine_says_what_it_pays_at_most() {
+    let vm = vm(json!({"spotVMOptions": {"maxPrice": "0.5"}}));
+    let properties = &vm["properties"];
+    assert_eq!(
+        (
+            &properties["priority"],
+            &properties["evictionPolicy"],
+            &properties["billingProfile"]["maxPrice"]
+        ),
+        (&json!("Spot"), &json!("Delete"), &json!(0.5))
+    );
+}
+
+#[test]
+fn confidential_machines_identities_and_diagnostics_are_passed_on() {
+    let vm = vm(json!({
+        "managedIdentity": "me",
+        "securityProfile": {"encryptionAtHost": true, "settings": {"securityType": "ConfidentialVM",
+            "confidentialVM": {"uefiSettings": {"secureBoot": "Enabled", "virtualizedTrustedPlatformModule": "Enabled"}}}},
+        "diagnostics": {"boot": {"storageAccountType": "AzureManaged"}},
+    }));
+    assert_eq!(
+        vm["properties"]["securityProfile"],
+        json!({"encryptionAtHost": true, "securityType": "ConfidentialVM",
+               "uefiSettings": {"secureBootEnabled": true, "vTpmEnabled": true}})
+    );
+    assert!(
+        vm["identity"]["userAssignedIdentities"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .next()
+            .unwrap()
+            .ends_with("/me")
+    );
+    assert_eq!(
+        vm["properties"]["diagnosticsProfile"]["bootDiagnostics"],
+        json!({"enabled": true})
+    );
+}
+
+#[test]
+fn the_interface_is_placed_in_the_spec_s_network() {
+    let spec = spec(
+        json!({"networkResourceGroup": "net", "publicIP": true, "securityGroup": "nsg",
+        "applicationSecurityGroups": ["asg"], "acceleratedNetworking": true}),
+    );
+    let extras = Extras {
+        backend_pools: vec!["/pool".into()],
+        ..Extras::default()
+    };
+    let nic = serde_json::to_value(nic(&sample(), &spec, &extras)).unwrap();
+    let config = &nic["properties"]["ipConfigurations"][0]["properties"];
+    assert_eq!(
+        config["subnet"]["id"],
+        "/subscriptions/SUB/resourceGroups/net/providers/Microsoft.Network/virtualNetworks/v/subnets/s"
+    );
+    assert_eq!(config["loadBalancerBackendAddressPools"], json!([{"id": "/pool"}]));
+    assert!(
+        config["publicIPAddress"]["id"]
+            .as_str()
+            .unwrap()
+            .ends_with("/publicIPAddresses/c-m1")
+    );
+    assert!(
+        nic["properties"]["networkSecurityGroup"]["id"]
+            .as_str()
+            .unwrap()
+            .ends_with("/nsg")
+    );
+    assert_eq!(nic["properties"]["enableAcceleratedNetworking"], true);
+}

@@ -1,0 +1,272 @@
+//! Makes a machine: everything is checked first, then come the public address, the interface, the disks that have to be
+//! made on their own, and the virtual machine. Each request is the same when it is sent again, and the virtual machine's
+//! is refused where one exists: so a second attempt never makes a second one.
+
+use super::build::{self, Extras};
+use super::error::Error;
+use super::names::Names;
+use super::{Account, Controller, Flow, Target, Work, account, check, status};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
+use capstan_azure::client::When;
+use capstan_azure::model::{LoadBalancer, NetworkInterface};
+use capstan_azure::{Put, Size};
+use capstan_core::Class;
+use capstan_core::disks::azure::ultra_enabled;
+use capstan_core::disks::init;
+use capstan_kube::Next;
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+
+impl Controller {
+    /// `mend`: Azure has begun the virtual machine and could not finish; ask it again.
+    pub(super) async fn create(&self, work: &mut Work, mend: bool) -> Result<Flow, Error> {
+        match self.made(work, mend).await {
+            Ok(flow) => Ok(flow),
+            Err(error) => self.judged(work, error).await,
+        }
+    }
+
+    async fn made(&self, work: &mut Work, mend: bool) -> Result<Flow, Error> {
+        let target = self.target(&work.machine).await?;
+        let Target { spec, names, account } = &target;
+        check::spec(names, spec).map_err(Error::Refused)?;
+        let size = self.size(&target).await?;
+        let custom_data = self.custom_data(&work.machine, spec).await?;
+        let mut extras = Extras {
+            custom_data,
+            ..Extras::default()
+        };
+        (extras.backend_pools, extras.nat_rules) = balancers(&target).await?;
+        extras.availability_set = availability_set(&target, size.as_ref()).await?;
+        let external = public_ip(&target).await?;
+        let nic = nic(&target, &extras).await?;
+        disks(&target).await?;
+        let addresses = status::addresses(&names.machine, &nic, external.as_deref());
+        if spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
+            extras.admin_password = Some(password());
+        }
+        let mut vm = build::virtual_machine(names, spec, &extras);
+        let when = if mend { When::Always } else { When::Absent };
+        if mend && let Some(properties) = vm.properties.as_mut() {
+            // What the guest was given first cannot be changed.
+            properties.os_profile = None;
+        }
+        let Put { value: made, operation } = match account.client.put_vm(&names.group, &names.machine, &vm, when).await
+        {
+            Err(error) if error.is_precondition_failed() && !mend => return self.look(work).await,
+            Err(error) => return Err(refusal(names, error)),
+            Ok(put) => put,
+        };
+        self.memory.follow(&work.uid, operation.clone());
+        let after = status::provisioning(&work.machine, &made, operation.as_ref(), addresses, Timestamp::now());
+        self.write_status(work, &after).await?;
+        match operation {
+            Some(operation) => Ok(Flow::Rest(Next::After(operation.due_in(Timestamp::now())))),
+            None => self.settle(work).await,
+        }
+    }
+
+    /// What the size can do there; refused where it cannot do what the spec asks for.
+    async fn size(&self, target: &Target) -> Result<Option<Size>, Error> {
+        let Target { spec, names, account } = target;
+        let wanted = spec.vm_size.as_deref().unwrap_or_default();
+        let catalogue = match account.client.catalogue(&names.location).await {
+            Ok(catalogue) => catalogue,
+            // An account that may not read the catalogue may still make machines: Azure will check by itself.
+            Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
+                tracing::warn!(machine = names.machine, %error, "the size is not checked beforehand");
+                return Ok(None);
+            }
+            Err(error) => return Err(Error::doing("reading the sizes that azure has")(error)),
+        };
+        if catalogue.is_empty() {
+            return Ok(None);
+        }
+        let size = account.client.size(&names.location, wanted).await;
+        let size = size.map_err(Error::doing("reading the sizes that azure has"))?;
+        check::size(names, spec, size.as_ref()).map_err(Error::Refused)?;
+        Ok(size)
+    }
+
+    /// The user data as it is, encoded once; with the mounts that the machine's annotation asks for.
+    async fn custom_data(&self, machine: &Machine, spec: &AzureMachineProviderSpec) -> Result<String, Error> {
+        let reference = spec.user_data_secret.clone().unwrap_or_default();
+        let name = reference.name.unwrap_or_default();
+        let namespace = machine.namespace().unwrap_or_default();
+        let namespace = reference
+            .namespace
+            .filter(|given| !given.is_empty())
+            .unwrap_or(namespace);
+        let secret = account::read_bytes(&self.ctx.client, &namespace, &name, "user data").await?;
+        let data = secret
+            .get("userData")
+            .cloned()
+            .ok_or_else(|| Error::NotYet(format!("user data secret {namespace}/{name} has no key userData")))?;
+        let Some(mounts) = machine.annotations().get(init::MOUNTS_ANNOTATION) else {
+            return Ok(STANDARD.encode(data));
+        };
+        let rendered = mounted(&data, mounts, spec)
+            .map_err(|error| Error::Refused(format!("annotation {}: {error}", init::MOUNTS_ANNOTATION)))?;
+        Ok(STANDARD.encode(rendered))
+    }
+}
+
+fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result<String, init::InitError> {
+    let text = std::str::from_utf8(data).map_err(|_| init::InitError::UserData("not text".to_owned()))?;
+    let disks: Vec<_> = spec
+        .data_disks
+        .iter()
+        .map(|disk| init::KnownDisk::azure(disk.lun, &disk.name_suffix))
+        .collect();
+    init::merge(text, &init::resolve(&init::parse_requests(mounts)?, &disks)?)
+}
+
+/// Azure's refusal of the virtual machine, in the words that users search for; anything else as it is.
+fn refusal(names: &Names, error: capstan_azure::Error) -> Error {
+    match (error.class(), error.arm()) {
+        (Class::Terminal, Some(arm)) => Error::Refused(check::refused(&names.machine, arm)),
+        _ => Error::Azure {
+            doing: format!("cannot create vm {}", names.machine),
+            source: error,
+        },
+    }
+}
+
+/// Long and mixed enough for Azure; nobody ever learns it.
+fn password() -> String {
+    format!("Aa1!{}", uuid::Uuid::new_v4().simple())
+}
+
+/// The backend pools and address translation rules of the load balancers that the spec names.
+async fn balancers(target: &Target) -> Result<(Vec<String>, Vec<String>), Error> {
+    let Target { spec, names, account } = target;
+    let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+    let (mut pools, mut rules) = (Vec::new(), Vec::new());
+    let public = given(&spec.public_load_balancer);
+    for name in [public.clone(), given(&spec.internal_load_balancer)]
+        .into_iter()
+        .flatten()
+    {
+        let doing = || format!("reading load balancer {name}");
+        let found = account
+            .client
+            .get_load_balancer(&names.network_group, &name)
+            .await
+            .map_err(Error::doing(doing()))?;
+        let Some(LoadBalancer {
+            properties: Some(properties),
+            ..
+        }) = found
+        else {
+            return Err(Error::NotYet(format!(
+                "load balancer {name} does not exist in {}",
+                names.network_group
+            )));
+        };
+        let pool = properties
+            .backend_address_pools
+            .unwrap_or_default()
+            .into_iter()
+            .next()
+            .and_then(|pool| pool.id);
+        pools.extend(pool);
+        let rule = spec.nat_rule.filter(|_| public.as_deref() == Some(name.as_str()));
+        let all = properties.inbound_nat_rules.unwrap_or_default();
+        rules.extend(rule.and_then(|index| all.get(usize::try_from(index).ok()?)?.id.clone()));
+    }
+    Ok((pools, rules))
+}
+
+/// The availability set: the spec's own, or one for the machine's set where the region has no zones.
+async fn availability_set(target: &Target, size: Option<&Size>) -> Result<Option<String>, Error> {
+    let Target { spec, names, account } = target;
+    let id = |name: &str| {
+        capstan_azure::ResourceId::compute(&names.subscription, &names.group, "availabilitySets", name).to_string()
+    };
+    if let Some(name) = spec.availability_set.as_deref().filter(|name| !name.is_empty()) {
+        return Ok(Some(if name.starts_with("/subscriptions/") {
+            name.to_owned()
+        } else {
+            id(name)
+        }));
+    }
+    let zoneless = size.is_some_and(|size| size.zones.is_empty());
+    let zone = spec.zone.as_deref().is_some_and(|zone| !zone.is_empty());
+    // Azure takes neither spot machines nor Ultra disks into an availability set.
+    if !zoneless || zone || spec.spot_vm_options.is_some() || ultra_enabled(spec) == Some(true) {
+        return Ok(None);
+    }
+    let Some(name) = names.availability_set() else {
+        return Ok(None);
+    };
+    let set = build::availability_set(names, spec);
+    let made = account.client.put_availability_set(&names.group, &name, &set).await;
+    made.map_err(Error::doing(format!("failed to create availability set {name}")))?;
+    Ok(Some(id(&name)))
+}
+
+/// The public address, if the spec asks for one.
+async fn public_ip(target: &Target) -> Result<Option<String>, Error> {
+    let Target { spec, names, account } = target;
+    if !spec.public_ip {
+        return Ok(None);
+    }
+    let name = names.public_ip();
+    let doing = || {
+        Error::doing(format!(
+            "failed to create public ip {name} for machine {}",
+            names.machine
+        ))
+    };
+    let wanted = build::public_ip(names, spec);
+    let put = account
+        .client
+        .put_public_ip(&names.group, &name, &wanted, When::Always)
+        .await
+        .map_err(doing())?;
+    let made = account.client.settled(put).await.map_err(doing())?;
+    Ok(made.properties.and_then(|properties| properties.ip_address))
+}
+
+async fn nic(target: &Target, extras: &Extras) -> Result<NetworkInterface, Error> {
+    let Target { spec, names, account } = target;
+    let doing = || {
+        Error::doing(format!(
+            "failed to create nic {} for machine {}",
+            names.nic(),
+            names.machine
+        ))
+    };
+    let wanted = build::nic(names, spec, extras);
+    let put = account
+        .client
+        .put_nic(&names.group, &names.nic(), &wanted, When::Always)
+        .await
+        .map_err(doing())?;
+    account.client.settled(put).await.map_err(doing())
+}
+
+/// Disks with a performance of their own; all at once.
+async fn disks(target: &Target) -> Result<(), Error> {
+    let wanted = target.spec.data_disks.iter().filter(|disk| build::made_first(disk));
+    let made = wanted.map(|disk| async {
+        let Target {
+            spec,
+            names,
+            account: Account { client, .. },
+        } = target;
+        let name = names.data_disk(&disk.name_suffix);
+        let doing = || Error::doing(format!("failed to create Data Disk: {name} for vm {}", names.machine));
+        let put = client
+            .put_disk(&names.group, &name, &build::disk(names, spec, disk))
+            .await
+            .map_err(doing())?;
+        match put.operation {
+            Some(operation) => client.wait(operation).await.map(drop).map_err(doing()),
+            None => Ok(()),
+        }
+    });
+    futures::future::try_join_all(made).await.map(drop)
+}

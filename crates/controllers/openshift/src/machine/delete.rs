@@ -1,0 +1,462 @@
+//! Takes a machine away: hooks, drain, the virtual machine, and everything that was made for it.
+//!
+//! Invariants: a disk marked Detach is never deleted, and is seen to survive; the finalizer goes only when Azure has
+//! confirmed that the virtual machine, its OS disk, its interface and every disk marked Delete are gone.
+
+use super::disk_list::{Found, Listing};
+use super::error::Error;
+use super::names::Names;
+use super::plan::Step;
+use super::status::{self, Ending};
+use super::{Controller, Flow, Target, Work, build, link, provider_spec};
+use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine};
+use capstan_azure::model::{StorageProfile, VirtualMachine, VirtualMachineProperties, VirtualMachineUpdate};
+use capstan_azure::{Client, Operation, Progress};
+use capstan_core::drain::{self, Options as DrainOptions};
+use capstan_kube::drain::Outcome;
+use capstan_kube::{Next, patch};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, Preconditions};
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Only one control plane node is drained at a time; the next in line asks again after this.
+const CONTROL_PLANE_TURN: Duration = Duration::from_secs(20);
+
+impl Controller {
+    pub(super) async fn end(&self, step: Step, work: &mut Work, node: Option<Arc<Node>>) -> Result<Flow, Error> {
+        match step {
+            Step::HoldDrain => self.hold(work, None).await,
+            Step::Drain => match node {
+                Some(node) => self.drain(work, &node).await,
+                None => Ok(Flow::Again),
+            },
+            Step::HoldTerminate => self.hold(work, None).await,
+            _ => self.destroy(work, node, None).await,
+        }
+    }
+
+    fn ending<'a>(machine: &'a Machine, drained: Option<Result<(), String>>) -> Ending<'a> {
+        let hooks = &machine.spec.lifecycle_hooks;
+        Ending {
+            pre_drain: &hooks.pre_drain,
+            pre_terminate: &hooks.pre_terminate,
+            drained,
+            ..Ending::default()
+        }
+    }
+
+    /// Says what the machine waits for.
+    async fn hold(&self, work: &mut Work, drained: Option<Result<(), String>>) -> Result<Flow, Error> {
+        let after = status::deleting(&work.machine, &Self::ending(&work.machine, drained), Timestamp::now());
+        self.write_status(work, &after).await?;
+        Ok(Flow::Rest(Next::Wait))
+    }
+
+    async fn drain(&self, work: &mut Work, node: &Arc<Node>) -> Result<Flow, Error> {
+        if self.another_control_plane_drains(&work.machine, node) {
+            let text = "waiting for another control plane node to be drained".to_owned();
+            self.hold(work, Some(Err(text))).await?;
+            return Ok(Flow::Rest(Next::After(CONTROL_PLANE_TURN)));
+        }
+        let (trigger, object) = (self.trigger.clone(), ObjectRef::from_obj(work.machine.as_ref()));
+        let wake = Arc::new(move || trigger.poke(object.clone()));
+        match self.drainer.pass(node, DrainOptions::default(), wake).await? {
+            Outcome::Drained => {
+                let text = format!("Node {:?} drained", node.name_any());
+                self.events.normal(work.machine.as_ref(), "DrainSucceeded", text).await;
+                if work.machine.spec.lifecycle_hooks.pre_terminate.is_empty() {
+                    self.destroy(work, Some(node.clone()), Some(Ok(()))).await
+                } else {
+                    self.hold(work, Some(Ok(()))).await
+                }
+            }
+            Outcome::InProgress { in_the_way, again, .. } => {
+                let pods = drain::describe(&in_the_way);
+                self.hold(work, Some(Err(pods.clone()))).await?;
+                let blocked = in_the_way
+                    .iter()
+                    .any(|pod| matches!(pod.why, drain::Obstacle::Budget(_)));
+                if blocked {
+                    let text = format!("Node {:?} is not drained yet: {pods}", node.name_any());
+                    self.events.warning(work.machine.as_ref(), "DrainBlocked", text).await;
+                }
+                Ok(Flow::Rest(Next::After(again)))
+            }
+            Outcome::TimedOut { in_the_way } => {
+                let text = format!(
+                    "Node {:?} given up with {}",
+                    node.name_any(),
+                    drain::describe(&in_the_way)
+                );
+                self.events.warning(work.machine.as_ref(), "DrainSkipped", text).await;
+                self.destroy(work, Some(node.clone()), Some(Ok(()))).await
+            }
+        }
+    }
+
+    /// Whether a control plane machine that was deleted earlier is still being drained.
+    fn another_control_plane_drains(&self, machine: &Machine, node: &Node) -> bool {
+        if !link::is_control_plane(node) {
+            return false;
+        }
+        let order = |machine: &Machine| {
+            (
+                machine.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+                machine.name_any(),
+            )
+        };
+        let drains = |other: &Machine| {
+            let status = status::of(other);
+            let drained = capstan_kube::conditions::is_true(&status.conditions, status::DRAINED);
+            let control_plane = self.node_of(other).is_some_and(|node| link::is_control_plane(&node));
+            other.metadata.deletion_timestamp.is_some()
+                && other.uid() != machine.uid()
+                && !drained
+                && control_plane
+                && order(other) < order(machine)
+        };
+        !self.machines.select(machine.namespace().as_deref(), drains).is_empty()
+    }
+
+    async fn destroy(
+        &self,
+        work: &mut Work,
+        node: Option<Arc<Node>>,
+        drained: Option<Result<(), String>>,
+    ) -> Result<Flow, Error> {
+        // A spec that cannot even be read was never made into anything.
+        if provider_spec(&work.machine).is_err() {
+            return self.release(work, node, &[]).await;
+        }
+        match self.destroyed(work, drained).await {
+            Ok(Gone::NotYet(after)) => Ok(Flow::Rest(Next::After(after))),
+            Ok(Gone::All(kept)) => self.release(work, node, &kept).await,
+            Err(error) => {
+                let error = error.retried();
+                if !matches!(error, Error::Kube(_)) {
+                    let after = status::deleting(&work.machine, &Self::ending(&work.machine, None), Timestamp::now());
+                    self.write_status(work, &after).await?;
+                    let text = format!("failed to delete machine {}: {error}", work.machine.name_any());
+                    self.metrics
+                        .failed("FailedDelete", work.machine.as_ref(), "DeleteError");
+                    self.events.warning(work.machine.as_ref(), "FailedDelete", text).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn destroyed(&self, work: &mut Work, drained: Option<Result<(), String>>) -> Result<Gone, Error> {
+        let target = self.target(&work.machine).await?;
+        if !self.memory.vm_gone(&work.uid) {
+            match self.vm_deleted(work, &target, drained).await? {
+                Some(after) => return Ok(Gone::NotYet(after)),
+                None => self.memory.set_vm_gone(&work.uid),
+            }
+        }
+        let ours = status::vm_id(&work.machine).is_some();
+        let (kept, ()) = tokio::try_join!(self.disks_gone(work, &target, ours), network_gone(&target))?;
+        availability_set_gone(&target).await?;
+        Ok(Gone::All(kept))
+    }
+
+    /// Deletes the virtual machine; `Some`: look again after this long.
+    async fn vm_deleted(
+        &self,
+        work: &mut Work,
+        target: &Target,
+        drained: Option<Result<(), String>>,
+    ) -> Result<Option<Duration>, Error> {
+        let client = &target.account.client;
+        if let Some(operation) = self.following(work) {
+            return self.follow_deletion(work, client, operation).await;
+        }
+        let names = &target.names;
+        let doing = || Error::doing(format!("failed to delete vm {}", names.machine));
+        let Some(vm) = client.get_vm(&names.group, &names.machine).await.map_err(doing())? else {
+            return Ok(None);
+        };
+        let known = status::vm_id(&work.machine).is_some() || work.machine.spec.provider_id.is_some();
+        if !known && !names.owns(vm.tags.as_ref()) {
+            tracing::warn!(
+                machine = names.machine,
+                "a virtual machine of this name is not ours and stays"
+            );
+            return Ok(None);
+        }
+        if let Some(update) = spared(&target.spec, names, &vm) {
+            let put = client
+                .patch_vm(&names.group, &names.machine, &update)
+                .await
+                .map_err(doing())?;
+            client.settled(put).await.map_err(doing())?;
+        }
+        let operation = client.delete_vm(&names.group, &names.machine).await.map_err(doing())?;
+        self.memory.follow(&work.uid, operation.clone());
+        let id = vm
+            .properties
+            .as_ref()
+            .and_then(|properties| properties.vm_id.as_deref())
+            .or(vm.id.as_deref());
+        let machine = work.machine.clone();
+        let ending = Ending {
+            operation: operation.as_ref(),
+            vm_id: id,
+            ..Self::ending(&machine, drained)
+        };
+        let after = status::deleting(&machine, &ending, Timestamp::now());
+        self.write_status(work, &after).await?;
+        Ok(operation.map(|operation| operation.due_in(Timestamp::now())))
+    }
+
+    async fn follow_deletion(
+        &self,
+        work: &mut Work,
+        client: &Client,
+        mut operation: Operation,
+    ) -> Result<Option<Duration>, Error> {
+        let due = operation.due_in(Timestamp::now());
+        if !due.is_zero() {
+            return Ok(Some(due));
+        }
+        match client.poll(&mut operation).await {
+            Ok(Progress::Running(after)) => {
+                self.memory.follow(&work.uid, Some(operation));
+                Ok(Some(after))
+            }
+            Ok(Progress::Done(_)) => {
+                self.memory.follow(&work.uid, None);
+                Ok(None)
+            }
+            Err(source) => {
+                if source.ended_operation() {
+                    // Neither memory nor status may keep what is over, or it would be asked about for ever.
+                    self.memory.follow(&work.uid, None);
+                    let machine = work.machine.clone();
+                    let id = status::vm_id(&machine);
+                    let ending = Ending {
+                        vm_id: Some(id.as_deref().unwrap_or_default()),
+                        ..Self::ending(&machine, None)
+                    };
+                    self.write_status(work, &status::deleting(&machine, &ending, Timestamp::now()))
+                        .await?;
+                }
+                Err(Error::Azure {
+                    doing: format!("failed to delete vm {}", work.machine.name_any()),
+                    source,
+                })
+            }
+        }
+    }
+
+    /// Every disk that is to go is gone; the ids of those that stay.
+    async fn disks_gone(&self, work: &Work, target: &Target, ours: bool) -> Result<Vec<String>, Error> {
+        let Target { spec, names, account } = target;
+        let listing = self.disk_lists.get(&account.client, &names.group).await?;
+        let doomed = doomed(spec, names, &listing, ours);
+        for (label, name) in &doomed {
+            self.disk_gone(&account.client, names, label, name).await?;
+        }
+        let mut kept = Vec::new();
+        for disk in spec
+            .data_disks
+            .iter()
+            .filter(|disk| build::delete_option(disk) == "Detach")
+        {
+            let name = names.data_disk(&disk.name_suffix);
+            match listing.get(&name.to_lowercase()) {
+                Some(found) => kept.push(found.id.clone()),
+                None if ours => {
+                    let text = format!(
+                        "Data Disk {name} was to be kept, but is not in resource group {}",
+                        names.group
+                    );
+                    self.events
+                        .warning(work.machine.as_ref(), "DataDiskMissing", text)
+                        .await;
+                }
+                None => {}
+            }
+        }
+        Ok(kept)
+    }
+
+    async fn disk_gone(&self, client: &Client, names: &Names, label: &str, name: &str) -> Result<(), Error> {
+        let doing = || Error::doing(format!("failed to delete {label}: {name}"));
+        if let Some(operation) = client.delete_disk(&names.group, name).await.map_err(doing())? {
+            client.wait(operation).await.map_err(doing())?;
+        }
+        match client.get_disk(&names.group, name).await.map_err(doing())? {
+            None => Ok(()),
+            Some(_) => Err(Error::NotYet(format!(
+                "failed to delete {label}: {name}: it is still there"
+            ))),
+        }
+    }
+
+    /// Nothing is left in Azure: the Node goes, and with the finalizer the machine.
+    async fn release(&self, work: &mut Work, node: Option<Arc<Node>>, kept: &[String]) -> Result<Flow, Error> {
+        if let Some(node) = node {
+            self.node_gone(&node).await?;
+        }
+        let name = work.machine.name_any();
+        let mut text = format!("Deleted machine {name}");
+        for id in kept {
+            text.push_str(&format!("; its Data Disk was detached and is kept as {id}"));
+        }
+        self.events.normal(work.machine.as_ref(), "Deleted", text).await;
+        let api = self.api(&work.machine);
+        if let Some(written) = patch::remove_finalizer(&api, work.machine.as_ref(), MACHINE_FINALIZER).await? {
+            // A late cache must not make us do it all again.
+            self.memory.wrote(&written);
+        }
+        Ok(Flow::Rest(Next::Wait))
+    }
+
+    async fn node_gone(&self, node: &Node) -> Result<(), Error> {
+        let api: Api<Node> = Api::all(self.ctx.client.clone());
+        let same = Preconditions {
+            uid: node.uid(),
+            resource_version: None,
+        };
+        match api
+            .delete(&node.name_any(), &DeleteParams::default().preconditions(same))
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(capstan_kube::error::code(&error), Some(404 | 409)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How far the deletion in Azure is.
+enum Gone {
+    NotYet(Duration),
+    /// All of it, but for these disks.
+    All(Vec<String>),
+}
+
+/// What to change before the virtual machine goes, so that no disk marked Detach goes with it: the spec may have been
+/// changed since it was made.
+fn spared(spec: &AzureMachineProviderSpec, names: &Names, vm: &VirtualMachine) -> Option<VirtualMachineUpdate> {
+    let kept: Vec<String> = spec
+        .data_disks
+        .iter()
+        .filter(|disk| build::delete_option(disk) == "Detach")
+        .map(|disk| names.data_disk(&disk.name_suffix))
+        .collect();
+    let mut disks = vm.data_disks().to_vec();
+    let mut changed = false;
+    for disk in &mut disks {
+        let ours = disk
+            .name
+            .as_ref()
+            .is_some_and(|name| kept.iter().any(|kept| kept.eq_ignore_ascii_case(name)));
+        if ours && disk.delete_option.as_deref() == Some("Delete") {
+            disk.delete_option = Some("Detach".to_owned());
+            changed = true;
+        }
+    }
+    changed.then(|| VirtualMachineUpdate {
+        properties: Some(VirtualMachineProperties {
+            storage_profile: Some(StorageProfile {
+                data_disks: Some(disks),
+                ..StorageProfile::default()
+            }),
+            ..VirtualMachineProperties::default()
+        }),
+        tags: None,
+    })
+}
+
+/// The disks that are still there and have to go, with the word that the event has for each. Where no virtual machine
+/// of ours was ever seen, only what bears this very machine's tag is ours: a disk that an earlier machine of the same
+/// name left on purpose is not.
+fn doomed(
+    spec: &AzureMachineProviderSpec,
+    names: &Names,
+    listing: &Listing,
+    ours: bool,
+) -> Vec<(&'static str, String)> {
+    let data = spec
+        .data_disks
+        .iter()
+        .filter(|disk| build::delete_option(disk) == "Delete");
+    let data = data.map(|disk| ("Data Disk", names.data_disk(&disk.name_suffix)));
+    std::iter::once(("OS disk", names.os_disk()))
+        .chain(data)
+        .filter(|(_, name)| {
+            let found: Option<&Found> = listing.get(&name.to_lowercase());
+            found.is_some_and(|found| ours || names.made(found.tags.as_ref()))
+        })
+        .collect()
+}
+
+/// The interface, then the public address that it held.
+async fn network_gone(target: &Target) -> Result<(), Error> {
+    let Target { spec, names, account } = target;
+    let client = &account.client;
+    let nic = names.nic();
+    let doing = || Error::doing(format!("failed to delete nic {nic}"));
+    if let Some(operation) = client.delete_nic(&names.group, &nic).await.map_err(doing())? {
+        client.wait(operation).await.map_err(doing())?;
+    }
+    if !spec.public_ip {
+        return Ok(());
+    }
+    let address = names.public_ip();
+    let doing = || Error::doing(format!("failed to delete public ip {address}"));
+    match client.delete_public_ip(&names.group, &address).await.map_err(doing())? {
+        Some(operation) => client.wait(operation).await.map(drop).map_err(doing()),
+        None => Ok(()),
+    }
+}
+
+/// The availability set that was made for the machine's set, once it is empty.
+async fn availability_set_gone(target: &Target) -> Result<(), Error> {
+    let Target { spec, names, account } = target;
+    let own = spec.availability_set.as_deref().is_some_and(|name| !name.is_empty());
+    let zone = spec.zone.as_deref().is_some_and(|zone| !zone.is_empty());
+    let Some(name) = names
+        .availability_set()
+        .filter(|_| !own && !zone && spec.spot_vm_options.is_none())
+    else {
+        return Ok(());
+    };
+    let client = &account.client;
+    // Known from the cached catalogue: where sizes have zones, no set was made.
+    let size = client
+        .size(&names.location, spec.vm_size.as_deref().unwrap_or_default())
+        .await;
+    if !matches!(size, Ok(Some(size)) if size.zones.is_empty()) {
+        return Ok(());
+    }
+    let doing = || Error::doing(format!("failed to delete availability set {name}"));
+    let Some(set) = client
+        .get_availability_set(&names.group, &name)
+        .await
+        .map_err(doing())?
+    else {
+        return Ok(());
+    };
+    let members = set
+        .properties
+        .and_then(|properties| properties.virtual_machines)
+        .unwrap_or_default();
+    if !members.is_empty() {
+        return Ok(());
+    }
+    match client.delete_availability_set(&names.group, &name).await {
+        // Another machine has joined it meanwhile.
+        Err(error) if error.arm().is_some_and(|arm| arm.status == 409) => Ok(()),
+        result => result.map_err(doing()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! A machine and its Node: which Node it is, and what the machine wants on it. Pure.
+
+use capstan_api::openshift::Machine;
+use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference, Taint};
+use kube::ResourceExt as _;
+
+/// Says on a Node which machine it runs on.
+pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
+
+pub fn provider_id(node: &Node) -> Option<&str> {
+    node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())
+}
+
+fn addresses(node: &Node) -> &[NodeAddress] {
+    node.status
+        .as_ref()
+        .and_then(|status| status.addresses.as_deref())
+        .unwrap_or_default()
+}
+
+fn internal_ips(addresses: &[NodeAddress]) -> impl Iterator<Item = &str> {
+    addresses
+        .iter()
+        .filter(|address| address.type_ == "InternalIP")
+        .map(|address| address.address.as_str())
+}
+
+/// Whether this is the machine's Node: by provider id where both have one, else by internal address.
+pub fn belongs(node: &Node, provider: &str, machine_addresses: &[NodeAddress]) -> bool {
+    match provider_id(node) {
+        Some(id) if !provider.is_empty() => id.eq_ignore_ascii_case(provider),
+        Some(_) => false,
+        None => internal_ips(addresses(node)).any(|ip| internal_ips(machine_addresses).any(|own| own == ip)),
+    }
+}
+
+/// Whether the kubelet has fallen silent or says that it is not well.
+pub fn is_unwell(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_deref())
+        .unwrap_or_default();
+    conditions
+        .iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status != "True")
+}
+
+pub fn is_control_plane(node: &Node) -> bool {
+    [
+        "node-role.kubernetes.io/control-plane",
+        "node-role.kubernetes.io/master",
+    ]
+    .iter()
+    .any(|role| node.labels().contains_key(*role))
+}
+
+/// The Node with the machine's annotation, labels, annotations and taints on it. What others put there stays.
+pub fn dressed(machine: &Machine, node: &Node) -> Node {
+    let mut dressed = node.clone();
+    let owner = format!("{}/{}", machine.namespace().unwrap_or_default(), machine.name_any());
+    let annotations = dressed.annotations_mut();
+    annotations.extend(machine.spec.metadata.annotations.clone());
+    annotations.insert(MACHINE_ANNOTATION.to_owned(), owner);
+    dressed.labels_mut().extend(machine.spec.metadata.labels.clone());
+    if !machine.spec.taints.is_empty() {
+        let taints = dressed.spec.get_or_insert_default().taints.get_or_insert_default();
+        for taint in &machine.spec.taints {
+            let same = |other: &Taint| other.key == taint.key && other.effect == taint.effect;
+            if !taints.iter().any(same) {
+                taints.push(taint.clone());
+            }
+        }
+    }
+    dressed
+}
+
+pub fn reference(node: &Node) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(node.name_any()),
+        uid: node.uid(),
+        ..ObjectReference::default()
+    }
+}
+
+/// What of a Node makes a difference to its machine; heartbeats do not.
+pub fn fingerprint(node: &Node) -> u64 {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    (node.uid(), provider_id(node), is_unwell(node)).hash(&mut hasher);
+    (node.labels(), node.annotations().get(MACHINE_ANNOTATION)).hash(&mut hasher);
+    internal_ips(addresses(node)).for_each(|ip| ip.hash(&mut hasher));
+    let taints = node
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.taints.as_deref())
+        .unwrap_or_default();
+    taints
+        .iter()
+        .for_each(|taint| (&taint.key, &taint.effect).hash(&mut hasher));
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    fn node(value: serde_json::Value) -> Node {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn internal(ip: &str) -> Vec<NodeAddress> {
+        vec![NodeAddress {
+            type_: "InternalIP".into(),
+            address: ip.into(),
+        }]
+    }
+
+    #[rstest]
+    #[case::by_id(json!({"spec": {"providerID": "AZURE:///A"}}), "azure:///a", true)]
+    #[case::another_id_with_our_address(
+        json!({"spec": {"providerID": "azure:///b"}, "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}}), "azure:///a", false)]
+    #[case::by_address(json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}}), "azure:///a", true)]
+    #[case::another_address(json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}}), "azure:///a", false)]
+    fn a_node_is_known_by_provider_id_and_then_by_address(
+        #[case] value: serde_json::Value,
+        #[case] provider: &str,
+        #[case] ours: bool,
+    ) {
+        assert_eq!(belongs(&node(value), provider, &internal("10.0.0.1")), ours);
+    }
+
+    #[test]
+    fn a_node_gets_what_the_machine_says_and_keeps_the_rest() {
+        let machine: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "m", "namespace": "n"},
+            "spec": {"metadata": {"labels": {"disktype": "ultrassd"}, "annotations": {"a": "b"}},
+                     "taints": [{"key": "k", "effect": "NoSchedule"}, {"key": "x", "effect": "NoExecute"}]},
+        }))
+        .unwrap();
+        let before = node(json!({
+            "metadata": {"name": "node", "labels": {"other": "1"}},
+            "spec": {"taints": [{"key": "k", "effect": "NoSchedule", "value": "kept"}]},
+        }));
+        let after = dressed(&machine, &before);
+        assert_eq!(after.annotations()[MACHINE_ANNOTATION], "n/m");
+        assert_eq!(
+            (after.labels()["other"].as_str(), after.labels()["disktype"].as_str()),
+            ("1", "ultrassd")
+        );
+        let taints = after.spec.as_ref().unwrap().taints.as_ref().unwrap();
+        assert_eq!((taints.len(), taints[0].value.as_deref()), (2, Some("kept")));
+        assert_eq!(dressed(&machine, &after), after, "doing it again changes nothing");
+    }
+}

@@ -1,0 +1,182 @@
+//! What machines tell Prometheus, under the names that dashboards and alerts already use.
+
+use super::{provider_spec, status};
+use capstan_api::openshift::Machine;
+use capstan_core::disks::azure::ultra_enabled;
+use capstan_kube::Cache;
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Failure {
+    name: String,
+    namespace: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MachineLabels {
+    name: String,
+    namespace: String,
+    spec_provider_id: String,
+    node: String,
+    api_version: &'static str,
+    phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CapabilityLabels {
+    name: String,
+    namespace: String,
+    node: String,
+}
+
+#[derive(Clone)]
+pub struct Metrics {
+    create_failed: Family<Failure, Counter>,
+    update_failed: Family<Failure, Counter>,
+    delete_failed: Family<Failure, Counter>,
+    transitions: Family<Phase, Histogram>,
+}
+
+impl Metrics {
+    pub fn new(shared: &capstan_kube::Metrics, machines: Cache<Machine>) -> Self {
+        // From a quick test to a machine that took most of an hour.
+        let buckets = || {
+            Histogram::new([
+                5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 180.0, 240.0, 300.0, 600.0, 1200.0,
+            ])
+        };
+        let metrics = Self {
+            create_failed: Family::default(),
+            update_failed: Family::default(),
+            delete_failed: Family::default(),
+            transitions: Family::new_with_constructor(buckets),
+        };
+        shared.register(|registry| {
+            let failures = [
+                (
+                    "mapi_instance_create_failed",
+                    "Failed attempts to create",
+                    &metrics.create_failed,
+                ),
+                (
+                    "mapi_instance_update_failed",
+                    "Failed attempts to update",
+                    &metrics.update_failed,
+                ),
+                (
+                    "mapi_instance_delete_failed",
+                    "Failed attempts to delete",
+                    &metrics.delete_failed,
+                ),
+            ];
+            for (name, help, family) in failures {
+                registry.register(name, help, family.clone());
+            }
+            let help = "Seconds from a machine's creation to each of its phases";
+            registry.register(
+                "mapi_machine_phase_transition_seconds",
+                help,
+                metrics.transitions.clone(),
+            );
+            registry.register_collector(Box::new(Machines(machines)));
+        });
+        metrics
+    }
+
+    /// Notes a failure under its event's name.
+    pub fn failed(&self, event: &str, machine: &Machine, reason: &str) {
+        let family = match event {
+            "FailedCreate" => &self.create_failed,
+            "FailedDelete" => &self.delete_failed,
+            _ => &self.update_failed,
+        };
+        let labels = Failure {
+            name: machine.name_any(),
+            namespace: machine.namespace().unwrap_or_default(),
+            reason: reason.to_owned(),
+        };
+        family.get_or_create(&labels).inc();
+    }
+
+    /// Notes that a machine has come to another phase.
+    pub fn phase(&self, before: Option<&str>, machine: &Machine) {
+        let phase = status::of(machine).phase.unwrap_or_default();
+        if before == Some(phase.as_str()) || phase.is_empty() {
+            return;
+        }
+        let since = if phase == super::plan::phase::DELETING {
+            machine.metadata.deletion_timestamp.as_ref()
+        } else {
+            machine.metadata.creation_timestamp.as_ref()
+        };
+        if let Some(since) = since {
+            let seconds = Timestamp::now().duration_since(since.0).as_secs_f64().max(0.0);
+            self.transitions.get_or_create(&Phase { phase }).observe(seconds);
+        }
+    }
+}
+
+/// The machines that there are, read from the cache when somebody asks.
+struct Machines(Cache<Machine>);
+
+impl std::fmt::Debug for Machines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Machines")
+    }
+}
+
+impl Collector for Machines {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let machines = self.0.select(None, |_| true);
+        let items = ConstGauge::new(i64::try_from(machines.len()).unwrap_or(i64::MAX));
+        let kind = items.metric_type();
+        items.encode(encoder.encode_descriptor("mapi_machine_items", "Machines that there are", None, kind)?)?;
+        let name = "mapi_machine_created_timestamp_seconds";
+        let mut family = encoder.encode_descriptor(name, "When a machine was created", None, kind)?;
+        for machine in &machines {
+            let created = machine
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(0, |time| time.0.as_second());
+            ConstGauge::new(created).encode(family.encode_family(&labels(machine))?)?;
+        }
+        let name = "capstan_machine_ultra_ssd_capability";
+        let help = "Whether a machine takes Ultra disks (1) or not (0)";
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for machine in &machines {
+            let enabled = provider_spec(machine).is_ok_and(|spec| ultra_enabled(&spec) == Some(true));
+            let MachineLabels {
+                name, namespace, node, ..
+            } = labels(machine);
+            let labels = CapabilityLabels { name, namespace, node };
+            ConstGauge::new(i64::from(enabled)).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn labels(machine: &Machine) -> MachineLabels {
+    let status = status::of(machine);
+    MachineLabels {
+        name: machine.name_any(),
+        namespace: machine.namespace().unwrap_or_default(),
+        spec_provider_id: machine.spec.provider_id.clone().unwrap_or_default(),
+        node: status.node_ref.and_then(|node| node.name).unwrap_or_default(),
+        api_version: Machine::API_VERSION,
+        phase: status.phase.unwrap_or_default(),
+    }
+}

@@ -1,0 +1,196 @@
+//! Where a machine's things are in Azure. Everything is named after the machine, so that it is found again even if no
+//! status was ever written.
+
+use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine};
+use capstan_azure::ResourceId;
+use capstan_azure::model::Tags;
+use kube::ResourceExt as _;
+
+/// Azure's limit on the name of a public address.
+const MAX_PUBLIC_IP_NAME: usize = 80;
+
+/// Names the machine on everything made for it.
+pub const MACHINE_TAG: &str = "capstan-machine";
+
+/// Tells apart machines that had the same name one after the other.
+pub const UID_TAG: &str = "capstan-machine-uid";
+
+/// The set that a machine belongs to, put there by whoever made it.
+pub const MACHINESET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
+
+/// The names of one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    pub subscription: String,
+    pub group: String,
+    pub network_group: String,
+    pub location: String,
+    pub machine: String,
+    pub namespace: String,
+    pub uid: String,
+    pub cluster: String,
+    /// The set's name, where the machine has one.
+    pub set: Option<String>,
+}
+
+impl Names {
+    pub fn nic(&self) -> String {
+        format!("{}-nic", self.machine)
+    }
+
+    pub fn public_ip(&self) -> String {
+        let mut name = format!("{}-{}", self.cluster, self.machine);
+        name.truncate(MAX_PUBLIC_IP_NAME);
+        name.trim_start_matches('-').to_owned()
+    }
+
+    pub fn os_disk(&self) -> String {
+        format!("{}_OSDisk", self.machine)
+    }
+
+    pub fn data_disk(&self, suffix: &str) -> String {
+        capstan_core::disks::azure::disk_name(&self.machine, suffix)
+    }
+
+    /// The set that is made where a region has no zones.
+    pub fn availability_set(&self) -> Option<String> {
+        self.set.as_ref().map(|set| format!("{set}-as"))
+    }
+
+    pub fn vm_id(&self) -> ResourceId {
+        ResourceId::compute(&self.subscription, &self.group, "virtualMachines", &self.machine)
+    }
+
+    pub fn disk_id(&self, name: &str) -> ResourceId {
+        ResourceId::compute(&self.subscription, &self.group, "disks", name)
+    }
+
+    pub fn nic_id(&self) -> ResourceId {
+        ResourceId::network(&self.subscription, &self.group, "networkInterfaces", &self.nic())
+    }
+
+    /// As the kubelet's cloud provider writes it: subscription and group in lower case.
+    pub fn provider_id(&self) -> String {
+        ResourceId::compute(
+            &self.subscription.to_lowercase(),
+            &self.group.to_lowercase(),
+            "virtualMachines",
+            &self.machine,
+        )
+        .provider_id()
+    }
+
+    /// What [`MACHINE_TAG`] says.
+    pub fn owner(&self) -> String {
+        format!("{}/{}", self.namespace, self.machine)
+    }
+
+    fn cluster_tag(&self) -> String {
+        format!("kubernetes.io-cluster-{}", self.cluster)
+    }
+
+    /// The tags of everything made for this machine: the user's and ours.
+    pub fn tags(&self, spec: &AzureMachineProviderSpec) -> Tags {
+        let mut tags = spec.tags.clone();
+        if !self.cluster.is_empty() {
+            tags.insert(self.cluster_tag(), "owned".to_owned());
+        }
+        tags.insert(MACHINE_TAG.to_owned(), self.owner());
+        tags.insert(UID_TAG.to_owned(), self.uid.clone());
+        tags
+    }
+
+    /// Whether this very machine made it, and not an earlier one of its name.
+    pub fn made(&self, tags: Option<&Tags>) -> bool {
+        tags.and_then(|tags| tags.get(UID_TAG))
+            .is_some_and(|uid| *uid == self.uid)
+    }
+
+    /// Whether something that bears our name was made for us: by our tag, or by the cluster's where an earlier
+    /// controller made it.
+    pub fn owns(&self, tags: Option<&Tags>) -> bool {
+        let get = |key: &str| tags.and_then(|tags| tags.get(key));
+        match get(MACHINE_TAG) {
+            Some(owner) => *owner == self.owner(),
+            None => {
+                get(&self.cluster_tag()).is_some() || get(&format!("kubernetes.io_cluster.{}", self.cluster)).is_some()
+            }
+        }
+    }
+}
+
+/// What the credentials secret says about where machines go, for specs that leave it open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    pub subscription: String,
+    pub group: String,
+    pub location: String,
+}
+
+pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) -> Names {
+    let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    let group = given(&spec.resource_group).unwrap_or_else(|| place.group.clone());
+    let label = |key: &str| machine.labels().get(key).cloned();
+    let owner = || {
+        let owners = machine.owner_references().iter();
+        owners
+            .clone()
+            .find(|owner| owner.kind == "MachineSet")
+            .map(|owner| owner.name.clone())
+    };
+    Names {
+        subscription: place.subscription.clone(),
+        network_group: given(&spec.network_resource_group).unwrap_or_else(|| group.clone()),
+        group,
+        location: given(&spec.location).unwrap_or_else(|| place.location.clone()),
+        machine: machine.name_any(),
+        namespace: machine.namespace().unwrap_or_default(),
+        uid: machine.uid().unwrap_or_default(),
+        cluster: label(CLUSTER_ID_LABEL).unwrap_or_default(),
+        set: label(MACHINESET_LABEL).or_else(owner),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn sample() -> Names {
+        Names {
+            subscription: "SUB".into(),
+            group: "Group".into(),
+            network_group: "net".into(),
+            location: "eastus".into(),
+            machine: "m1".into(),
+            namespace: "ns".into(),
+            uid: "u1".into(),
+            cluster: "c".into(),
+            set: None,
+        }
+    }
+
+    #[test]
+    fn the_provider_id_is_spelt_as_nodes_spell_it() {
+        let expected = "azure:///subscriptions/sub/resourceGroups/group/providers/Microsoft.Compute/virtualMachines/m1";
+        assert_eq!(sample().provider_id(), expected);
+    }
+
+    #[test]
+    fn things_are_ours_by_machine_or_else_by_cluster() {
+        let names = sample();
+        let tags = |pairs: &[(&str, &str)]| -> Tags {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        assert!(names.owns(Some(&names.tags(&AzureMachineProviderSpec::default()))));
+        assert!(names.owns(Some(&tags(&[("kubernetes.io-cluster-c", "owned")]))));
+        assert!(!names.owns(Some(&tags(&[
+            ("kubernetes.io-cluster-c", "owned"),
+            (MACHINE_TAG, "ns/other")
+        ]))));
+        assert!(!names.owns(Some(&tags(&[("kubernetes.io-cluster-other", "owned")]))));
+        assert!(!names.owns(None));
+    }
+}

@@ -1,0 +1,328 @@
+//! What a machine's status says. Pure changes of the object; whoever applies them writes only what differs.
+
+use super::names::Names;
+use super::plan::{describe_hooks, phase};
+use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, LifecycleHook, Machine, MachineStatus};
+use capstan_azure::Operation;
+use capstan_azure::model::{NetworkInterface, VirtualMachine};
+use capstan_kube::conditions::{self, Severity};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::NodeAddress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+
+/// Shows the virtual machine's state in `oc get machines -o wide`.
+pub const INSTANCE_STATE: &str = "machine.openshift.io/instance-state";
+const INSTANCE_TYPE: &str = "machine.openshift.io/instance-type";
+const REGION: &str = "machine.openshift.io/region";
+const ZONE: &str = "machine.openshift.io/zone";
+const INTERRUPTIBLE: &str = "machine.openshift.io/interruptible-instance";
+
+/// Where in the provider's status an operation under way is kept, so that a restart takes it up.
+const OPERATION: &str = "operation";
+
+pub const INSTANCE_EXISTS: &str = "InstanceExists";
+pub const DRAINABLE: &str = "Drainable";
+pub const DRAINED: &str = "Drained";
+pub const TERMINABLE: &str = "Terminable";
+
+pub fn of(machine: &Machine) -> MachineStatus {
+    machine.status.clone().unwrap_or_default()
+}
+
+pub fn provider(machine: &Machine) -> AzureMachineProviderStatus {
+    let raw = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.provider_status.as_ref());
+    raw.and_then(|raw| AzureMachineProviderStatus::from_raw(raw).ok())
+        .unwrap_or_default()
+}
+
+pub fn vm_id(machine: &Machine) -> Option<String> {
+    provider(machine).vm_id.filter(|id| !id.is_empty())
+}
+
+/// The operation that an earlier process was following.
+pub fn operation(machine: &Machine) -> Option<Operation> {
+    serde_json::from_value(provider(machine).extra.get(OPERATION)?.clone()).ok()
+}
+
+fn set_provider(status: &mut MachineStatus, change: impl FnOnce(&mut AzureMachineProviderStatus)) {
+    let raw = status.provider_status.as_ref();
+    let mut provider = raw
+        .and_then(|raw| AzureMachineProviderStatus::from_raw(raw).ok())
+        .unwrap_or_default();
+    provider
+        .api_version
+        .get_or_insert_with(|| AzureMachineProviderStatus::API_VERSION.to_owned());
+    provider
+        .kind
+        .get_or_insert_with(|| AzureMachineProviderStatus::KIND.to_owned());
+    change(&mut provider);
+    status.provider_status = Some(provider.to_raw());
+}
+
+fn keep_operation(provider: &mut AzureMachineProviderStatus, operation: Option<&Operation>) {
+    match operation.and_then(|operation| serde_json::to_value(operation).ok()) {
+        Some(value) => drop(provider.extra.insert(OPERATION.to_owned(), value)),
+        None => drop(provider.extra.remove(OPERATION)),
+    }
+}
+
+fn did(status: &mut MachineStatus, what: &str, state: &str, description: &str, now: Timestamp) {
+    status.last_operation = Some(LastOperation {
+        description: Some(description.to_owned()),
+        last_updated: Some(Time(now)),
+        state: Some(state.to_owned()),
+        type_: Some(what.to_owned()),
+    });
+}
+
+/// Sets the time of the change, if there is one.
+fn stamped(machine: &Machine, status: MachineStatus, now: Timestamp) -> Machine {
+    let mut changed = machine.clone();
+    let same = machine.status.as_ref() == Some(&status);
+    changed.status = Some(status);
+    if !same && let Some(status) = changed.status.as_mut() {
+        status.last_updated = Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now)));
+    }
+    changed
+}
+
+/// Azure has accepted the machine and is making it.
+pub fn provisioning(
+    machine: &Machine,
+    vm: &VirtualMachine,
+    operation: Option<&Operation>,
+    addresses: Vec<NodeAddress>,
+    now: Timestamp,
+) -> Machine {
+    let mut status = of(machine);
+    status.phase = Some(phase::PROVISIONING.to_owned());
+    if !addresses.is_empty() {
+        status.addresses = addresses;
+    }
+    set_provider(&mut status, |provider| {
+        provider.vm_id = vm
+            .properties
+            .as_ref()
+            .and_then(|properties| properties.vm_id.clone())
+            .or_else(|| vm.id.clone());
+        provider.vm_state = Some(vm.provisioning_state().to_owned());
+        keep_operation(provider, operation);
+    });
+    did(
+        &mut status,
+        "Create",
+        "Processing",
+        "the virtual machine is being created",
+        now,
+    );
+    stamped(machine, status, now)
+}
+
+/// Making it did not work, for now: the phase says that it goes on.
+pub fn hindered(machine: &Machine, message: &str, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    if status.phase.is_none() {
+        status.phase = Some(phase::PROVISIONING.to_owned());
+    }
+    set_provider(&mut status, |provider| keep_operation(provider, None));
+    conditions::mark_false(
+        &mut status.conditions,
+        INSTANCE_EXISTS,
+        Severity::Warning,
+        "CreateFailed",
+        message,
+        now,
+    );
+    if status
+        .last_operation
+        .as_ref()
+        .and_then(|last| last.description.as_deref())
+        != Some(message)
+    {
+        did(&mut status, "Create", "Failed", message, now);
+    }
+    stamped(machine, status, now)
+}
+
+/// What stands in the object itself once the virtual machine is there.
+pub fn identified(
+    machine: &Machine,
+    names: &Names,
+    size: Option<&str>,
+    zone: Option<&str>,
+    spot: bool,
+    state: &str,
+) -> Machine {
+    let mut changed = machine.clone();
+    changed.spec.provider_id = Some(names.provider_id());
+    changed
+        .annotations_mut()
+        .insert(INSTANCE_STATE.to_owned(), state.to_owned());
+    let labels = changed.labels_mut();
+    let mut label = |key: &str, value: &str| {
+        if !value.is_empty() {
+            labels.insert(key.to_owned(), value.to_owned());
+        }
+    };
+    label(INSTANCE_TYPE, size.unwrap_or_default());
+    label(REGION, &names.location);
+    label(ZONE, zone.unwrap_or_default());
+    if spot {
+        label(INTERRUPTIBLE, "true");
+        changed
+            .spec
+            .metadata
+            .labels
+            .insert(INTERRUPTIBLE.to_owned(), String::new());
+    }
+    changed
+}
+
+/// The virtual machine is there.
+pub fn provisioned(machine: &Machine, state: &str, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    status.phase = Some(phase::PROVISIONED.to_owned());
+    set_provider(&mut status, |provider| {
+        provider.vm_state = Some(state.to_owned());
+        keep_operation(provider, None);
+    });
+    conditions::mark_true(&mut status.conditions, INSTANCE_EXISTS, now);
+    for ready in [DRAINABLE, TERMINABLE] {
+        conditions::mark_true(&mut status.conditions, ready, now);
+    }
+    did(
+        &mut status,
+        "Create",
+        "Successful",
+        "the virtual machine was created",
+        now,
+    );
+    stamped(machine, status, now)
+}
+
+/// Its Node is there too.
+pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectReference, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    status.phase = Some(phase::RUNNING.to_owned());
+    status.node_ref = Some(node);
+    conditions::mark_true(&mut status.conditions, INSTANCE_EXISTS, now);
+    stamped(machine, status, now)
+}
+
+/// The state that Azure shows has changed.
+pub fn seen(machine: &Machine, state: &str, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    if provider(machine).vm_state.as_deref() != Some(state) {
+        set_provider(&mut status, |provider| provider.vm_state = Some(state.to_owned()));
+    }
+    if !addresses.is_empty() {
+        status.addresses = addresses;
+    }
+    if status.phase.is_none() {
+        status.phase = Some(phase::PROVISIONED.to_owned());
+    }
+    conditions::mark_true(&mut status.conditions, INSTANCE_EXISTS, now);
+    stamped(machine, status, now)
+}
+
+/// It has failed for good.
+pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    let gone = reason != "InvalidConfiguration";
+    status.phase = Some(phase::FAILED.to_owned());
+    status.error_reason = Some(reason.to_owned());
+    status.error_message = Some(message.to_owned());
+    set_provider(&mut status, |provider| {
+        provider.vm_state = Some("Unknown".to_owned());
+        keep_operation(provider, None);
+    });
+    let (why, text) = if gone {
+        ("InstanceMissing", message)
+    } else {
+        ("InstanceNotCreated", message)
+    };
+    conditions::mark_false(
+        &mut status.conditions,
+        INSTANCE_EXISTS,
+        Severity::Warning,
+        why,
+        text,
+        now,
+    );
+    did(&mut status, "Create", "Failed", message, now);
+    stamped(machine, status, now)
+}
+
+/// How far a deletion has come.
+#[derive(Clone, Debug, Default)]
+pub struct Ending<'a> {
+    pub pre_drain: &'a [LifecycleHook],
+    pub pre_terminate: &'a [LifecycleHook],
+    /// `None`: not come to that yet. `Err`: the pods in the way.
+    pub drained: Option<Result<(), String>>,
+    pub operation: Option<&'a Operation>,
+    pub vm_id: Option<&'a str>,
+}
+
+pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    status.phase = Some(phase::DELETING.to_owned());
+    let list = &mut status.conditions;
+    for (condition, hooks, when) in [
+        (DRAINABLE, ending.pre_drain, "Drain"),
+        (TERMINABLE, ending.pre_terminate, "Terminate"),
+    ] {
+        if hooks.is_empty() {
+            conditions::mark_true(list, condition, now);
+        } else {
+            let message = format!("{when} operation currently blocked by: [{}]", describe_hooks(hooks));
+            conditions::mark_false(list, condition, Severity::Warning, "HookPresent", &message, now);
+        }
+    }
+    let _changed = match &ending.drained {
+        None => false,
+        Some(Ok(())) => conditions::mark_true_because(list, DRAINED, "DrainComplete", "Drain completed", now),
+        Some(Err(pods)) => conditions::mark_false(list, DRAINED, Severity::Warning, "Draining", pods, now),
+    };
+    if ending.operation.is_some() || ending.vm_id.is_some() {
+        set_provider(&mut status, |provider| {
+            keep_operation(provider, ending.operation);
+            if provider.vm_id.is_none() {
+                provider.vm_id = ending.vm_id.map(ToOwned::to_owned);
+            }
+        });
+        if status.last_operation.as_ref().and_then(|last| last.type_.as_deref()) != Some("Delete") {
+            did(
+                &mut status,
+                "Delete",
+                "Processing",
+                "the virtual machine is being deleted",
+                now,
+            );
+        }
+    }
+    stamped(machine, status, now)
+}
+
+/// A machine's addresses: its name, and what its interface and its public address got.
+pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) -> Vec<NodeAddress> {
+    let address = |kind: &str, value: &str| NodeAddress {
+        type_: kind.to_owned(),
+        address: value.to_owned(),
+    };
+    let mut list = vec![address("Hostname", machine), address("InternalDNS", machine)];
+    let dns = nic
+        .properties
+        .as_ref()
+        .and_then(|properties| properties.dns_settings.as_ref());
+    if let Some(suffix) = dns.and_then(|dns| dns.internal_domain_name_suffix.as_deref()) {
+        list.push(address("InternalDNS", &format!("{machine}.{suffix}")));
+    }
+    list.extend(nic.private_addresses().iter().map(|ip| address("InternalIP", ip)));
+    list.extend(public.map(|ip| address("ExternalIP", ip)));
+    list
+}

@@ -1,0 +1,322 @@
+//! The scale set that a pool asks for, and the hash by which machines of an older model are told apart.
+//!
+//! Invariant: everything in the spec that makes an instance what it is goes into the hash; what changes by itself (the
+//! capacity, bootstrap tokens, what Azure's catalogue says) does not. So a change of any field reaches the instances,
+//! and a rotated bootstrap token, which only new instances need, replaces none.
+
+mod profile;
+mod ssh;
+
+pub use ssh::generate as generate_ssh_key;
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use capstan_api::azure::{AzureCluster, AzureMachinePool, Image, OrchestrationMode, VmIdentity};
+use capstan_api::capi::MachinePool;
+use capstan_azure::model::{
+    ManagedIdentities, ScaleInPolicy, ScaleSet, ScaleSetProperties, Sku, Tags, UpgradePolicy, VirtualMachineProfile,
+};
+use capstan_azure::{ResourceId, Size};
+use capstan_core::disks::azure::ultra_unsupported;
+use capstan_core::validate::azure_pool::ultra_enabled;
+use kube::ResourceExt;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+
+/// The tag that carries the hash of the model that the scale set was last given.
+pub const HASH_TAG: &str = "capstan-model";
+/// The tag that carries the hash of the custom data, tokens and all, that new instances get.
+pub const CUSTOM_DATA_TAG: &str = "capstan-custom-data";
+
+/// What a scale set is made from.
+pub struct Input<'a> {
+    pub pool: &'a AzureMachinePool,
+    pub machine_pool: &'a MachinePool,
+    pub cluster_name: &'a str,
+    pub azure_cluster: &'a AzureCluster,
+    pub subscription: &'a str,
+    /// The bootstrap data as the secret holds it.
+    pub bootstrap: &'a [u8],
+    /// What Azure's catalogue says of the size; used where the spec leaves the choice to us.
+    pub accelerated_networking: bool,
+}
+
+/// The scale set that is wanted, without its capacity.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub group: String,
+    pub name: String,
+    pub set: ScaleSet,
+    /// Of all that makes an instance what it is.
+    pub hash: String,
+    /// Of the custom data that new instances get.
+    pub custom_data_hash: String,
+    pub image: Image,
+}
+
+impl Input<'_> {
+    pub fn group(&self) -> String {
+        group(self.azure_cluster, self.cluster_name)
+    }
+
+    pub fn name(&self) -> String {
+        self.pool.name_any()
+    }
+
+    fn id(&self, provider: &str, group: &str, kind: &str, name: &str) -> ResourceId {
+        ResourceId::new(self.subscription, group, provider, kind, name)
+    }
+
+    /// The pool's zones.
+    pub fn zones(&self) -> Vec<String> {
+        zones(self.machine_pool)
+    }
+}
+
+/// The resource group of a cluster: its own, or one named after it.
+pub fn group(cluster: &AzureCluster, cluster_name: &str) -> String {
+    let named = cluster.spec.resource_group.clone().filter(|group| !group.is_empty());
+    named.unwrap_or_else(|| cluster_name.to_owned())
+}
+
+/// The zones that the MachinePool names, in order and once.
+pub fn zones(machine_pool: &MachinePool) -> Vec<String> {
+    let mut zones = machine_pool.spec.failure_domains.clone();
+    if zones.is_empty() {
+        zones.extend(machine_pool.spec.template.spec.failure_domain.clone());
+    }
+    zones.retain(|zone| !zone.is_empty());
+    zones.sort();
+    zones.dedup();
+    zones
+}
+
+/// Builds the scale set that a pool asks for.
+pub fn build(input: &Input<'_>) -> Result<Model, Error> {
+    let pool = &input.pool.spec;
+    let (image, reference, plan) = profile::image(input)?;
+    let profile = VirtualMachineProfile {
+        os_profile: Some(profile::os(input)),
+        storage_profile: Some(profile::storage(input, reference)),
+        network_profile: Some(profile::network(input)?),
+        security_profile: profile::security(input),
+        diagnostics_profile: profile::diagnostics(input),
+        extension_profile: profile::extensions(input),
+        scheduled_events_profile: profile::terminate_notification(input),
+        ..profile::spot(input)?
+    };
+    let flexible = pool.orchestration_mode == Some(OrchestrationMode::Flexible);
+    let zones = input.zones();
+    let properties = ScaleSetProperties {
+        orchestration_mode: Some(if flexible { "Flexible" } else { "Uniform" }.to_owned()),
+        upgrade_policy: (!flexible).then(|| UpgradePolicy {
+            mode: Some("Manual".to_owned()),
+            ..Default::default()
+        }),
+        overprovision: (!flexible).then_some(false),
+        // One placement group would end at 100 instances, and cannot be left later.
+        single_placement_group: Some(false),
+        platform_fault_domain_count: pool.platform_fault_domain_count.or(flexible.then_some(1)),
+        zone_balance: pool.zone_balance,
+        // Should capacity ever be lowered while an instance is being made, the one without work goes.
+        scale_in_policy: (!flexible).then(|| ScaleInPolicy {
+            rules: Some(vec!["NewestVM".to_owned()]),
+            ..Default::default()
+        }),
+        additional_capabilities: ultra_enabled(&pool.template).map(|enabled| {
+            capstan_azure::model::AdditionalCapabilities {
+                ultra_ssd_enabled: Some(enabled),
+                ..Default::default()
+            }
+        }),
+        virtual_machine_profile: Some(profile),
+        ..Default::default()
+    };
+    let mut set = ScaleSet {
+        location: Some(pool.location.clone()),
+        zones: (!zones.is_empty()).then_some(zones),
+        sku: Some(sku(&pool.template.vm_size, None)),
+        plan,
+        identity: identity(input),
+        tags: Some(tags(input)),
+        properties: Some(properties),
+        ..Default::default()
+    };
+    let hash = model_hash(input, &set, &image);
+    let custom_data_hash = digest(input.bootstrap);
+    let tags = set.tags.get_or_insert_default();
+    tags.insert(HASH_TAG.to_owned(), hash.clone());
+    tags.insert(CUSTOM_DATA_TAG.to_owned(), custom_data_hash.clone());
+    Ok(Model {
+        group: input.group(),
+        name: input.name(),
+        set,
+        hash,
+        custom_data_hash,
+        image,
+    })
+}
+
+/// What only Azure's catalogue can tell: the size exists where the pool wants it, and can do what the pool asks of it.
+pub fn check_size(input: &Input<'_>, size: &Size) -> Result<(), Error> {
+    let template = &input.pool.spec.template;
+    let (name, location) = (&template.vm_size, &input.pool.spec.location);
+    let zones = input.zones();
+    if ultra_enabled(template) == Some(true) {
+        let lacking: Vec<&str> = zones
+            .iter()
+            .map(String::as_str)
+            .filter(|zone| !size.supports_ultra(Some(zone)))
+            .collect();
+        let supported = if zones.is_empty() {
+            size.supports_ultra(None)
+        } else {
+            lacking.is_empty()
+        };
+        if !supported {
+            let place = match lacking.as_slice() {
+                [] => location.clone(),
+                lacking => format!("{location}, zones {}", lacking.join(", ")),
+            };
+            return Err(Error::Spec(ultra_unsupported(name, &place)));
+        }
+    }
+    let disks = template.data_disks.len();
+    match size.max_data_disks.filter(|most| disks > *most as usize) {
+        Some(most) => Err(Error::Spec(format!(
+            "spec.template.dataDisks: Invalid value: {disks}: vm size {name} takes no more than {most} data disks"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A SKU of this size, with a capacity where one is to be set.
+pub fn sku(size: &str, capacity: Option<usize>) -> Sku {
+    Sku {
+        name: Some(size.to_owned()),
+        tier: Some("Standard".to_owned()),
+        capacity: capacity.and_then(|n| i64::try_from(n).ok()),
+        ..Default::default()
+    }
+}
+
+fn identity(input: &Input<'_>) -> Option<ManagedIdentities> {
+    let spec = &input.pool.spec;
+    let kind = spec.identity.as_ref().filter(|kind| **kind != VmIdentity::None)?;
+    let ids = spec.user_assigned_identities.iter().map(|identity| {
+        let id = identity
+            .provider_id
+            .strip_prefix("azure://")
+            .unwrap_or(&identity.provider_id);
+        (id.to_owned(), serde_json::json!({}))
+    });
+    let assigned: BTreeMap<_, _> = ids.collect();
+    Some(ManagedIdentities {
+        kind: Some(kind.as_str().to_owned()),
+        user_assigned_identities: (!assigned.is_empty()).then_some(assigned),
+        ..Default::default()
+    })
+}
+
+/// The cluster's tags, the pool's own over them, and the marks by which the resource is known as the cluster's.
+fn tags(input: &Input<'_>) -> Tags {
+    let mut tags = input.azure_cluster.spec.additional_tags.clone();
+    tags.extend(input.pool.spec.additional_tags.clone());
+    let cluster = input.cluster_name;
+    tags.insert(
+        format!("sigs.k8s.io_cluster-api-provider-azure_cluster_{cluster}"),
+        "owned".to_owned(),
+    );
+    tags.insert(
+        "sigs.k8s.io_cluster-api-provider-azure_role".to_owned(),
+        "node".to_owned(),
+    );
+    tags.insert("Name".to_owned(), input.name());
+    tags
+}
+
+/// What the hash is taken of: the set as it is wanted, but for what changes by itself.
+#[derive(Serialize)]
+struct Hashed<'a> {
+    set: &'a ScaleSet,
+    custom_data: String,
+    accelerated: Vec<Option<bool>>,
+}
+
+fn model_hash(input: &Input<'_>, set: &ScaleSet, image: &Image) -> String {
+    let mut set = set.clone();
+    set.sku = set.sku.map(|sku| Sku { capacity: None, ..sku });
+    if let Some(properties) = set.properties.as_mut() {
+        if let Some(profile) = properties.virtual_machine_profile.as_mut() {
+            profile.os_profile.iter_mut().for_each(|os| os.custom_data = None);
+            let network = profile
+                .network_profile
+                .iter_mut()
+                .flat_map(|n| &mut n.network_interface_configurations);
+            for interface in network.flatten() {
+                interface
+                    .properties
+                    .iter_mut()
+                    .for_each(|p| p.enable_accelerated_networking = None);
+            }
+        }
+    }
+    let template = &input.pool.spec.template;
+    let interfaces = template
+        .network_interfaces
+        .iter()
+        .map(|interface| interface.accelerated_networking);
+    let hashed = Hashed {
+        set: &set,
+        custom_data: digest(mask_tokens(&String::from_utf8_lossy(input.bootstrap)).as_bytes()),
+        accelerated: interfaces.chain([template.accelerated_networking]).collect(),
+    };
+    // A value of plain data always serializes; should it not, the image alone still tells models apart.
+    digest(
+        &serde_json::to_vec(&hashed)
+            .or_else(|_| serde_json::to_vec(image))
+            .unwrap_or_default(),
+    )
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Bootstrap tokens (`abcdef.0123456789abcdef`) replaced by a fixed text.
+fn mask_tokens(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let plain = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    let is_token = |at: usize| {
+        (at..at + 6).all(|n| plain(bytes.get(n)))
+            && bytes.get(at + 6) == Some(&b'.')
+            && (at + 7..at + 23).all(|n| plain(bytes.get(n)))
+            && !word(bytes.get(at + 23))
+            && (at == 0 || !word(bytes.get(at - 1)))
+    };
+    let mut masked = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        if is_token(at) {
+            masked.extend_from_slice(b"<token>");
+            at += 23;
+        } else {
+            masked.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8_lossy(&masked).into_owned()
+}
+
+fn encode(bytes: &[u8]) -> String {
+    BASE64.encode(bytes)
+}

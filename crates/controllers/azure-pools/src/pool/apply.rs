@@ -1,0 +1,581 @@
+//! A pass over a living pool, step by step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use capstan_api::azure::{RollingUpdateMode, UPDATE_INSTANCE_ANNOTATION};
+use capstan_core::rollout::{self, Budget, DeletePolicy, Mode, Plan, Pool, Scaling};
+use capstan_core::validate::azure_pool;
+use capstan_kube::Next;
+use futures::StreamExt;
+use jiff::Timestamp;
+use kube::ResourceExt;
+
+use super::cloud::Failure;
+use super::drain::{self, Progress, Terms};
+use super::memory::{Kind, Set};
+use super::observe::{Frame, MODEL_ANNOTATION, Member, NodeState, machine};
+use super::status::Draft;
+use super::{Actor, BOOTSTRAP_AGE};
+use crate::error::Error;
+use crate::model::Model;
+
+/// Drains that end within this time of each other share one delete.
+const TOGETHER: Duration = Duration::from_secs(1);
+/// Before new instances are asked for, bootstrap data must be at least this fresh: tokens expire.
+const FRESH_BOOTSTRAP: Duration = Duration::from_secs(5);
+/// An instance that was updated in place and is not back by then is replaced.
+const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
+/// So many nodes are drained at once.
+const DRAINS: usize = 16;
+/// So many objects are written at once.
+const WRITES: usize = 8;
+
+impl Actor<'_> {
+    pub(super) async fn reconcile(&mut self, draft: &mut Draft, model: &Model) -> Result<Next, Error> {
+        let failures = self.look().await?;
+        let Some(set) = self.set() else {
+            return self.create(draft, model).await;
+        };
+        if set.model.is_none() && self.fits(&set, model) {
+            self.cloud().await?.adopt(model).await?;
+            return Box::pin(self.reconcile(draft, model)).await;
+        }
+        let mut members = self.members().await;
+        self.note_failures(&failures, &members).await?;
+        self.tend_objects(&mut members).await?;
+        let mut wait = self.drain(&mut members).await?;
+        wait = wait.min(self.delete_drained(&members).await?);
+        wait = wait.min(self.update_drained(&members, model).await?);
+
+        let plan = self.plan(&members, model);
+        self.take(&members, &plan).await?;
+        self.change(&plan, model).await?;
+        self.sync_replicas(&plan).await?;
+
+        self.report(&members, model).await?;
+        draft.observed(self, &members, &plan, model);
+        self.spec(&members).await?;
+        Ok(Next::After(wait.min(self.next())))
+    }
+
+    fn set(&self) -> Option<Set> {
+        self.memory.look.as_ref().and_then(|look| look.set.clone())
+    }
+
+    /// Looks at Azure as far as needed, and once more when the nodes tell of something newer.
+    pub(super) async fn look(&mut self) -> Result<Vec<Failure>, Error> {
+        let resync = self.world.options.resync;
+        let mut failures = self.cloud().await?.refresh(resync).await?;
+        let members = self.members().await;
+        if self.nodes_tell_news(&members).await {
+            self.memory.stale = true;
+            failures.extend(self.cloud().await?.refresh(resync).await?);
+        }
+        Ok(failures)
+    }
+
+    /// When there is reason to come back, nothing else happening.
+    pub(super) fn next(&self) -> Duration {
+        let resync = self.world.options.resync;
+        let looked = self
+            .memory
+            .look
+            .as_ref()
+            .map_or(Duration::ZERO, |look| look.at.elapsed());
+        let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(resync);
+        let retry = self.memory.retry.remaining(Instant::now()).unwrap_or(resync);
+        let stale = if self.memory.stale { Duration::ZERO } else { resync };
+        resync.saturating_sub(looked).min(poll).min(retry).min(stale)
+    }
+
+    fn desired(&self) -> usize {
+        usize::try_from(self.owners.machine_pool.replicas()).unwrap_or_default()
+    }
+
+    async fn create(&mut self, draft: &mut Draft, model: &Model) -> Result<Next, Error> {
+        let desired = self.desired();
+        self.cloud().await?.put(model, desired, false).await?;
+        let message = format!("created scale set {} with {desired} instances", model.name);
+        self.world.recorder.normal(self.pool, "ScaleSetCreated", message).await;
+        draft.creating(model);
+        self.look().await?;
+        Ok(Next::After(Duration::ZERO))
+    }
+
+    /// Whether a scale set that somebody else made is what is wanted, as far as that can be told.
+    fn fits(&self, set: &Set, model: &Model) -> bool {
+        let wanted = &model.set;
+        let storage = wanted
+            .properties
+            .as_ref()
+            .and_then(|p| p.virtual_machine_profile.as_ref()?.storage_profile.as_ref());
+        let image = storage.and_then(|storage| storage.image_reference.as_ref());
+        let same_image = match (image, &set.image) {
+            (Some(a), Some(b)) => {
+                (&a.id, &a.publisher, &a.offer, &a.sku, &a.version)
+                    == (&b.id, &b.publisher, &b.offer, &b.sku, &b.version)
+                    && a.community_gallery_image_id == b.community_gallery_image_id
+            }
+            _ => false,
+        };
+        let size = wanted
+            .sku
+            .as_ref()
+            .and_then(|sku| sku.name.as_deref())
+            .unwrap_or_default();
+        same_image && set.size.eq_ignore_ascii_case(size) && set.zones == wanted.zones.clone().unwrap_or_default()
+    }
+
+    /// Failed creations slow the next one down; failed updates in place become replacements.
+    async fn note_failures(&mut self, failures: &[Failure], members: &[Member]) -> Result<(), Error> {
+        for failure in failures {
+            self.world
+                .recorder
+                .warning(self.pool, "OperationFailed", failure.message.clone())
+                .await;
+            match failure.kind {
+                Kind::Change => self.memory.retry.failed(failure.message.clone(), Instant::now()),
+                Kind::Update => {
+                    let theirs = |m: &&Member| m.instance.as_ref().is_some_and(|i| failure.ids.contains(&i.id));
+                    for member in members.iter().filter(theirs).collect::<Vec<_>>() {
+                        self.writer().give_up_update(member, "UpdateFailed").await?;
+                    }
+                }
+                Kind::Delete | Kind::Remove => {}
+            }
+        }
+        for member in members {
+            let Some(instance) = &member.instance else { continue };
+            let never_ran = member
+                .object
+                .as_ref()
+                .is_none_or(|object| object.status.as_ref().is_none_or(|status| status.node_ref.is_none()));
+            if instance.is("Failed") && never_ran && self.memory.counted.insert(instance.provider_id.clone()) {
+                let why = instance
+                    .message
+                    .clone()
+                    .unwrap_or_else(|| format!("instance {} failed", instance.id));
+                self.world
+                    .recorder
+                    .warning(self.pool, "InstanceFailed", format!("{}: {why}", member.name))
+                    .await;
+                self.memory.retry.failed(why, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    /// An object for every instance, and none without.
+    async fn tend_objects(&mut self, members: &mut Vec<Member>) -> Result<(), Error> {
+        let (writer, set) = (self.writer(), self.set().unwrap_or_default());
+        let missing: Vec<usize> = (0..members.len())
+            .filter(|n| {
+                let member = &members[*n];
+                member.object.is_none() && member.instance.as_ref().is_some_and(|i| !i.is("Deleting"))
+            })
+            .collect();
+        let creations = missing.into_iter().map(|n| {
+            let (writer, member, set) = (&writer, &members[n], &set);
+            async move {
+                let Some(instance) = &member.instance else {
+                    return (n, Ok(None));
+                };
+                let model = set.model.as_deref().filter(|_| instance.latest || set.flexible);
+                (n, writer.create(&member.name, instance, model).await)
+            }
+        });
+        let creations: Vec<_> = creations.collect();
+        let created: Vec<_> = futures::stream::iter(creations).buffered(WRITES).collect().await;
+        for (n, object) in created {
+            members[n].object = object?.map(std::sync::Arc::new);
+        }
+        let gone = members.iter().filter(|member| member.instance.is_none());
+        let releases: Vec<_> = gone.map(|member| writer.release(member)).collect();
+        let released: Vec<_> = futures::stream::iter(releases).buffer_unordered(WRITES).collect().await;
+        released.into_iter().collect::<Result<Vec<_>, _>>()?;
+        members.retain(|member| member.instance.is_some());
+        self.note_models(members, &set).await
+    }
+
+    /// Keeps on each object which model its instance has: once the scale set gets another, Azure only says "not latest".
+    async fn note_models(&self, members: &[Member], set: &Set) -> Result<(), Error> {
+        let Some(current) = set.model.as_deref() else {
+            return Ok(());
+        };
+        let unnoted = members.iter().filter(|member| {
+            let latest = member.instance.as_ref().is_some_and(|instance| instance.latest);
+            let noted = member.annotation(MODEL_ANNOTATION).map(String::as_str) == Some(current);
+            latest && !noted && !member.leaving() && !member.updating()
+        });
+        for member in unnoted.collect::<Vec<_>>() {
+            self.writer().note_model(member, current).await?;
+        }
+        Ok(())
+    }
+
+    fn terms(&self) -> Terms {
+        let own = self
+            .pool
+            .spec
+            .node_drain_timeout
+            .filter(|timeout| !timeout.is_negative())
+            .map(Duration::from);
+        let timeout = self.owners.machine_pool.spec.template.spec.drain_timeout().or(own);
+        Terms {
+            timeout: timeout.filter(|timeout| !timeout.is_zero()),
+            pointless: self.owners.cluster.metadata.deletion_timestamp.is_some(),
+            wake: self.wake(),
+        }
+    }
+
+    /// Drains every machine that is to go or to be updated. The answer is when to look again.
+    pub(super) async fn drain(&mut self, members: &mut [Member]) -> Result<Duration, Error> {
+        let (terms, deleting) = (self.terms(), self.memory.deleting());
+        let mut wait = self.world.options.resync;
+        let mut work = Vec::new();
+        for (n, member) in members.iter().enumerate() {
+            let instance_going = member
+                .instance
+                .as_ref()
+                .is_none_or(|i| i.is("Deleting") || deleting.contains(&i.id));
+            if instance_going || !(member.leaving() || member.updating()) || self.update_running(member) {
+                continue;
+            }
+            if let Some(owner) = member.owner.as_ref().filter(|_| member.object_deleting()) {
+                self.writer().delete_owner(owner).await?;
+            }
+            if let Some(since) = member.drain_since() {
+                work.push((n, since));
+            }
+        }
+        let passes = work.into_iter().map(|(n, since)| {
+            let (member, workload, terms) = (&members[n], &self.workload, &terms);
+            async move {
+                let outcome = match &member.owner {
+                    Some(owner) if member.leaving() => Ok(by_core(member, owner)),
+                    _ => drain::pass(member, workload, terms, since).await,
+                };
+                (n, outcome)
+            }
+        });
+        let passes: Vec<_> = passes.collect();
+        let outcomes: Vec<_> = futures::stream::iter(passes).buffer_unordered(DRAINS).collect().await;
+        for (n, outcome) in outcomes {
+            match outcome? {
+                Progress::Done => members[n].blocked = None,
+                Progress::Waiting { why, again, .. } => {
+                    members[n].blocked = Some(why);
+                    wait = wait.min(again);
+                }
+            }
+        }
+        Ok(wait)
+    }
+
+    fn update_running(&self, member: &Member) -> bool {
+        let Some(instance) = &member.instance else { return false };
+        let mut updates = self
+            .memory
+            .operations
+            .iter()
+            .filter(|tracked| tracked.kind == Kind::Update);
+        updates.any(|tracked| tracked.ids.contains(&instance.id))
+    }
+
+    /// Deletes the instances of all machines that are drained, in one call.
+    pub(super) async fn delete_drained(&mut self, members: &[Member]) -> Result<Duration, Error> {
+        let never = self.world.options.resync;
+        let deleting = self.memory.deleting();
+        let going = |m: &&Member| {
+            m.instance
+                .as_ref()
+                .is_some_and(|i| i.is("Deleting") || deleting.contains(&i.id))
+        };
+        let leaving = || members.iter().filter(|m| m.leaving()).filter(|m| !going(m));
+        let drained: BTreeSet<String> = leaving()
+            .filter(|member| member.object_deleting() && member.blocked.is_none())
+            .filter_map(|member| member.instance.as_ref().map(|instance| instance.id.clone()))
+            .collect();
+        if drained.is_empty() {
+            self.memory.drained = None;
+            return Ok(never);
+        }
+        let since = *self.memory.drained.get_or_insert_with(Instant::now);
+        let others = leaving().any(|member| member.blocked.is_some());
+        if others && since.elapsed() < TOGETHER {
+            return Ok(TOGETHER.saturating_sub(since.elapsed()));
+        }
+        self.memory.drained = None;
+        self.cloud().await?.delete(drained).await?;
+        Ok(never)
+    }
+
+    /// Updates drained machines in place, and finishes with those that are back.
+    async fn update_drained(&mut self, members: &[Member], model: &Model) -> Result<Duration, Error> {
+        let mut wait = self.world.options.resync;
+        let mut start = BTreeSet::new();
+        let set_is_new = self.set().and_then(|set| set.model).as_deref() == Some(&model.hash);
+        for member in members
+            .iter()
+            .filter(|member| member.updating() && !member.leaving())
+            .collect::<Vec<_>>()
+        {
+            let Some(instance) = &member.instance else { continue };
+            if self.update_running(member) {
+                continue;
+            }
+            if instance.latest && set_is_new {
+                wait = wait.min(self.finish_update(member, model).await?);
+            } else if instance.is("Failed") {
+                self.writer().give_up_update(member, "InstanceFailed").await?;
+            } else if member.blocked.is_none() && set_is_new {
+                start.insert(instance.id.clone());
+            }
+        }
+        if start.is_empty() {
+            return Ok(wait);
+        }
+        match self.cloud().await?.update(start.clone()).await {
+            Err(Error::Azure(error)) if error.class() == capstan_core::Class::Terminal => {
+                self.world
+                    .recorder
+                    .warning(self.pool, "UpdateRefused", error.to_string())
+                    .await;
+                let theirs = |m: &&Member| m.instance.as_ref().is_some_and(|i| start.contains(&i.id));
+                for member in members.iter().filter(theirs).collect::<Vec<_>>() {
+                    self.writer().give_up_update(member, "UpdateRefused").await?;
+                }
+                Ok(wait)
+            }
+            done => done.map(|()| wait),
+        }
+    }
+
+    async fn finish_update(&self, member: &Member, model: &Model) -> Result<Duration, Error> {
+        if let NodeState::Ready(node) = &member.node {
+            self.workload.connection().await?.drainer.uncordon(node).await?;
+            self.writer().finish_update(member, &model.hash).await?;
+            return Ok(self.world.options.resync);
+        }
+        let begun = member
+            .annotation(UPDATE_INSTANCE_ANNOTATION)
+            .and_then(|time| time.parse::<Timestamp>().ok());
+        let age = begun.and_then(|begun| Duration::try_from(Timestamp::now().duration_since(begun)).ok());
+        let left = UPDATE_PATIENCE.saturating_sub(age.unwrap_or_default());
+        if left.is_zero() && !matches!(member.node, NodeState::Unknown(_)) {
+            self.writer().give_up_update(member, "NodeDidNotComeBack").await?;
+        }
+        Ok(left.max(Duration::from_secs(1)))
+    }
+
+    /// Asks the planner.
+    fn plan(&self, members: &[Member], model: &Model) -> Plan {
+        let set = self.set().unwrap_or_default();
+        let deleting = self.memory.deleting();
+        let spot = self.pool.spec.template.spot_vm_options.is_some();
+        let frame = Frame {
+            model: &model.hash,
+            set_model: set.model.as_deref(),
+            deleting: &deleting,
+            spot,
+        };
+        let strategy = self.pool.spec.strategy.rolling_update.clone().unwrap_or_default();
+        let desired = self.desired();
+        let budget = azure_pool::amounts(&self.pool.spec)
+            .and_then(|(surge, unavailable)| Budget::resolve(surge, unavailable, desired))
+            .unwrap_or(Budget {
+                surge: 1,
+                unavailable: 0,
+            });
+        let policy = strategy
+            .delete_policy
+            .as_ref()
+            .and_then(|policy| policy.as_str().parse().ok());
+        let in_place = strategy.mode == Some(RollingUpdateMode::InPlace) && !set.flexible;
+        rollout::plan(&Pool {
+            desired,
+            budget,
+            policy: policy.unwrap_or(DeletePolicy::Oldest),
+            mode: if in_place { Mode::InPlace } else { Mode::Replace },
+            seed: seed(&self.pool.uid().unwrap_or_default()),
+            capacity: set.capacity,
+            scaling: if self.memory.busy(Kind::Change) {
+                Scaling::Running
+            } else {
+                Scaling::Idle
+            },
+            machines: members.iter().filter_map(|member| machine(member, &frame)).collect(),
+        })
+    }
+
+    /// Marks the machines that the plan takes. One that has become available since it was looked at, and was chosen
+    /// because it was not, is left for the next plan.
+    async fn take(&self, members: &[Member], plan: &Plan) -> Result<(), Error> {
+        let writer = self.writer();
+        let by_name: BTreeMap<&str, &Member> = members.iter().map(|member| (member.name.as_str(), member)).collect();
+        for name in &plan.delete {
+            if let Some(member) = by_name.get(name.as_str()) {
+                writer.delete(member).await?;
+            }
+        }
+        for name in &plan.update {
+            if let Some(member) = by_name.get(name.as_str()) {
+                writer.start_update(member).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the scale set its model and its capacity, in one call.
+    async fn change(&mut self, plan: &Plan, model: &Model) -> Result<(), Error> {
+        let Some(set) = self.set() else { return Ok(()) };
+        let now = Instant::now();
+        let new_model = set.model.as_deref() != Some(&model.hash);
+        let held = self.memory.retry.remaining(now).is_some();
+        let wanted = plan.capacity.filter(|capacity| *capacity < set.capacity || !held);
+        // A scale operation that failed is over: asking for the same again is the retry.
+        let again =
+            self.memory.retry.due(now) && !self.memory.busy(Kind::Change) && set.state.eq_ignore_ascii_case("Failed");
+        if !new_model && wanted.is_none() && !again {
+            return Ok(());
+        }
+        let capacity = wanted.unwrap_or(set.capacity);
+        let (mut fresh, mut model) = (false, model.clone());
+        if capacity > set.capacity && !new_model && self.bootstrap_age() > FRESH_BOOTSTRAP {
+            if let Some(bootstrap) = self.bootstrap(FRESH_BOOTSTRAP).await? {
+                let reread = self.model(&bootstrap).await?;
+                // A change of more than a token is the next pass's business.
+                if reread.hash == model.hash {
+                    model = reread;
+                }
+            }
+        }
+        if capacity > set.capacity || again {
+            fresh = set.custom_data.as_deref() != Some(&model.custom_data_hash);
+        }
+        let done = match new_model {
+            true => self.cloud().await?.put(&model, capacity, true).await,
+            false => self.cloud().await?.scale(&model, capacity, fresh).await,
+        };
+        if let Err(Error::Azure(error)) = &done
+            && error.class() == capstan_core::Class::Transient
+            && error.arm().is_some_and(|arm| arm.status < 500 && arm.status != 409)
+        {
+            self.memory.retry.failed(error.to_string(), Instant::now());
+        }
+        done?;
+        if new_model {
+            let message = format!("model {} is rolled out", model.hash);
+            self.world.recorder.normal(self.pool, "ModelChanged", message).await;
+        }
+        // New instances show at once, and so do their machines.
+        if capacity > set.capacity {
+            self.world
+                .trigger
+                .poke(kube::runtime::reflector::ObjectRef::from_obj(self.pool));
+        } else {
+            self.memory.stale = false;
+        }
+        Ok(())
+    }
+
+    fn bootstrap_age(&self) -> Duration {
+        self.memory
+            .bootstrap
+            .as_ref()
+            .map_or(BOOTSTRAP_AGE, |(_, _, at)| at.elapsed())
+    }
+
+    /// Where somebody else decides on the replicas, the MachinePool follows the scale set while no rollout is on.
+    async fn sync_replicas(&self, plan: &Plan) -> Result<(), Error> {
+        let machine_pool = &self.owners.machine_pool;
+        let Some(set) = self.set().filter(|_| machine_pool.replicas_managed_externally()) else {
+            return Ok(());
+        };
+        let (capacity, desired) = (set.capacity, self.desired());
+        if plan.rolling || capacity == desired || !plan.is_empty() && plan.capacity.is_none() {
+            return Ok(());
+        }
+        let mut after = machine_pool.as_ref().clone();
+        after.0.spec.replicas = i32::try_from(capacity).ok();
+        let api = self
+            .world
+            .context
+            .api::<capstan_kube::capi::MachinePool>(&self.pool.namespace().unwrap_or_default());
+        capstan_kube::patch::object(&api, machine_pool.as_ref(), &after, capstan_kube::patch::Lock::Version).await?;
+        Ok(())
+    }
+
+    /// Writes every machine's status.
+    pub(super) async fn report(&mut self, members: &[Member], model: &Model) -> Result<(), Error> {
+        let set = self.set().unwrap_or_default();
+        let version = self.owners.machine_pool.spec.template.spec.version.clone();
+        let writer = self.writer();
+        let reports = members.iter().map(|member| {
+            let latest = member.model(set.model.as_deref()) == Some(&model.hash);
+            writer.report(member, latest, version.as_deref())
+        });
+        let reports: Vec<_> = reports.collect();
+        let written: Vec<_> = futures::stream::iter(reports).buffer_unordered(WRITES).collect().await;
+        written.into_iter().collect::<Result<Vec<_>, _>>()?;
+        if members
+            .iter()
+            .any(|member| member.node.is_ready() && !self.memory.counted.is_empty())
+        {
+            let failing = members
+                .iter()
+                .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
+            let waiting = members.iter().any(|m| !m.node.is_ready());
+            if !failing && !waiting {
+                self.memory.counted.clear();
+                self.memory.retry.succeeded();
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps `providerID` and `providerIDList` as they are.
+    async fn spec(&self, members: &[Member]) -> Result<(), Error> {
+        let mut after = self.pool.clone();
+        let set = self.set().unwrap_or_default();
+        after.spec.provider_id = (!set.id.is_empty()).then(|| format!("azure://{}", set.id));
+        let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
+        ids.sort();
+        after.spec.provider_id_list = ids;
+        let api = self.world.context.api(&self.pool.namespace().unwrap_or_default());
+        capstan_kube::patch::object(&api, self.pool, &after, capstan_kube::patch::Lock::Open).await?;
+        Ok(())
+    }
+}
+
+impl Member {
+    /// Since when its drain has been on.
+    fn drain_since(&self) -> Option<Timestamp> {
+        let object = self.object.as_ref()?;
+        if let Some(time) = &object.metadata.deletion_timestamp {
+            return Some(time.0);
+        }
+        let begun = self.annotation(UPDATE_INSTANCE_ANNOTATION)?;
+        // Anybody may set the annotation, to any value.
+        Some(begun.parse().unwrap_or(Timestamp::now()))
+    }
+}
+
+/// Core drains a Machine's node before it deletes what the Machine stands on.
+fn by_core(member: &Member, owner: &std::sync::Arc<capstan_kube::capi::Machine>) -> Progress {
+    if member.owner_deleting() && drain::core_is_done(owner) {
+        return Progress::Done;
+    }
+    let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
+    Progress::Waiting {
+        why,
+        blocked: false,
+        again: Duration::from_secs(15),
+    }
+}
+
+fn seed(uid: &str) -> u64 {
+    uid.bytes()
+        .fold(0, |seed, byte| seed.wrapping_mul(131).wrapping_add(byte.into()))
+}

@@ -1,0 +1,384 @@
+//! The Azure side of a pool: looking at it as seldom as possible, and changing it in batches.
+//!
+//! Invariant: what Azure was asked for is remembered before anything else happens, and an operation is over only when
+//! Azure says so, or when the list shows its whole effect.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use capstan_azure::client::When;
+use capstan_azure::model::{ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Tags, VirtualMachineProfile};
+use capstan_azure::{Client, Operation, Progress};
+use capstan_core::Class;
+use jiff::Timestamp;
+
+use super::memory::{Kind, Look, Memory, Seen, Set, Tracked};
+use crate::error::Error;
+use crate::model::{self, CUSTOM_DATA_TAG, HASH_TAG, Model};
+
+/// One pool's place in Azure.
+pub struct Cloud<'a> {
+    pub client: Client,
+    pub group: String,
+    pub name: String,
+    pub memory: &'a mut Memory,
+}
+
+/// An operation that Azure ended with an error.
+#[derive(Debug)]
+pub struct Failure {
+    pub kind: Kind,
+    pub ids: BTreeSet<String>,
+    pub message: String,
+}
+
+impl Cloud<'_> {
+    /// Polls what is due, then looks at the scale set and its instances as far as anything may have changed.
+    pub async fn refresh(&mut self, resync: std::time::Duration) -> Result<Vec<Failure>, Error> {
+        let failures = self.poll().await?;
+        let now = Instant::now();
+        let due = self
+            .memory
+            .look
+            .as_ref()
+            .is_none_or(|look| now.duration_since(look.at) >= resync);
+        if due || self.memory.reread {
+            self.read_set().await?;
+        }
+        if due || self.memory.stale {
+            self.list().await?;
+        }
+        Ok(failures)
+    }
+
+    async fn poll(&mut self) -> Result<Vec<Failure>, Error> {
+        let mut failures = Vec::new();
+        let mut kept = Vec::new();
+        let mut trouble = None;
+        for mut tracked in std::mem::take(&mut self.memory.operations) {
+            if trouble.is_some() || !tracked.operation.due_in(Timestamp::now()).is_zero() {
+                kept.push(tracked);
+                continue;
+            }
+            match self.client.poll(&mut tracked.operation).await {
+                Ok(Progress::Running(_)) => kept.push(tracked),
+                Ok(Progress::Done(_)) => self.ended(&tracked),
+                Err(error) if is_outcome(&error) => {
+                    self.ended(&tracked);
+                    let Tracked { kind, ids, .. } = tracked;
+                    failures.push(Failure {
+                        kind,
+                        ids,
+                        message: error.to_string(),
+                    });
+                }
+                Err(error) => {
+                    trouble = Some(error);
+                    kept.push(tracked);
+                }
+            }
+        }
+        self.memory.operations = kept;
+        match trouble {
+            Some(error) => Err(error.into()),
+            None => Ok(failures),
+        }
+    }
+
+    fn ended(&mut self, tracked: &Tracked) {
+        self.memory.stale = true;
+        self.memory.reread |= matches!(tracked.kind, Kind::Change | Kind::Remove);
+        if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut()) {
+            // A change that ended well needs no second read: the list shows the rest.
+            if let Some(set) = look.set.as_mut() {
+                set.state = "Succeeded".to_owned();
+            }
+        }
+    }
+
+    async fn read_set(&mut self) -> Result<(), Error> {
+        let set = self.client.get_scale_set(&self.group, &self.name).await?;
+        let set = set.as_ref().map(Set::read);
+        self.memory.reread = false;
+        match self.memory.look.as_mut() {
+            Some(look) => look.set = set,
+            None => {
+                self.memory.look = Some(Look {
+                    set,
+                    instances: Vec::new(),
+                    at: Instant::now(),
+                });
+                self.memory.stale = true;
+            }
+        }
+        Ok(())
+    }
+
+    async fn list(&mut self) -> Result<(), Error> {
+        let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.clone()) else {
+            self.memory.stale = false;
+            if let Some(look) = self.memory.look.as_mut() {
+                (look.instances, look.at) = (Vec::new(), Instant::now());
+            }
+            return Ok(());
+        };
+        let instances = self.instances(&set).await?;
+        self.memory.stale = false;
+        if let Some(look) = self.memory.look.as_mut() {
+            (look.instances, look.at) = (instances, Instant::now());
+        }
+        self.settle();
+        self.doubt();
+        if self.memory.reread {
+            self.read_set().await?;
+        }
+        Ok(())
+    }
+
+    async fn instances(&self, set: &Set) -> Result<Vec<Seen>, Error> {
+        if set.flexible {
+            let vms = self.client.list_flexible_vms(&self.group, &set.id).await?;
+            return Ok(vms.iter().filter_map(|vm| Seen::flexible(vm, &set.id)).collect());
+        }
+        let listed = match self.client.list_instances(&self.group, &self.name).await {
+            Err(error) if error.is_not_found() => Vec::new(),
+            listed => listed?,
+        };
+        Ok(listed.iter().filter_map(Seen::uniform).collect())
+    }
+
+    /// Ends operations whose whole effect the list shows: that saves polling them.
+    fn settle(&mut self) {
+        let Some(look) = &self.memory.look else { return };
+        let capacity = look.set.as_ref().map_or(0, |set| set.capacity);
+        let deleting = self.memory.deleting();
+        let gone = |ids: &BTreeSet<String>| !look.instances.iter().any(|instance| ids.contains(&instance.id));
+        let live = look
+            .instances
+            .iter()
+            .filter(|i| !i.is("Deleting") && !deleting.contains(&i.id));
+        let made = live.clone().count() == capacity && live.clone().all(|instance| instance.is("Succeeded"));
+        let updated = |ids: &BTreeSet<String>| {
+            let mut theirs = look.instances.iter().filter(|instance| ids.contains(&instance.id));
+            theirs.all(|instance| instance.latest && instance.is("Succeeded"))
+        };
+        let before = self.memory.operations.len();
+        self.memory.operations.retain(|tracked| match tracked.kind {
+            Kind::Change => !made,
+            Kind::Delete => !gone(&tracked.ids),
+            Kind::Update => !updated(&tracked.ids),
+            Kind::Remove => true,
+        });
+        let changed = self.memory.operations.len() != before;
+        if let Some(set) = self
+            .memory
+            .look
+            .as_mut()
+            .and_then(|look| look.set.as_mut())
+            .filter(|_| changed && made)
+        {
+            set.state = "Succeeded".to_owned();
+        }
+    }
+
+    /// When the instances are not as many as were asked for and nothing is under way, the capacity may have been changed
+    /// behind our back.
+    fn doubt(&mut self) {
+        let Some(look) = &self.memory.look else { return };
+        let capacity = look.set.as_ref().map_or(0, |set| set.capacity);
+        let live = look
+            .instances
+            .iter()
+            .filter(|instance| !instance.is("Deleting"))
+            .count();
+        self.memory.reread |= self.memory.operations.is_empty() && live != capacity;
+    }
+
+    fn track(&mut self, kind: Kind, ids: BTreeSet<String>, operation: Option<Operation>) {
+        self.memory.stale = true;
+        if let Some(operation) = operation {
+            self.memory.operations.push(Tracked { kind, ids, operation });
+        }
+    }
+
+    fn remember(&mut self, set: &ScaleSet) {
+        let set = Some(Set::read(set));
+        match self.memory.look.as_mut() {
+            Some(look) => look.set = set,
+            None => {
+                self.memory.look = Some(Look {
+                    set,
+                    instances: Vec::new(),
+                    at: Instant::now(),
+                })
+            }
+        }
+    }
+
+    /// Creates the scale set, or gives it a new model, with that capacity.
+    pub async fn put(&mut self, model: &Model, capacity: usize, exists: bool) -> Result<(), Error> {
+        let size = model
+            .set
+            .sku
+            .as_ref()
+            .and_then(|sku| sku.name.clone())
+            .unwrap_or_default();
+        let wanted = ScaleSet {
+            sku: Some(model::sku(&size, Some(capacity))),
+            ..model.set.clone()
+        };
+        let when = if exists { When::Always } else { When::Absent };
+        let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
+        self.changed(put)
+    }
+
+    /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
+    pub async fn scale(&mut self, model: &Model, capacity: usize, custom_data: bool) -> Result<(), Error> {
+        let size = model
+            .set
+            .sku
+            .as_ref()
+            .and_then(|sku| sku.name.clone())
+            .unwrap_or_default();
+        let mut change = ScaleSet {
+            sku: Some(model::sku(&size, Some(capacity))),
+            ..ScaleSet::default()
+        };
+        if custom_data {
+            change.properties = Some(custom_data_only(&model.set));
+            change.tags = Some(self.tags(model));
+        }
+        let patched = self
+            .client
+            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .await;
+        self.changed(patched)
+    }
+
+    /// Notes the model on a scale set that somebody else made and that fits: nothing else is touched.
+    pub async fn adopt(&mut self, model: &Model) -> Result<(), Error> {
+        let change = ScaleSet {
+            tags: Some(self.tags(model)),
+            ..ScaleSet::default()
+        };
+        let patched = self
+            .client
+            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .await;
+        self.changed(patched)
+    }
+
+    fn tags(&self, model: &Model) -> Tags {
+        let mut tags = model.set.tags.clone().unwrap_or_default();
+        tags.insert(HASH_TAG.to_owned(), model.hash.clone());
+        tags.insert(CUSTOM_DATA_TAG.to_owned(), model.custom_data_hash.clone());
+        tags
+    }
+
+    fn changed(&mut self, put: Result<capstan_azure::Put<ScaleSet>, capstan_azure::Error>) -> Result<(), Error> {
+        let put = match put {
+            Ok(put) => put,
+            Err(error) => {
+                // The answer may have been lost after the work was done.
+                self.memory.reread = true;
+                self.memory.stale = true;
+                return Err(error.into());
+            }
+        };
+        self.remember(&put.value);
+        self.memory.operations.retain(|tracked| tracked.kind != Kind::Change);
+        self.track(Kind::Change, BTreeSet::new(), put.operation);
+        Ok(())
+    }
+
+    /// Deletes these instances, all in one call where Azure offers one.
+    pub async fn delete(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let flexible = self
+            .memory
+            .look
+            .as_ref()
+            .and_then(|look| look.set.as_ref())
+            .is_some_and(|set| set.flexible);
+        if flexible {
+            for id in &ids {
+                let operation = self.client.delete_vm(&self.group, id).await?;
+                self.deleted(BTreeSet::from([id.clone()]), operation);
+            }
+            return Ok(());
+        }
+        let list: Vec<String> = ids.iter().cloned().collect();
+        let started = self.client.delete_instances(&self.group, &self.name, &list).await;
+        self.memory.stale |= started.is_err();
+        self.deleted(ids, started?);
+        Ok(())
+    }
+
+    /// The instances are as good as gone, and so is their part of the capacity.
+    fn deleted(&mut self, ids: BTreeSet<String>, operation: Option<Operation>) {
+        if let Some(look) = self.memory.look.as_mut() {
+            let listed = look
+                .instances
+                .iter_mut()
+                .filter(|i| ids.contains(&i.id) && !i.is("Deleting"));
+            let count = listed.map(|instance| instance.state = "Deleting".to_owned()).count();
+            if let Some(set) = look.set.as_mut() {
+                set.capacity = set.capacity.saturating_sub(count);
+            }
+        }
+        let over = operation.is_none();
+        self.track(Kind::Delete, ids, operation);
+        self.memory.stale = over;
+    }
+
+    /// Brings these instances to the newest model.
+    pub async fn update(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
+        let list: Vec<String> = ids.iter().cloned().collect();
+        let operation = self.client.upgrade_instances(&self.group, &self.name, &list).await?;
+        let over = operation.is_none();
+        self.track(Kind::Update, ids, operation);
+        self.memory.stale = over;
+        Ok(())
+    }
+
+    /// Deletes the scale set. Whether it is gone.
+    pub async fn remove(&mut self) -> Result<bool, Error> {
+        if self.memory.busy(Kind::Remove) {
+            return Ok(false);
+        }
+        let operation = self.client.delete_scale_set(&self.group, &self.name).await?;
+        let gone = operation.is_none();
+        self.track(Kind::Remove, BTreeSet::new(), operation);
+        Ok(gone)
+    }
+}
+
+fn custom_data_only(set: &ScaleSet) -> ScaleSetProperties {
+    let profile = set
+        .properties
+        .as_ref()
+        .and_then(|properties| properties.virtual_machine_profile.as_ref());
+    let custom_data = profile
+        .and_then(|profile| profile.os_profile.as_ref())
+        .and_then(|os| os.custom_data.clone());
+    ScaleSetProperties {
+        virtual_machine_profile: Some(VirtualMachineProfile {
+            os_profile: Some(ScaleSetOsProfile {
+                custom_data,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Whether an error of a poll is how the operation ended, and not trouble in asking.
+fn is_outcome(error: &capstan_azure::Error) -> bool {
+    match error.arm() {
+        Some(arm) => arm.status == 0 || matches!(error.class(), Class::Terminal),
+        None => false,
+    }
+}

@@ -1,0 +1,113 @@
+//! The end of a pool: its machines are drained and deleted first, then the scale set, then the object.
+
+use std::time::Duration;
+
+use capstan_api::azure::AzureMachinePool;
+use capstan_kube::{Next, patch};
+use kube::ResourceExt;
+
+use super::memory::Kind;
+use super::status::Draft;
+use super::{Actor, FINALIZER};
+use crate::World;
+use crate::error::Error;
+
+/// While objects of ours go away, their watch tells; this is for a watch that was cut off.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// A pool whose cluster is gone can only be let go of.
+pub async fn orphaned(world: &World, pool: &AzureMachinePool) -> Result<Next, Error> {
+    let api = world
+        .context
+        .api::<AzureMachinePool>(&pool.namespace().unwrap_or_default());
+    patch::remove_finalizer(&api, pool, FINALIZER).await?;
+    Ok(Next::Wait)
+}
+
+impl Actor<'_> {
+    pub(super) async fn delete(&mut self, draft: &mut Draft) -> Result<Next, Error> {
+        if !self.pool.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+            return Ok(Next::Wait);
+        }
+        if self.lagging() {
+            return Ok(Next::After(super::LAG));
+        }
+        let removing = self.memory.busy(Kind::Remove);
+        for failure in self.look().await? {
+            self.world
+                .recorder
+                .warning(self.pool, "OperationFailed", failure.message)
+                .await;
+        }
+        let exists = self.memory.look.as_ref().is_some_and(|look| look.set.is_some());
+        let mut members = self.members().await;
+        let writer = self.writer();
+        for member in members
+            .iter()
+            .filter(|member| member.instance.is_none() || !exists)
+            .collect::<Vec<_>>()
+        {
+            writer.release(member).await?;
+        }
+        if !exists {
+            draft.deleting("the scale set is gone");
+            if members.is_empty() || self.objects().is_empty() {
+                return self.release().await;
+            }
+            return Ok(Next::After(LOOK_AGAIN));
+        }
+        members.retain(|member| member.instance.is_some());
+        let mut wait = LOOK_AGAIN;
+        if !members.is_empty() && !removing {
+            for member in members.iter().filter(|member| !member.leaving()).collect::<Vec<_>>() {
+                writer.delete(member).await?;
+            }
+            wait = wait.min(self.drain(&mut members).await?);
+            self.mark_undescribed(&mut members);
+            wait = wait.min(self.delete_drained(&members).await?);
+            self.report_drains(&members).await?;
+            let waiting = members
+                .iter()
+                .find_map(|m| m.blocked.as_ref().map(|why| format!("machine {}: {why}", m.name)));
+            draft.deleting(&waiting.unwrap_or_else(|| format!("{} machines are to be deleted first", members.len())));
+            return Ok(Next::After(wait.min(self.next())));
+        }
+        draft.deleting("the scale set is deleted");
+        if self.cloud().await?.remove().await? {
+            self.memory.reread = true;
+            return Ok(Next::After(Duration::ZERO));
+        }
+        Ok(Next::After(wait.min(self.next())))
+    }
+
+    /// An instance for which nobody made an object yet has no node that was ever used by us: it goes undrained only when
+    /// its node does not exist.
+    fn mark_undescribed(&self, members: &mut [super::observe::Member]) {
+        for member in members.iter_mut().filter(|member| member.object.is_none()) {
+            if let Some(node) = member.node.node() {
+                member.blocked = Some(format!("node {} has no machine object yet", node.name_any()));
+            }
+        }
+    }
+
+    async fn report_drains(&self, members: &[super::observe::Member]) -> Result<(), Error> {
+        for member in members
+            .iter()
+            .filter(|member| member.blocked.is_some())
+            .collect::<Vec<_>>()
+        {
+            self.writer().report(member, false, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn release(&self) -> Result<Next, Error> {
+        let api = self
+            .world
+            .context
+            .api::<AzureMachinePool>(&self.pool.namespace().unwrap_or_default());
+        patch::remove_finalizer(&api, self.pool, FINALIZER).await?;
+        self.world.forget(self.pool);
+        Ok(Next::Wait)
+    }
+}

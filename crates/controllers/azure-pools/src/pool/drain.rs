@@ -1,0 +1,105 @@
+//! Emptying the nodes of machines that leave or are updated.
+//!
+//! Invariant: an instance is let go only when its node was seen drained or does not exist, when its drain timeout has
+//! passed, or when Cluster API's core has drained it. A cluster that does not answer is none of these.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_core::drain::{Options, describe};
+use capstan_kube::drain::{Outcome, Wake};
+use capstan_kube::workload::Cluster;
+use jiff::Timestamp;
+
+use super::observe::{Member, NodeState};
+use crate::error::Error;
+
+/// How a drain stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// What is in the way, and when to look again at the latest.
+    Waiting {
+        why: String,
+        blocked: bool,
+        again: Duration,
+    },
+}
+
+/// While the cluster does not answer, or core drains, nobody wakes us for certain.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// Core says so in the Machine's Deleting condition once the node is drained and its volumes are gone.
+const AFTER_DRAIN: [&str; 3] = [
+    "WaitingForInfrastructureDeletion",
+    "WaitingForBootstrapDeletion",
+    "DeletionCompleted",
+];
+
+/// How and until when to drain.
+pub struct Terms {
+    pub timeout: Option<Duration>,
+    /// The whole cluster goes: nothing can be moved anywhere.
+    pub pointless: bool,
+    pub wake: Wake,
+}
+
+/// One pass over a machine's node, counted from `since`.
+pub async fn pass(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Result<Progress, Error> {
+    let now = Timestamp::now();
+    let deadline = terms.timeout.and_then(|timeout| since.checked_add(timeout).ok());
+    let late = deadline.is_some_and(|deadline| now >= deadline);
+    if terms.pointless {
+        return Ok(Progress::Done);
+    }
+    match &member.node {
+        NodeState::Missing => Ok(Progress::Done),
+        NodeState::Unknown(_) if late => Ok(Progress::Done),
+        NodeState::Unknown(why) => Ok(waiting(why.clone(), deadline, now)),
+        NodeState::Ready(node) | NodeState::NotReady(node) => {
+            let connection = match cluster.connection().await {
+                Ok(connection) => connection,
+                Err(_) if late => return Ok(Progress::Done),
+                Err(error) => return Ok(waiting(error.to_string(), deadline, now)),
+            };
+            let options = Options {
+                deadline,
+                ..Options::default()
+            };
+            match connection.drainer.pass(node, options, terms.wake.clone()).await {
+                Ok(Outcome::Drained | Outcome::TimedOut { .. }) => Ok(Progress::Done),
+                Ok(Outcome::InProgress { in_the_way, again, .. }) => {
+                    let blocked = in_the_way
+                        .iter()
+                        .any(|pod| pod.why != capstan_core::drain::Obstacle::Leaving);
+                    Ok(Progress::Waiting {
+                        why: describe(&in_the_way),
+                        blocked,
+                        again,
+                    })
+                }
+                Err(_) if late => Ok(Progress::Done),
+                Err(error) => Ok(waiting(error.to_string(), deadline, now)),
+            }
+        }
+    }
+}
+
+fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Progress {
+    let left = deadline.and_then(|deadline| Duration::try_from(deadline.duration_since(now)).ok());
+    let again = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
+    Progress::Waiting {
+        why,
+        blocked: true,
+        again,
+    }
+}
+
+/// Whether Cluster API's core is done with the Machine but for the infrastructure.
+pub fn core_is_done(owner: &Arc<capstan_kube::capi::Machine>) -> bool {
+    let conditions = owner.status.iter().flat_map(|status| &status.conditions);
+    let reason = |c: &&capstan_api::capi::CoreCondition| c.type_ == "Deleting" && c.status == "True";
+    let mut deleting = conditions
+        .filter(reason)
+        .filter_map(|condition| condition.reason.as_deref());
+    deleting.any(|reason| AFTER_DRAIN.contains(&reason))
+}

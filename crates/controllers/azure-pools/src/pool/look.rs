@@ -1,0 +1,142 @@
+//! Nodes: which of them are the pool's, and when their changes call for a look at Azure.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use capstan_api::azure::AzureMachinePoolMachine;
+use capstan_kube::workload::{self, Lookup};
+use futures::StreamExt;
+use kube::ResourceExt;
+
+use super::Actor;
+use super::observe::{Member, NodeState, join};
+
+/// So many nodes are looked up at once; each is a read of memory unless the cluster is in trouble.
+const LOOKUPS: usize = 16;
+
+impl Actor<'_> {
+    /// All machines of the pool, with their nodes.
+    pub(super) async fn members(&self) -> Vec<Member> {
+        let look = self.memory.look.as_ref();
+        let instances = look.map(|look| look.instances.as_slice()).unwrap_or_default();
+        let objects = self.objects();
+        let pairs = join(&self.pool.name_any(), instances, &objects);
+        let members = pairs.into_iter().map(|(name, instance, object)| async {
+            let owner = object.as_ref().and_then(|object| self.owner(object));
+            let mut member = Member {
+                name,
+                instance,
+                object,
+                owner,
+                node: NodeState::Missing,
+                blocked: None,
+            };
+            member.node = self.node(member.provider_id()).await;
+            member
+        });
+        let members: Vec<_> = members.collect();
+        futures::stream::iter(members).buffered(LOOKUPS).collect().await
+    }
+
+    pub(super) fn objects(&self) -> Vec<Arc<AzureMachinePoolMachine>> {
+        let uid = self.pool.uid();
+        let owned = |object: &AzureMachinePoolMachine| {
+            object
+                .owner_references()
+                .iter()
+                .any(|owner| Some(&owner.uid) == uid.as_ref())
+        };
+        self.world.machines.select(self.pool.namespace().as_deref(), owned)
+    }
+
+    fn owner(&self, object: &AzureMachinePoolMachine) -> Option<Arc<capstan_kube::capi::Machine>> {
+        let owner = object.owner_references().iter().find(|owner| owner.kind == "Machine")?;
+        let found = self
+            .world
+            .owner_machines
+            .get(object.namespace().as_deref(), &owner.name)?;
+        (found.uid().as_deref() == Some(&owner.uid)).then_some(found)
+    }
+
+    async fn node(&self, provider_id: &str) -> NodeState {
+        match self.workload.by_provider_id(provider_id).await {
+            Lookup::Found(node) if workload::is_ready(&node) => NodeState::Ready(node),
+            Lookup::Found(node) => NodeState::NotReady(node),
+            Lookup::Missing => NodeState::Missing,
+            Lookup::Unreachable(why) => NodeState::Unknown(why),
+        }
+    }
+
+    /// Whether the nodes tell of something that the last list of instances does not know.
+    pub(super) async fn nodes_tell_news(&mut self, members: &[Member]) -> bool {
+        let deleting = self.memory.deleting();
+        let is_deleting = |m: &&Member| {
+            m.instance
+                .as_ref()
+                .is_some_and(|i| i.is("Deleting") || deleting.contains(&i.id))
+        };
+        let lost = members.iter().filter(|member| !is_deleting(member)).any(|member| {
+            let was_ready = self.memory.ready.contains(member.provider_id());
+            was_ready && matches!(member.node, NodeState::Missing | NodeState::NotReady(_))
+        });
+        let before = std::mem::take(&mut self.memory.ready);
+        let ready = |member: &&Member| member.node.is_ready();
+        self.memory.ready = members
+            .iter()
+            .filter(ready)
+            .map(|member| member.provider_id().to_owned())
+            .collect();
+        // A cluster that does not answer takes no readiness away.
+        let unknown = members.iter().filter(|m| matches!(m.node, NodeState::Unknown(_)));
+        let kept: Vec<_> = unknown
+            .map(|m| m.provider_id().to_owned())
+            .filter(|id| before.contains(id))
+            .collect();
+        self.memory.ready.extend(kept);
+
+        let creating = || {
+            members
+                .iter()
+                .filter(|m| m.instance.as_ref().is_some_and(|i| i.is("Creating")))
+        };
+        let newly = |m: &Member| !before.contains(m.provider_id());
+        let all_made =
+            creating().next().is_some() && creating().all(|member| member.node.is_ready()) && creating().any(newly);
+        let going = || members.iter().filter(is_deleting);
+        let all_gone = going().next().is_some()
+            && going().all(|member| matches!(member.node, NodeState::Missing))
+            && going().any(|member| before.contains(member.provider_id()));
+        lost || all_made || all_gone || self.strangers(members).await
+    }
+
+    /// Whether a node has joined whose instance was not listed yet.
+    async fn strangers(&mut self, members: &[Member]) -> bool {
+        let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.as_ref()) else {
+            return false;
+        };
+        let Ok(connection) = self.workload.connection().await else {
+            return false;
+        };
+        let prefix = format!("azure://{}/virtualmachines/", set.id).to_ascii_lowercase();
+        let known: BTreeSet<String> = members
+            .iter()
+            .map(|member| member.provider_id().to_ascii_lowercase())
+            .collect();
+        let nodes = connection.nodes.select(None, |node| {
+            let id = node
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.provider_id.as_deref())
+                .unwrap_or_default();
+            id.to_ascii_lowercase().starts_with(&prefix)
+        });
+        let ids = nodes.iter().filter_map(|node| node.spec.as_ref()?.provider_id.clone());
+        let strangers: BTreeSet<String> = ids
+            .map(|id| id.to_ascii_lowercase())
+            .filter(|id| !known.contains(id))
+            .collect();
+        let news = strangers.difference(&self.memory.strangers).next().is_some();
+        self.memory.strangers = strangers;
+        news
+    }
+}

@@ -1,0 +1,260 @@
+//! What a pool's actor remembers between passes: the last look at Azure, and what is under way there.
+//!
+//! Invariant: nothing here is needed to be safe. A new process that finds it empty looks at Azure and at the operations
+//! kept in the pool's status, and goes on from there.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use capstan_api::azure::Future;
+use capstan_azure::model::{Instance, ScaleSet, VirtualMachine};
+use capstan_azure::{Client, Operation, ResourceId};
+use serde::{Deserialize, Serialize};
+
+use crate::model::{CUSTOM_DATA_TAG, HASH_TAG};
+
+/// The name under which operations stand in the status.
+const SERVICE: &str = "scalesets";
+/// After a failed creation the next try waits this long, twice as long each time.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+const LONGEST_RETRY: Duration = Duration::from_secs(600);
+
+/// What an operation is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// The model or the capacity changes.
+    Change,
+    /// Instances are deleted.
+    Delete,
+    /// Instances are brought to the newest model.
+    Update,
+    /// The whole scale set goes.
+    Remove,
+}
+
+/// An operation under way, and the instances that it is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracked {
+    pub kind: Kind,
+    pub ids: BTreeSet<String>,
+    pub operation: Operation,
+}
+
+impl Tracked {
+    /// As it is kept in the status.
+    pub fn persist(&self, group: &str, set: &str) -> Future {
+        let data = serde_json::to_vec(self).unwrap_or_default();
+        Future {
+            type_: self.operation.method.clone(),
+            resource_group: Some(group.to_owned()),
+            service_name: SERVICE.to_owned(),
+            name: set.to_owned(),
+            data: BASE64.encode(data),
+        }
+    }
+
+    /// Reads one back; what others wrote is not understood and not needed.
+    pub fn resume(future: &Future) -> Option<Self> {
+        serde_json::from_slice(&BASE64.decode(&future.data).ok()?).ok()
+    }
+}
+
+/// The scale set as last seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Set {
+    pub id: String,
+    pub capacity: usize,
+    pub state: String,
+    pub model: Option<String>,
+    pub custom_data: Option<String>,
+    pub size: String,
+    pub zones: Vec<String>,
+    pub image: Option<capstan_azure::model::ImageReference>,
+    pub flexible: bool,
+}
+
+impl Set {
+    pub fn read(set: &ScaleSet) -> Self {
+        let tag = |name: &str| set.tags.as_ref().and_then(|tags| tags.get(name)).cloned();
+        let profile = set.properties.as_ref().and_then(|p| p.virtual_machine_profile.as_ref());
+        let storage = profile.and_then(|profile| profile.storage_profile.as_ref());
+        Self {
+            id: set.id.clone().unwrap_or_default(),
+            capacity: usize::try_from(set.capacity()).unwrap_or_default(),
+            state: set.provisioning_state().to_owned(),
+            model: tag(HASH_TAG),
+            custom_data: tag(CUSTOM_DATA_TAG),
+            size: set.sku.as_ref().and_then(|sku| sku.name.clone()).unwrap_or_default(),
+            zones: set.zones.clone().unwrap_or_default(),
+            image: storage.and_then(|storage| storage.image_reference.clone()),
+            flexible: set.is_flexible(),
+        }
+    }
+}
+
+/// One instance as last listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Its number in a Uniform set, its VM's name in a Flexible one.
+    pub id: String,
+    pub name: String,
+    pub provider_id: String,
+    pub state: String,
+    pub power: Option<String>,
+    pub latest: bool,
+    pub created: i64,
+    /// What Azure says of a failure.
+    pub message: Option<String>,
+}
+
+impl Seen {
+    pub fn uniform(instance: &Instance) -> Option<Self> {
+        let id = instance.id.as_ref()?;
+        let properties = instance.properties.as_ref();
+        let statuses = properties
+            .and_then(|p| p.instance_view.as_ref())
+            .and_then(|view| view.statuses.as_ref());
+        let created = properties.and_then(|p| p.time_created.as_deref());
+        let failure = statuses
+            .into_iter()
+            .flatten()
+            .find(|status| status.level.as_deref() == Some("Error"));
+        Some(Self {
+            id: instance
+                .instance_id
+                .clone()
+                .or_else(|| id.rsplit('/').next().map(str::to_owned))?,
+            name: instance.name.clone().unwrap_or_default(),
+            provider_id: format!("azure://{id}"),
+            state: instance.provisioning_state().to_owned(),
+            power: instance.power_state().map(str::to_owned),
+            latest: instance.latest_model_applied(),
+            created: created.and_then(seconds).unwrap_or_default(),
+            message: failure.and_then(|status| status.message.clone().or_else(|| status.display_status.clone())),
+        })
+    }
+
+    /// A VM of a Flexible set, if it is one of `set`.
+    pub fn flexible(vm: &VirtualMachine, set: &str) -> Option<Self> {
+        let properties = vm.properties.as_ref()?;
+        let owner: ResourceId = properties
+            .virtual_machine_scale_set
+            .as_ref()?
+            .id
+            .as_ref()?
+            .parse()
+            .ok()?;
+        if owner != set.parse().ok()? {
+            return None;
+        }
+        let statuses = properties
+            .instance_view
+            .as_ref()
+            .and_then(|view| view.statuses.as_ref());
+        let power = statuses.and_then(|statuses| capstan_azure::model::power_state(statuses));
+        Some(Self {
+            id: vm.name.clone()?,
+            name: vm.name.clone()?,
+            provider_id: format!("azure://{}", vm.id.as_ref()?),
+            state: properties.provisioning_state.clone().unwrap_or_default(),
+            power: power.map(str::to_owned),
+            // Azure does not say; the hash kept on the machine object does.
+            latest: false,
+            created: properties.time_created.as_deref().and_then(seconds).unwrap_or_default(),
+            message: None,
+        })
+    }
+
+    pub fn is(&self, state: &str) -> bool {
+        self.state.eq_ignore_ascii_case(state)
+    }
+}
+
+fn seconds(time: &str) -> Option<i64> {
+    time.parse::<jiff::Timestamp>().ok().map(|time| time.as_second())
+}
+
+/// The last look at Azure.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub set: Option<Set>,
+    pub instances: Vec<Seen>,
+    pub at: Instant,
+}
+
+/// Creation that keeps failing is tried ever more slowly.
+#[derive(Clone, Debug, Default)]
+pub struct Retry {
+    failures: u32,
+    until: Option<Instant>,
+    pub why: Option<String>,
+}
+
+impl Retry {
+    pub fn failed(&mut self, why: String, now: Instant) {
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_RETRY);
+        self.failures += 1;
+        self.until = Some(now + wait);
+        self.why = Some(why);
+    }
+
+    /// How long to wait still.
+    pub fn remaining(&self, now: Instant) -> Option<Duration> {
+        self.until?.checked_duration_since(now).filter(|wait| !wait.is_zero())
+    }
+
+    pub fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether a try is due after at least one failure.
+    pub fn due(&self, now: Instant) -> bool {
+        self.until.is_some() && self.remaining(now).is_none()
+    }
+}
+
+/// Everything that one pool's actor remembers.
+#[derive(Default)]
+pub struct Memory {
+    pub client: Option<(Client, Instant)>,
+    pub bootstrap: Option<(String, Vec<u8>, Instant)>,
+    pub look: Option<Look>,
+    /// The instances have changed since they were listed.
+    pub stale: bool,
+    /// So may have the scale set itself.
+    pub reread: bool,
+    pub operations: Vec<Tracked>,
+    /// Whether operations were read from the status already.
+    pub resumed: bool,
+    pub retry: Retry,
+    /// Provider ids of instances whose node was ready when last seen.
+    pub ready: HashSet<String>,
+    /// Failed instances that were already counted against creation.
+    pub counted: HashSet<String>,
+    /// When the first of the machines drained now was drained.
+    pub drained: Option<Instant>,
+    /// Nodes of the scale set that the last list did not explain.
+    pub strangers: BTreeSet<String>,
+}
+
+impl Memory {
+    /// Instances that Azure has been asked to delete.
+    pub fn deleting(&self) -> BTreeSet<String> {
+        let operations = self.operations.iter().filter(|tracked| tracked.kind == Kind::Delete);
+        operations.flat_map(|tracked| tracked.ids.iter().cloned()).collect()
+    }
+
+    pub fn busy(&self, kind: Kind) -> bool {
+        self.operations.iter().any(|tracked| tracked.kind == kind)
+    }
+
+    /// When the next poll is due.
+    pub fn next_poll(&self, now: jiff::Timestamp) -> Option<Duration> {
+        self.operations
+            .iter()
+            .map(|tracked| tracked.operation.due_in(now))
+            .min()
+    }
+}

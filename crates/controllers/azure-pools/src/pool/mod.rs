@@ -1,0 +1,309 @@
+//! One pool and its machines. One actor does all the work for them, so that one look at Azure serves all.
+//!
+//! A pass observes (caches, Azure as far as anything may have changed, nodes), plans (the pure planner of `capstan-core`)
+//! and applies. It may be killed anywhere: the next one sees what was done.
+
+mod apply;
+mod cloud;
+mod delete;
+mod drain;
+mod look;
+mod machines;
+mod memory;
+mod observe;
+mod owners;
+mod status;
+
+pub use memory::Memory;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use capstan_api::azure::AzureMachinePool;
+use capstan_core::validate::azure_pool;
+use capstan_kube::workload::Cluster as Workload;
+use capstan_kube::{Next, patch};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::MutexGuard;
+
+use crate::World;
+use crate::error::Error;
+use crate::model::{self, Model};
+use cloud::Cloud;
+use machines::Writer;
+use owners::{Found, Owners};
+use status::Draft;
+
+pub const FINALIZER: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
+/// A rotated secret is noticed after this long at the latest; a refused sign-in is noticed at once.
+const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
+/// Bootstrap data is read again when it is older than this.
+const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
+/// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
+const LAG: Duration = Duration::from_secs(2);
+
+/// One pass over a pool.
+pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
+    let memory = world.memory(&pool);
+    let memory = memory.lock().await;
+    let owners = match owners::find(&world, &pool) {
+        Found::All(owners) => owners,
+        Found::Paused => return Ok(Next::Wait),
+        Found::Missing(what) if pool.metadata.deletion_timestamp.is_none() => {
+            tracing::debug!(pool = %pool.name_any(), "{what}");
+            return Ok(Next::Wait);
+        }
+        Found::Missing(_) => return delete::orphaned(&world, &pool).await,
+    };
+    let mut draft = Draft::new(&pool);
+    let mut actor = Actor::new(&world, &pool, &owners, memory);
+    let result = actor.run(&mut draft).await;
+    if let Err(error) = &result {
+        draft.trouble(error);
+        if matches!(error, Error::Azure(capstan_azure::Error::SignIn { .. })) {
+            actor.memory.client = None;
+        }
+        world
+            .recorder
+            .warning(pool.as_ref(), error.reason(), error.to_string())
+            .await;
+    }
+    draft.operations(&actor.memory, &actor.group());
+    draft.write(&world).await?;
+    result
+}
+
+/// A pool with everything that a pass needs at hand.
+struct Actor<'a> {
+    world: &'a Arc<World>,
+    pool: &'a AzureMachinePool,
+    owners: &'a Owners,
+    memory: MutexGuard<'a, Memory>,
+    workload: Workload,
+}
+
+impl<'a> Actor<'a> {
+    fn new(
+        world: &'a Arc<World>,
+        pool: &'a AzureMachinePool,
+        owners: &'a Owners,
+        mut memory: MutexGuard<'a, Memory>,
+    ) -> Self {
+        let namespace = pool.namespace().unwrap_or_default();
+        let workload = world.workloads.cluster(&namespace, &owners.cluster.name_any());
+        if !memory.resumed {
+            let kept = pool
+                .status
+                .iter()
+                .flat_map(|status| &status.long_running_operation_states);
+            memory.operations = kept.filter_map(memory::Tracked::resume).collect();
+            memory.resumed = true;
+        }
+        Self {
+            world,
+            pool,
+            owners,
+            memory,
+            workload,
+        }
+    }
+
+    fn group(&self) -> String {
+        model::group(&self.owners.azure_cluster, &self.owners.cluster.name_any())
+    }
+
+    fn subscription(&self) -> Result<String, Error> {
+        let written = self
+            .owners
+            .azure_cluster
+            .spec
+            .subscription_id
+            .clone()
+            .filter(|id| !id.is_empty());
+        let variable = || std::env::var("AZURE_SUBSCRIPTION_ID").ok().filter(|id| !id.is_empty());
+        written.or_else(variable).ok_or_else(|| {
+            let name = self.owners.azure_cluster.name_any();
+            Error::Spec(format!(
+                "AzureCluster {name}: spec.subscriptionID: Required value: and AZURE_SUBSCRIPTION_ID is not set"
+            ))
+        })
+    }
+
+    async fn client(&mut self) -> Result<capstan_azure::Client, Error> {
+        if let Some((client, read)) = &self.memory.client
+            && read.elapsed() < CREDENTIAL_AGE
+        {
+            return Ok(client.clone());
+        }
+        let credential = crate::identity::credential(&self.world.context.client, &self.owners.azure_cluster).await?;
+        let client = self
+            .world
+            .azure
+            .client(&credential, &self.subscription()?)
+            .at(&self.pool.spec.location);
+        self.memory.client = Some((client.clone(), Instant::now()));
+        Ok(client)
+    }
+
+    async fn cloud(&mut self) -> Result<Cloud<'_>, Error> {
+        let (client, group, name) = (self.client().await?, self.group(), self.pool.name_any());
+        Ok(Cloud {
+            client,
+            group,
+            name,
+            memory: &mut self.memory,
+        })
+    }
+
+    fn writer(&self) -> Writer<'a> {
+        Writer {
+            world: self.world,
+            pool: self.pool,
+            cluster_name: self.owners.cluster.metadata.name.as_deref().unwrap_or_default(),
+            machine_pool: self.owners.machine_pool.metadata.name.as_deref().unwrap_or_default(),
+        }
+    }
+
+    fn wake(&self) -> capstan_kube::drain::Wake {
+        let (trigger, pool) = (self.world.trigger.clone(), ObjectRef::from_obj(self.pool));
+        Arc::new(move || trigger.poke(pool.clone()))
+    }
+
+    async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
+        if self.pool.metadata.deletion_timestamp.is_some() {
+            return self.delete(draft).await;
+        }
+        let api = self
+            .world
+            .context
+            .api::<AzureMachinePool>(&self.pool.namespace().unwrap_or_default());
+        if patch::add_finalizer(&api, self.pool, FINALIZER).await?.is_some() {
+            return Ok(Next::Wait);
+        }
+        let findings = azure_pool::validate(self.pool);
+        if !findings.is_ok() {
+            return Err(Error::Spec(findings.message()));
+        }
+        if self.needs_ssh_key(&api).await? {
+            return Ok(Next::Wait);
+        }
+        if !self.owners.cluster.infrastructure_provisioned() && !self.azure_cluster_ready() {
+            draft.waiting_for(
+                "WaitingForClusterInfrastructure",
+                "the cluster's infrastructure is not ready yet",
+            );
+            return Ok(Next::Wait);
+        }
+        let Some(bootstrap) = self.bootstrap(BOOTSTRAP_AGE).await? else {
+            draft.waiting_for("WaitingForBootstrapData", "the MachinePool has no bootstrap data yet");
+            return Ok(Next::Wait);
+        };
+        let model = self.model(&bootstrap).await?;
+        draft.bootstrapped(&model);
+        if self.lagging() {
+            return Ok(Next::After(LAG));
+        }
+        self.reconcile(draft, &model).await
+    }
+
+    fn azure_cluster_ready(&self) -> bool {
+        self.owners
+            .azure_cluster
+            .status
+            .as_ref()
+            .is_some_and(|status| status.ready)
+    }
+
+    /// Whether the cache has not shown our last writes yet.
+    fn lagging(&self) -> bool {
+        let uid = self.pool.uid().unwrap_or_default();
+        let namespace = self.pool.namespace();
+        self.world.expectations.pending(&uid, |written| {
+            let same = |object: &capstan_api::azure::AzureMachinePoolMachine| object.uid().as_deref() == Some(written);
+            let found = self.world.machines.select(namespace.as_deref(), same);
+            found.first().map(|object| capstan_kube::expectations::Shown {
+                version: capstan_kube::expectations::Version::new(object.resource_version().unwrap_or_default()),
+                deleting: object.metadata.deletion_timestamp.is_some(),
+            })
+        })
+    }
+
+    /// A Linux pool without a key gets one, kept in its spec so that it stays the same.
+    async fn needs_ssh_key(&self, api: &kube::Api<AzureMachinePool>) -> Result<bool, Error> {
+        let template = &self.pool.spec.template;
+        let windows = template.os_disk.os_type.as_deref() == Some("Windows");
+        if windows || template.ssh_public_key.as_deref().is_some_and(|key| !key.is_empty()) {
+            return Ok(false);
+        }
+        let mut after = self.pool.clone();
+        after.spec.template.ssh_public_key = model::generate_ssh_key();
+        Ok(patch::object(api, self.pool, &after, patch::Lock::Version)
+            .await?
+            .is_some())
+    }
+
+    /// The bootstrap data, no older than `age`; nothing while there is none.
+    async fn bootstrap(&mut self, age: Duration) -> Result<Option<Vec<u8>>, Error> {
+        let named = self
+            .owners
+            .machine_pool
+            .spec
+            .template
+            .spec
+            .bootstrap
+            .data_secret_name
+            .clone();
+        let Some(name) = named.filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        if let Some((read, data, at)) = &self.memory.bootstrap
+            && *read == name
+            && at.elapsed() < age
+        {
+            return Ok(Some(data.clone()));
+        }
+        let namespace = self.pool.namespace().unwrap_or_default();
+        let api = self.world.context.api::<k8s_openapi::api::core::v1::Secret>(&namespace);
+        let Some(secret) = api.get_opt(&name).await? else {
+            return Err(Error::Missing(format!(
+                "bootstrap secret {namespace}/{name} does not exist"
+            )));
+        };
+        let value = secret.data.unwrap_or_default().remove("value").map(|bytes| bytes.0);
+        let data =
+            value.ok_or_else(|| Error::Missing(format!("bootstrap secret {namespace}/{name} has no key value")))?;
+        self.memory.bootstrap = Some((name, data.clone(), Instant::now()));
+        Ok(Some(data))
+    }
+
+    /// The scale set that is wanted, after what only Azure's catalogue can tell has been checked.
+    async fn model(&mut self, bootstrap: &[u8]) -> Result<Model, Error> {
+        let subscription = self.subscription()?;
+        let client = self.client().await?;
+        let spec = &self.pool.spec;
+        let size = match client.size(&spec.location, &spec.template.vm_size).await {
+            Ok(size) => size,
+            // Only the check for Ultra needs the catalogue; without it Azure itself will judge.
+            Err(error) if azure_pool::ultra_enabled(&spec.template) != Some(true) => {
+                tracing::debug!(%error, "the catalogue of sizes cannot be read");
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let cluster_name = self.owners.cluster.name_any();
+        let input = model::Input {
+            pool: self.pool,
+            machine_pool: &self.owners.machine_pool,
+            cluster_name: &cluster_name,
+            azure_cluster: &self.owners.azure_cluster,
+            subscription: &subscription,
+            bootstrap,
+            accelerated_networking: size.as_ref().is_some_and(|size| size.accelerated_networking),
+        };
+        if let Some(size) = &size {
+            model::check_size(&input, size)?;
+        }
+        model::build(&input)
+    }
+}

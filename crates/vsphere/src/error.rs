@@ -142,15 +142,23 @@ pub enum Error {
         body: String,
     },
     #[error("vCenter {server} refused the login of {user}: check user name and password of the identity ({fault})")]
-    Login { server: String, user: String, fault: Fault },
+    Login {
+        server: String,
+        user: String,
+        fault: Box<Fault>,
+    },
     #[error("{method} of {target}: {fault}")]
     Fault {
         method: String,
         target: String,
-        fault: Fault,
+        fault: Box<Fault>,
     },
     #[error("{task}: {fault}")]
-    TaskFailed { task: MoRef, name: String, fault: Fault },
+    TaskFailed {
+        task: MoRef,
+        name: String,
+        fault: Box<Fault>,
+    },
     #[error("{task} is not known to vCenter any more")]
     TaskGone { task: MoRef },
     #[error("{kind} {path:?} does not exist")]

@@ -150,12 +150,12 @@ pub(crate) fn gone(object: &MoRef) -> Error {
     Error::Fault {
         method: "RetrievePropertiesEx".to_owned(),
         target: object.to_string(),
-        fault: Fault {
+        fault: Box::new(Fault {
             kind: "ManagedObjectNotFound".to_owned(),
             message: "The object has already been deleted or has not been completely created".to_owned(),
             subject: None,
             object: Some(object.clone()),
-        },
+        }),
     }
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn read_object(element: &Element) -> Result<Object> {
             return Err(Error::Fault {
                 method: "RetrievePropertiesEx".to_owned(),
                 target,
-                fault,
+                fault: Box::new(fault),
             });
         }
     }

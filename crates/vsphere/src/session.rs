@@ -62,7 +62,7 @@ struct Slot {
 enum State {
     Empty,
     Open(Vcenter),
-    Refused(Fault, Instant),
+    Refused(Box<Fault>, Instant),
 }
 
 impl Sessions {
@@ -136,7 +136,7 @@ async fn logout(slot: Arc<Slot>) {
     }
 }
 
-fn refused(login: &Login, fault: Fault) -> Error {
+fn refused(login: &Login, fault: Box<Fault>) -> Error {
     Error::Login {
         server: login.server.clone(),
         user: login.username.clone(),

@@ -78,7 +78,7 @@ impl Task {
                             return Err(Error::TaskFailed {
                                 task,
                                 name: info.name,
-                                fault,
+                                fault: Box::new(fault),
                             });
                         }
                         TaskState::Queued | TaskState::Running => {}

@@ -343,7 +343,7 @@ impl Vcenter {
         let body = tree.child("Body").ok_or_else(|| http(&text))?;
         if let Some(fault) = body.child("Fault") {
             let detail = fault.child("detail").and_then(|detail| detail.children.first());
-            let fault = Fault::read(detail, fault.text_at("faultstring").unwrap_or_default());
+            let fault = Box::new(Fault::read(detail, fault.text_at("faultstring").unwrap_or_default()));
             return Err(Error::Fault {
                 method: call.method.to_owned(),
                 target: call.this.to_string(),

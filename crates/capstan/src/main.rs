@@ -1,9 +1,16 @@
 //! The only binary: command line and wiring.
 
 mod check;
+mod controllers;
 mod disks;
+mod duration;
+mod logs;
+mod manager;
 mod manifest;
+mod run;
+mod serve;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -18,6 +25,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(run::Run),
+    /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
+    Crds,
     Check(check::Check),
     /// Render user data that partitions, formats and mounts data disks
     #[command(subcommand)]
@@ -42,6 +52,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Run(args) => runtime()?.block_on(run::run(args))?,
+        Command::Crds => crds()?,
         Command::Check(args) => {
             if !check::run(&args)? {
                 return Ok(ExitCode::FAILURE);
@@ -54,4 +66,25 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version => println!("capstan {}", env!("CARGO_PKG_VERSION")),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Two threads: the work is waiting, and each thread costs memory.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    Ok(runtime)
+}
+
+fn crds() -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for crd in capstan_api::crds() {
+        writeln!(
+            out,
+            "---\n{}",
+            capstan_api::manifest(&crd)?.trim_start_matches("---\n").trim_end()
+        )?;
+    }
+    Ok(())
 }

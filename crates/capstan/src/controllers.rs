@@ -1,0 +1,56 @@
+//! The controllers, by the names of the command line.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use capstan_kube::Context;
+use clap::ValueEnum;
+
+/// A controller that can be run or left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Name {
+    /// OpenShift Machines and MachineSets on Azure
+    Openshift,
+    /// Cluster API machine pools on Azure
+    AzurePools,
+    /// Cluster API machines on vSphere
+    Vsphere,
+}
+
+impl Name {
+    pub const ALL: [Self; 3] = [Self::Openshift, Self::AzurePools, Self::Vsphere];
+
+    /// The definition without which it has nothing to do.
+    pub fn crd(self) -> &'static str {
+        match self {
+            Self::Openshift => "machines.machine.openshift.io",
+            Self::AzurePools => "azuremachinepools.infrastructure.cluster.x-k8s.io",
+            Self::Vsphere => "vspheremachines.infrastructure.cluster.x-k8s.io",
+        }
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Openshift => "openshift",
+            Self::AzurePools => "azure-pools",
+            Self::Vsphere => "vsphere",
+        })
+    }
+}
+
+/// What the controllers are told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub azure: capstan_azure::Settings,
+    /// How often everything is looked at again although nothing seems to have changed.
+    pub resync: Option<Duration>,
+}
+
+/// Runs a controller until the context's shutdown.
+pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()> {
+    let _ = (name, settings);
+    context.shutdown.cancelled().await;
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! Runs controllers in terms of office.
+//!
+//! Invariant: controllers run only while the lease is ours; a term that ends takes its controllers, caches and clients
+//! with it, and the fence in every client refuses their writes from the same moment on. Controllers fail apart: one
+//! that ends with an error is started again without the others noticing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use capstan_core::door::Doors;
+use capstan_kube::lease::{Elector, Fence};
+use capstan_kube::{Context, Options, lease};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::runtime::conditions::is_crd_established;
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::controllers::{self, Name};
+use crate::serve::Status;
+
+/// How long controllers may take to end what they began; then they are dropped, which is safe at any point.
+const STOP_GRACE: Duration = Duration::from_secs(15);
+/// A controller that failed is started again after this long.
+const RESTART_PAUSE: Duration = Duration::from_secs(5);
+
+/// Everything that a manager needs.
+pub struct Manager {
+    pub config: kube::Config,
+    pub controllers: Vec<Name>,
+    pub namespace: Option<String>,
+    pub azure: capstan_azure::Settings,
+    pub resync: Option<Duration>,
+    /// `None`: no leader election, this is the only one.
+    pub lease: Option<lease::Settings>,
+    pub status: Arc<Status>,
+}
+
+impl Manager {
+    /// Runs until `stop` is cancelled.
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        self.status.started();
+        let Some(settings) = self.lease.clone() else {
+            return self.term(Doors::default(), stop).await;
+        };
+        let fence = Fence::default();
+        let mut config = self.config.clone();
+        config.default_retry = false;
+        let client = Client::try_from(config).context("cannot make a client for the lease")?;
+        let mut elector = Elector::new(client, settings, fence.clone());
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = elector.win() => {}
+                () = stop.cancelled() => break,
+            }
+            let term = stop.child_token();
+            let doors = Doors::new(vec![Arc::new(fence.clone())]);
+            let work = self.term(doors, term.clone());
+            tokio::pin!(work);
+            tokio::select! {
+                result = &mut work => result?,
+                () = elector.keep() => {
+                    term.cancel();
+                    // Nothing of it can be written any more; it is only waited for.
+                    work.await?;
+                }
+            }
+        }
+        elector.release().await;
+        Ok(())
+    }
+
+    /// One term: all controllers, until `end`.
+    async fn term(&self, doors: Doors, end: CancellationToken) -> Result<()> {
+        let options = Options {
+            doors: doors.clone(),
+            namespace: self.namespace.clone(),
+            shutdown: end.clone(),
+            ..Options::default()
+        };
+        let context = Context::new(self.config.clone(), options).context("cannot make a Kubernetes client")?;
+        let azure = capstan_azure::Settings {
+            doors,
+            ..self.azure.clone()
+        };
+        context.metrics.register(|registry| azure.metrics.register(registry));
+        self.status.leading(context.metrics.clone());
+        let settings = controllers::Settings {
+            azure,
+            resync: self.resync,
+        };
+        let mut tasks = JoinSet::new();
+        for name in &self.controllers {
+            tasks.spawn(supervise(*name, context.clone(), settings.clone()));
+        }
+        end.cancelled().await;
+        self.status.standing_by();
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_GRACE, all).await.is_err() {
+            warn!(
+                "some controllers did not end within {} s and are dropped",
+                STOP_GRACE.as_secs()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Starts a controller once its kinds exist, and again whenever it fails.
+async fn supervise(name: Name, context: Context, settings: controllers::Settings) {
+    let stop = context.shutdown.clone();
+    tokio::select! {
+        () = wait_for_definition(name, &context.client) => {}
+        () = stop.cancelled() => return,
+    }
+    while !stop.is_cancelled() {
+        info!(controller = %name, "starting");
+        match controllers::run(name, context.clone(), settings.clone()).await {
+            Ok(()) => return,
+            Err(error) => error!(controller = %name, error = format!("{error:#}"), "failed, will be started again"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RESTART_PAUSE) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+async fn wait_for_definition(name: Name, client: &Client) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let mut told = false;
+    loop {
+        match crds.get_opt(name.crd()).await {
+            Ok(Some(crd)) if is_established(&crd) => return,
+            Ok(_) if !told => {
+                info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
+                told = true;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                warn!(controller = %name, crd = name.crd(), %error, "cannot look for its definition");
+                tokio::time::sleep(RESTART_PAUSE).await;
+                continue;
+            }
+        }
+        if let Err(error) = await_condition(crds.clone(), name.crd(), is_crd_established()).await {
+            warn!(controller = %name, crd = name.crd(), %error, "cannot watch for its definition");
+            tokio::time::sleep(RESTART_PAUSE).await;
+        }
+    }
+}
+
+fn is_established(crd: &CustomResourceDefinition) -> bool {
+    use kube::runtime::wait::Condition;
+    is_crd_established().matches_object(Some(crd))
+}

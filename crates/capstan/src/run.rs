@@ -1,0 +1,245 @@
+//! `capstan run`: the manager of a cluster.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use capstan_kube::lease::{self, Identity};
+use clap::{ArgAction, Args};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::controllers::Name;
+use crate::manager::Manager;
+use crate::serve::{self, Status};
+use crate::{duration, logs};
+
+/// Run the controllers against a cluster
+///
+/// In a cluster it uses its service account; elsewhere --kubeconfig, KUBECONFIG or ~/.kube/config. It takes part in an
+/// election, so that any number of replicas may run: one works, and none of them writes to a cloud once its lease has
+/// expired. SIGTERM ends it in order, and gives the lease back.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  capstan run --kubeconfig ~/.kube/config --controllers vsphere
+  capstan run --namespace openshift-machine-api --controllers openshift --log-format json")]
+pub struct Run {
+    /// Kubeconfig file, if not in a cluster
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Which controllers to run; each waits until its definitions are installed [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
+    controllers: Vec<Name>,
+    /// Work in this namespace only [default: all]
+    #[arg(long, env = "WATCH_NAMESPACE")]
+    namespace: Option<String>,
+    /// Look at everything again this often even if nothing changed, e.g. 10m
+    #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
+    resync: Option<Duration>,
+    /// Address for /healthz and /readyz; "0" for none
+    #[arg(long, alias = "health-addr", default_value = "0.0.0.0:9440", value_parser = address, value_name = "ADDRESS")]
+    health: Address,
+    /// Address for /metrics; "0" for none
+    #[arg(long, alias = "metrics-bind-address", default_value = "0.0.0.0:8080", value_parser = address, value_name = "ADDRESS")]
+    metrics: Address,
+    /// How logs look
+    #[arg(long, value_enum, default_value = "pretty")]
+    log_format: logs::Format,
+    /// What is logged, e.g. debug or info,capstan_azure=debug; RUST_LOG overrules it
+    #[arg(long, default_value = "info", value_name = "FILTER")]
+    log_level: String,
+    #[command(flatten)]
+    election: Election,
+    #[command(flatten)]
+    azure: Azure,
+}
+
+/// Where to listen, if at all.
+#[derive(Clone, Copy)]
+struct Address(Option<SocketAddr>);
+
+fn address(text: &str) -> Result<Address, String> {
+    if text == "0" || text.is_empty() {
+        return Ok(Address(None));
+    }
+    let full = match text.strip_prefix(':') {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => text.replace("localhost:", "127.0.0.1:"),
+    };
+    let parsed = full
+        .parse()
+        .map_err(|_| format!("{text:?} is no address; write it as 127.0.0.1:8080 or :8080"))?;
+    Ok(Address(Some(parsed)))
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Leader election")]
+struct Election {
+    /// Take part in an election; without it this must be the only one that runs
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    leader_elect: bool,
+    /// Name of the Lease
+    #[arg(long, default_value = "capstan", value_name = "NAME")]
+    leader_elect_name: String,
+    /// Namespace of the Lease [default: that of the service account or kubeconfig]
+    #[arg(long, value_name = "NAMESPACE")]
+    leader_elect_namespace: Option<String>,
+    /// How long others wait for a leader that is not heard of
+    #[arg(long, default_value = "15s", value_parser = duration::parse, value_name = "TIME")]
+    leader_elect_lease_duration: Duration,
+    /// How long the leader goes on without a renewal; all its writes are refused after that
+    #[arg(long, default_value = "10s", value_parser = duration::parse, value_name = "TIME")]
+    leader_elect_renew_deadline: Duration,
+    /// How often the lease is renewed or looked at
+    #[arg(long, default_value = "2s", value_parser = duration::parse, value_name = "TIME")]
+    leader_elect_retry_period: Duration,
+}
+
+impl Election {
+    fn settings(&self, config: &kube::Config) -> Result<Option<lease::Settings>> {
+        if !self.leader_elect {
+            return Ok(None);
+        }
+        let (lease, renew, retry) = (
+            self.leader_elect_lease_duration,
+            self.leader_elect_renew_deadline,
+            self.leader_elect_retry_period,
+        );
+        if !(retry < renew && renew < lease) {
+            bail!(
+                "--leader-elect-retry-period {retry:?} must be less than --leader-elect-renew-deadline {renew:?}, and that \
+                 less than --leader-elect-lease-duration {lease:?}"
+            );
+        }
+        Ok(Some(lease::Settings {
+            namespace: self
+                .leader_elect_namespace
+                .clone()
+                .unwrap_or_else(|| config.default_namespace.clone()),
+            name: self.leader_elect_name.clone(),
+            identity: Identity::of_this_process(),
+            duration: lease,
+            renew_deadline: renew,
+            retry_period: retry,
+        }))
+    }
+}
+
+#[derive(Args, Default)]
+#[command(next_help_heading = "Azure")]
+pub struct Azure {
+    /// Which Azure: AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud
+    #[arg(long, env = "AZURE_ENVIRONMENT", value_name = "NAME")]
+    azure_environment: Option<String>,
+    /// Where tokens come from
+    #[arg(long, env = "AZURE_AUTHORITY_HOST", value_name = "URL")]
+    azure_authority_host: Option<String>,
+    /// Where Resource Manager is
+    #[arg(long, env = "AZURE_RESOURCE_MANAGER_ENDPOINT", value_name = "URL")]
+    azure_resource_manager_endpoint: Option<String>,
+    /// Roots to trust besides the system's, PEM
+    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
+    azure_ca_file: Option<String>,
+}
+
+impl Azure {
+    fn settings(&self) -> Result<capstan_azure::Settings> {
+        let settings = capstan_azure::Settings::from_vars(|name| match name {
+            "AZURE_ENVIRONMENT" => self.azure_environment.clone(),
+            "AZURE_AUTHORITY_HOST" => self.azure_authority_host.clone(),
+            "AZURE_RESOURCE_MANAGER_ENDPOINT" => self.azure_resource_manager_endpoint.clone(),
+            "SSL_CERT_FILE" => self.azure_ca_file.clone(),
+            other => std::env::var(other).ok(),
+        })?;
+        Ok(settings)
+    }
+}
+
+pub async fn run(args: Run) -> Result<()> {
+    logs::start(args.log_format, &args.log_level);
+    let config = cluster(args.kubeconfig.as_deref(), args.context).await?;
+    let status = Arc::new(Status::default());
+    if args.health.0.is_some() && args.health.0 == args.metrics.0 {
+        serve_on(
+            args.health,
+            serve::health(status.clone()).merge(serve::metrics(status.clone())),
+            "health, metrics",
+        )
+        .await?;
+    } else {
+        serve_on(args.health, serve::health(status.clone()), "health").await?;
+        serve_on(args.metrics, serve::metrics(status.clone()), "metrics").await?;
+    }
+    info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");
+    let manager = Manager {
+        controllers: if args.controllers.is_empty() {
+            Name::ALL.to_vec()
+        } else {
+            args.controllers
+        },
+        namespace: args.namespace.filter(|namespace| !namespace.is_empty()),
+        azure: args.azure.settings()?,
+        resync: args.resync,
+        lease: args.election.settings(&config)?,
+        status,
+        config,
+    };
+    manager.run(stop_on_signal()?).await
+}
+
+async fn serve_on(address: Address, routes: axum::Router, what: &str) -> Result<()> {
+    if let Some(address) = address.0 {
+        let bound = serve::listen(address, routes).await?;
+        info!(address = %bound, "serving {what}");
+    }
+    Ok(())
+}
+
+/// The cluster of a kubeconfig file, or the one that this program runs in.
+pub async fn cluster(kubeconfig: Option<&std::path::Path>, context: Option<String>) -> Result<kube::Config> {
+    let options = KubeConfigOptions {
+        context,
+        ..KubeConfigOptions::default()
+    };
+    if let Some(file) = kubeconfig {
+        let read = Kubeconfig::read_from(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let config = kube::Config::from_custom_kubeconfig(read, &options).await;
+        return config.with_context(|| format!("cannot use {}", file.display()));
+    }
+    if options.context.is_some() {
+        return kube::Config::from_kubeconfig(&options)
+            .await
+            .context("cannot use the kubeconfig");
+    }
+    kube::Config::infer()
+        .await
+        .context("no cluster: give --kubeconfig, or set KUBECONFIG")
+}
+
+/// Cancelled by the first SIGINT or SIGTERM; a second one ends the process at once.
+pub fn stop_on_signal() -> Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let told = stop.clone();
+    tokio::spawn(async move {
+        for round in 0.. {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if round > 0 {
+                std::process::exit(130);
+            }
+            info!("stopping");
+            told.cancel();
+        }
+    });
+    Ok(stop)
+}

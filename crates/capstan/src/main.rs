@@ -9,6 +9,7 @@ mod manager;
 mod manifest;
 mod run;
 mod serve;
+mod up;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Up(up::Up),
     Run(run::Run),
     /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
     Crds,
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Up(args) => runtime()?.block_on(up::run(args))?,
         Command::Run(args) => runtime()?.block_on(run::run(args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {

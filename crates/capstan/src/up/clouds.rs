@@ -1,0 +1,88 @@
+//! The simulated clouds of `capstan up`, and what their users must know.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use capstan_sim::azure;
+use capstan_testkit::Vcsim;
+
+use crate::controllers::Name;
+
+pub struct Clouds {
+    pub azure: Option<azure::Handle>,
+    pub vsphere: Option<Vcsim>,
+}
+
+impl Clouds {
+    /// Starts what the controllers need. Instances of the simulated Azure join the cluster of `kubeconfig` as Nodes.
+    pub async fn start(controllers: &[Name], kubeconfig: &Path) -> Result<Self> {
+        let mut clouds = Self {
+            azure: None,
+            vsphere: None,
+        };
+        if controllers
+            .iter()
+            .any(|name| matches!(name, Name::Openshift | Name::AzurePools))
+        {
+            let config = azure::Config {
+                joiner: Some(azure::joiner::Options {
+                    kubeconfig: kubeconfig.to_owned(),
+                }),
+                ..azure::Config::quick()
+            };
+            clouds.azure = Some(
+                azure::Azure::start(config)
+                    .await
+                    .context("cannot start the simulated Azure")?,
+            );
+        }
+        if controllers.contains(&Name::Vsphere) {
+            let options = capstan_testkit::vcsim::Options {
+                clone_delay: Duration::from_secs(1),
+                guest_ip_delay: Some(Duration::from_millis(500)),
+                ..Default::default()
+            };
+            let vcsim = capstan_testkit::vcsim(options).await;
+            clouds.vsphere = Some(vcsim.context("cannot start the simulated vCenter")?);
+        }
+        Ok(clouds)
+    }
+
+    pub fn azure_settings(&self) -> Result<capstan_azure::Settings> {
+        let Some(azure) = &self.azure else {
+            return Ok(capstan_azure::Settings::from_env()?);
+        };
+        let cloud = capstan_azure::Cloud::custom("AzurePublicCloud", &azure.url, &azure.url)?;
+        Ok(capstan_azure::Settings {
+            ca_file: Some(azure.ca_file.clone()),
+            ..capstan_azure::Settings::new(cloud)
+        })
+    }
+
+    /// What manifests of one's own need, as `NAME=value` pairs; examples refer to them as `${NAME}`.
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        let mut variables = Vec::new();
+        if let Some(azure) = &self.azure {
+            variables.extend([
+                ("AZURE_RESOURCE_MANAGER_ENDPOINT", azure.url.clone()),
+                ("AZURE_AUTHORITY_HOST", azure.url.clone()),
+                ("AZURE_CA_FILE", azure.ca_file.display().to_string()),
+                ("AZURE_SUBSCRIPTION_ID", azure.subscription.clone()),
+                ("AZURE_TENANT_ID", azure.tenant.clone()),
+                ("AZURE_CLIENT_ID", azure.client_id.clone()),
+                ("AZURE_CLIENT_SECRET", azure.client_secret.clone()),
+            ]);
+        }
+        if let Some(vcsim) = &self.vsphere {
+            variables.extend([
+                ("VSPHERE_SERVER", vcsim.server.clone()),
+                ("VSPHERE_USERNAME", vcsim.username.clone()),
+                ("VSPHERE_PASSWORD", vcsim.password.clone()),
+                ("VSPHERE_THUMBPRINT", vcsim.thumbprint.clone()),
+                ("VSPHERE_ADMIN", vcsim.admin.url().to_owned()),
+            ]);
+        }
+        variables
+    }
+}

@@ -1,0 +1,307 @@
+//! `capstan up`: a cluster, simulated clouds, all controllers and examples on one machine.
+
+mod clouds;
+mod examples;
+mod rows;
+mod screen;
+mod standin;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use capstan_testkit::{ControlPlane, Options, cache_dir, manifests};
+use clap::Args;
+use kube::api::DynamicObject;
+use kube::{Client, Config};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::controllers::Name;
+use crate::manager::Manager;
+use crate::run::{cluster, stop_on_signal};
+use crate::serve::Status;
+use crate::{duration, logs};
+use clouds::Clouds;
+use rows::Rows;
+
+/// Bring up a cluster, simulated clouds, the controllers and examples on this machine
+///
+/// The first start builds kube-apiserver, etcd and the other real parts with Go, once, into a per-user cache
+/// (CAPSTAN_CACHE, or ~/.cache/capstan). Nothing outside this machine is touched. Ctrl-C stops everything.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  capstan up                              a live table of machines; Ctrl-C ends it
+  capstan up --once                       until all examples are ready, then tear down: a smoke test
+  capstan up --no-examples --dir ./local  an empty cluster for your own manifests; its state stays in ./local")]
+pub struct Up {
+    /// Use an existing cluster instead of a local control plane
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Which controllers to run, and so which clouds to simulate [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
+    controllers: Vec<Name>,
+    /// Keep state and logs here, with the kubeconfig; a later start goes on from there
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Leave the cluster empty
+    #[arg(long)]
+    no_examples: bool,
+    /// Wait until all examples are ready, print a summary, tear down; exit 1 and say what is not ready otherwise
+    #[arg(long)]
+    once: bool,
+    /// How long --once waits
+    #[arg(long, default_value = "5m", value_parser = duration::parse, value_name = "TIME")]
+    timeout: Duration,
+    /// Run the Cluster API core manager too, instead of standing in for it
+    #[arg(long)]
+    cluster_api: bool,
+}
+
+/// The cluster that is worked on.
+struct Cluster {
+    kubeconfig: PathBuf,
+    config: Config,
+    client: Client,
+    /// Ours, unless an existing one is used.
+    plane: Option<ControlPlane>,
+}
+
+pub async fn run(args: Up) -> Result<()> {
+    let stop = stop_on_signal()?;
+    let dir = match &args.dir {
+        Some(dir) => dir.clone(),
+        None => cache_dir().join("run").join(format!("up-{}", std::process::id())),
+    };
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let dir = dir.canonicalize()?;
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join("capstan.log"))?;
+    logs::start_to(logs::Format::Json, "info", Arc::new(log));
+    let result = tokio::select! {
+        result = bring_up(&args, &dir, &stop) => result,
+        () = stop.cancelled() => Ok(()),
+    };
+    if result.is_ok() && args.dir.is_none() {
+        let _ = std::fs::remove_dir_all(&dir);
+    } else if result.is_err() {
+        eprintln!("logs are in {}", dir.display());
+    }
+    result
+}
+
+async fn bring_up(args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
+    let began = Instant::now();
+    let controllers = if args.controllers.is_empty() {
+        Name::ALL.to_vec()
+    } else {
+        args.controllers.clone()
+    };
+    let cluster = open_cluster(args, dir).await?;
+    say(format!("cluster at {}", cluster.config.cluster_url));
+    install_definitions(args, &cluster, &controllers).await?;
+    say("definitions installed");
+    let clouds = Clouds::start(&controllers, &cluster.kubeconfig).await?;
+    let variables = clouds.variables();
+    write_variables(dir, &variables)?;
+    say(format!("simulated clouds: {}", clouds_line(&clouds)));
+
+    let access = std::fs::read_to_string(&cluster.kubeconfig)?;
+    let _standin = (!args.cluster_api).then(|| standin::start(&cluster.client, &access));
+    let ended = CancellationToken::new();
+    let manager = start_manager(&cluster, &controllers, &clouds, ended.clone())?;
+    say("controllers started");
+    let (rows, _watches) = Rows::watch(&cluster.client);
+    let applied = if args.no_examples {
+        Vec::new()
+    } else {
+        let objects = examples::load(&controllers, &variables)?;
+        manifests::apply(&cluster.client, examples::NAMESPACE, &objects)
+            .await
+            .context("cannot apply the examples")?;
+        say(format!(
+            "{} example objects applied after {} s",
+            objects.len(),
+            began.elapsed().as_secs()
+        ));
+        objects
+    };
+
+    let result = if args.once {
+        once(args, &rows, &applied, &cluster.kubeconfig, stop).await
+    } else {
+        stay(&rows, &cluster.kubeconfig, dir, stop).await
+    };
+    ended.cancel();
+    // The manager bounds its own end.
+    let _ = manager.await;
+    drop(clouds);
+    drop(cluster.plane);
+    result
+}
+
+async fn open_cluster(args: &Up, dir: &Path) -> Result<Cluster> {
+    if let Some(file) = &args.kubeconfig {
+        let config = cluster(Some(file), None).await?;
+        let client = Client::try_from(config.clone())?;
+        return Ok(Cluster {
+            kubeconfig: file.canonicalize()?,
+            config,
+            client,
+            plane: None,
+        });
+    }
+    say("starting the control plane");
+    let options = Options {
+        dir: Some(dir.to_owned()),
+        capi_core: args.cluster_api,
+        ..Options::default()
+    };
+    let plane = ControlPlane::start(options).await?;
+    let (config, client) = (plane.config().await?, plane.client().await?);
+    Ok(Cluster {
+        kubeconfig: plane.kubeconfig().to_owned(),
+        config,
+        client,
+        plane: Some(plane),
+    })
+}
+
+async fn install_definitions(args: &Up, cluster: &Cluster, controllers: &[Name]) -> Result<()> {
+    let mut objects = Vec::new();
+    for crd in capstan_api::crds() {
+        objects.extend(manifests::parse(&capstan_api::manifest(&crd)?)?);
+    }
+    manifests::install_crds(&cluster.client, objects).await?;
+    let needs_cluster_api = controllers.iter().any(|name| *name != Name::Openshift);
+    match &cluster.plane {
+        // The manager brought them, with conversion.
+        _ if args.cluster_api || !needs_cluster_api => Ok(()),
+        Some(plane) => plane.install_cluster_api_crds().await,
+        None => Ok(()),
+    }
+}
+
+fn start_manager(
+    cluster: &Cluster,
+    controllers: &[Name],
+    clouds: &Clouds,
+    stop: CancellationToken,
+) -> Result<JoinHandle<Result<()>>> {
+    let manager = Manager {
+        config: cluster.config.clone(),
+        controllers: controllers.to_vec(),
+        namespace: None,
+        azure: clouds.azure_settings()?,
+        resync: None,
+        // Nobody else runs here.
+        lease: None,
+        status: Arc::new(Status::default()),
+    };
+    Ok(tokio::spawn(manager.run(stop)))
+}
+
+/// Says how to use it, then shows what happens until it is stopped.
+async fn stay(rows: &Rows, kubeconfig: &Path, dir: &Path, stop: &CancellationToken) -> Result<()> {
+    let hints = hints(kubeconfig, dir);
+    if std::io::stdout().is_terminal() {
+        let (rows, stop) = (rows.clone(), stop.clone());
+        return tokio::task::spawn_blocking(move || screen::show(&rows, &hints, &stop)).await?;
+    }
+    hints.iter().for_each(|hint| say(hint));
+    say(format!("ready {}", kubeconfig.display()));
+    stop.cancelled().await;
+    Ok(())
+}
+
+fn hints(kubeconfig: &Path, dir: &Path) -> Vec<String> {
+    vec![
+        format!("export KUBECONFIG={}", kubeconfig.display()),
+        "try: kubectl get machines,machinesets,azuremachinepools,vspheremachines -A".to_owned(),
+        "try: kubectl scale machineset.machine.openshift.io/workers -n openshift-machine-api --replicas=4".to_owned(),
+        format!(
+            "try: kubectl get nodes -w; addresses and credentials of the clouds are in {}/clouds.env",
+            dir.display()
+        ),
+    ]
+}
+
+/// Waits until every example has become what it was to be.
+async fn once(
+    args: &Up,
+    rows: &Rows,
+    applied: &[DynamicObject],
+    kubeconfig: &Path,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let began = Instant::now();
+    let wanted: Vec<rows::Key> = applied
+        .iter()
+        .filter_map(|o| rows::key(o, examples::NAMESPACE))
+        .collect();
+    let mut changes = rows.changes();
+    let mut told = Vec::new();
+    let all_ready = async {
+        loop {
+            let all = rows.all();
+            for row in all.iter().filter(|row| !told.contains(*row)) {
+                say(format!(
+                    "{:<24} {:<30} {:<18} {}",
+                    row.kind, row.name, row.state, row.detail
+                ));
+            }
+            let missing = wanted.iter().any(|key| rows.get(key).is_none_or(|row| !row.ready));
+            if !missing && all.iter().all(|row| row.ready) {
+                return;
+            }
+            told = all;
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    let in_time = tokio::select! {
+        done = tokio::time::timeout(args.timeout, all_ready) => done.is_ok(),
+        () = stop.cancelled() => bail!("stopped before everything was ready"),
+    };
+    let all = rows.all();
+    if !in_time {
+        let mut late: Vec<String> = all
+            .iter()
+            .filter(|row| !row.ready)
+            .map(|row| format!("{} {} is {}", row.kind, row.name, row.state))
+            .collect();
+        let absent = wanted.iter().filter(|key| rows.get(key).is_none());
+        late.extend(absent.map(|key| format!("{} {} is not there", rows::KINDS[key.0].1, key.2)));
+        bail!("not ready after {} s: {}", args.timeout.as_secs(), late.join(", "));
+    }
+    say(format!(
+        "{} machines and pools ready after {} s",
+        all.len(),
+        began.elapsed().as_secs()
+    ));
+    say(format!("ready {}", kubeconfig.display()));
+    Ok(())
+}
+
+fn clouds_line(clouds: &Clouds) -> String {
+    let azure = clouds.azure.iter().map(|azure| format!("Azure at {}", azure.url));
+    let vsphere = clouds.vsphere.iter().map(|vcsim| format!("vCenter at {}", vcsim.url));
+    azure.chain(vsphere).collect::<Vec<_>>().join(", ")
+}
+
+fn write_variables(dir: &Path, variables: &[(&str, String)]) -> Result<()> {
+    let lines: String = variables
+        .iter()
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect();
+    std::fs::write(dir.join("clouds.env"), lines).context("cannot write clouds.env")
+}
+
+fn say(line: impl AsRef<str>) {
+    println!("{}", line.as_ref());
+}

@@ -1,0 +1,198 @@
+//! What `capstan up` shows: one row per machine-like object, kept current by watches.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::StreamExt;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Client, ResourceExt};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+const OPENSHIFT: &str = "machine.openshift.io";
+const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
+
+/// The kinds that have a row, in the order in which they are shown.
+pub const KINDS: [(&str, &str); 6] = [
+    (OPENSHIFT, "MachineSet"),
+    (OPENSHIFT, "Machine"),
+    (INFRASTRUCTURE, "AzureMachinePool"),
+    (INFRASTRUCTURE, "AzureMachinePoolMachine"),
+    (INFRASTRUCTURE, "VSphereMachine"),
+    (INFRASTRUCTURE, "VSphereVM"),
+];
+
+/// Which object: place of the kind in [`KINDS`], namespace, name.
+pub type Key = (usize, String, String);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    pub state: String,
+    pub ready: bool,
+    pub detail: String,
+}
+
+/// All rows; clones share them.
+#[derive(Clone)]
+pub struct Rows {
+    rows: Arc<Mutex<BTreeMap<Key, Row>>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Rows {
+    /// Watches all kinds that the cluster has. Ends when the returned set is dropped.
+    pub fn watch(client: &Client) -> (Self, JoinSet<()>) {
+        let rows = Self {
+            rows: Arc::default(),
+            changed: watch::Sender::new(0),
+        };
+        let mut tasks = JoinSet::new();
+        for (place, (group, kind)) in KINDS.into_iter().enumerate() {
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1beta1", kind));
+            let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+            tasks.spawn(rows.clone().follow(place, api));
+        }
+        (rows, tasks)
+    }
+
+    async fn follow(self, place: usize, api: Api<DynamicObject>) {
+        // Errors are answered by the back-off: a kind that is not installed yet appears later.
+        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Apply(object) | Event::InitApply(object)) => {
+                    let row = row(KINDS[place].1, &object);
+                    let key = (place, row.namespace.clone(), row.name.clone());
+                    self.lock().insert(key, row);
+                }
+                Ok(Event::Delete(object)) => {
+                    self.lock()
+                        .remove(&(place, object.namespace().unwrap_or_default(), object.name_any()));
+                }
+                Ok(Event::Init) => self.lock().retain(|key, _| key.0 != place),
+                Ok(Event::InitDone) | Err(_) => continue,
+            }
+            self.changed.send_modify(|count| *count += 1);
+        }
+    }
+
+    pub fn all(&self) -> Vec<Row> {
+        self.lock().values().cloned().collect()
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Row> {
+        self.lock().get(key).cloned()
+    }
+
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Row>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The key of an object that has a row.
+pub fn key(object: &DynamicObject, namespace: &str) -> Option<Key> {
+    let types = object.types.as_ref()?;
+    let group = types.api_version.split_once('/')?.0;
+    let place = KINDS.iter().position(|kind| *kind == (group, types.kind.as_str()))?;
+    Some((
+        place,
+        object.namespace().unwrap_or_else(|| namespace.to_owned()),
+        object.name_any(),
+    ))
+}
+
+/// How an object is shown, and whether it has become what it was to be.
+fn row(kind: &'static str, object: &DynamicObject) -> Row {
+    let (spec, status) = (&object.data["spec"], &object.data["status"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let phase = text(&status["phase"]);
+    let (mut state, ready) = match kind {
+        "MachineSet" => count(spec["replicas"].as_i64().unwrap_or(1), status["readyReplicas"].as_i64()),
+        "AzureMachinePool" => {
+            let replicas = status["replicas"].as_i64();
+            let ready = status["ready"].as_bool().unwrap_or_default();
+            (format!("{} instances", replicas.unwrap_or_default()), ready)
+        }
+        "Machine" => (phase.clone(), phase == "Running"),
+        _ => (phase.clone(), status["ready"].as_bool().unwrap_or_default()),
+    };
+    if object.metadata.deletion_timestamp.is_some() {
+        "Deleting".clone_into(&mut state);
+    } else if state.is_empty() {
+        if ready { "Ready" } else { "Pending" }.clone_into(&mut state);
+    }
+    let failure = [&status["errorMessage"], &status["failureMessage"]]
+        .into_iter()
+        .map(text)
+        .find(|t| !t.is_empty());
+    let node = text(&status["nodeRef"]["name"]);
+    let detail = failure.unwrap_or_else(|| {
+        if node.is_empty() {
+            text(&spec["providerID"])
+        } else {
+            node
+        }
+    });
+    Row {
+        kind,
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        ready: ready && object.metadata.deletion_timestamp.is_none(),
+        state,
+        detail,
+    }
+}
+
+fn count(desired: i64, ready: Option<i64>) -> (String, bool) {
+    let ready = ready.unwrap_or_default();
+    (format!("{ready}/{desired} ready"), ready == desired)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shown(kind: &'static str, spec: Value, status: Value) -> (String, bool) {
+        let object = json!({
+            "apiVersion": "v1", "kind": kind, "metadata": {"name": "one", "namespace": "default"},
+            "spec": spec, "status": status,
+        });
+        let row = row(kind, &serde_json::from_value(object).unwrap());
+        (row.state, row.ready)
+    }
+
+    #[test]
+    fn a_row_is_ready_when_its_object_has_become_what_it_was_to_be() {
+        let none = json!({});
+        assert_eq!(shown("Machine", none.clone(), none.clone()), ("Pending".into(), false));
+        assert_eq!(
+            shown("Machine", none.clone(), json!({"phase": "Provisioned"})),
+            ("Provisioned".into(), false)
+        );
+        assert_eq!(
+            shown("Machine", none.clone(), json!({"phase": "Running"})),
+            ("Running".into(), true)
+        );
+        let set = json!({"replicas": 2});
+        assert_eq!(
+            shown("MachineSet", set.clone(), json!({"readyReplicas": 1})),
+            ("1/2 ready".into(), false)
+        );
+        assert_eq!(
+            shown("MachineSet", set, json!({"readyReplicas": 2})),
+            ("2/2 ready".into(), true)
+        );
+        assert_eq!(shown("VSphereVM", none, json!({"ready": true})), ("Ready".into(), true));
+    }
+}

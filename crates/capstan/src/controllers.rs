@@ -50,7 +50,21 @@ pub struct Settings {
 
 /// Runs a controller until the context's shutdown.
 pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()> {
-    let _ = (name, settings);
-    context.shutdown.cancelled().await;
+    match name {
+        Name::Openshift => {
+            let mut options = capstan_openshift::Options::default();
+            options.resync = settings.resync.unwrap_or(options.resync);
+            capstan_openshift::run(context, settings.azure, options).await?;
+        }
+        Name::AzurePools => {
+            let mut options = capstan_azure_pools::Options::default();
+            options.resync = settings.resync.unwrap_or(options.resync);
+            capstan_azure_pools::run(context, settings.azure, options).await?;
+        }
+        Name::Vsphere => {
+            let options = capstan_vsphere_machines::Options::from_env();
+            capstan_vsphere_machines::run(context, options).await?;
+        }
+    }
     Ok(())
 }

@@ -30,9 +30,9 @@ pub enum Error {
     Machine(#[from] machine::Error),
 }
 
-/// Runs all controllers of this group until the context is shut down.
+/// Runs all controllers of this group until the context is shut down. The settings' metrics are the caller's to register:
+/// other controllers may share them.
 pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
-    ctx.metrics.register(|registry| settings.metrics.register(registry));
     let clients = Clients::new(settings)?;
     machine::run(ctx, clients, options).await?;
     Ok(())

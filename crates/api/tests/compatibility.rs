@@ -136,6 +136,7 @@ struct Comparison {
 impl Comparison {
     fn compare(&mut self, path: &str, theirs: &Value, ours: &Value) {
         self.types(path, theirs, ours);
+        self.limits(path, theirs, ours);
         self.requirements(path, theirs, ours);
         let none = Map::new();
         let known = ours["properties"].as_object().unwrap_or(&none);
@@ -181,8 +182,39 @@ impl Comparison {
             let all = theirs["enum"]
                 .as_array()
                 .is_some_and(|theirs| theirs.iter().all(|word| words.contains(word)));
-            if !all && !STRICTER.contains(&path) {
+            if !all {
                 self.faults.push(format!("{path} takes only {words:?}"));
+            }
+        }
+    }
+
+    /// A default changes what is stored, a limit what is taken: each of ours is theirs, or is owned up to.
+    fn limits(&mut self, path: &str, theirs: &Value, ours: &Value) {
+        const LIMITS: [&str; 9] = [
+            "default",
+            "minimum",
+            "maximum",
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "maxProperties",
+            "pattern",
+        ];
+        for limit in LIMITS {
+            let (their, our) = (theirs.get(limit), ours.get(limit));
+            // The same number may be written with or without a fraction.
+            let same = our == their || (our.is_some() && our.and_then(Value::as_f64) == their.and_then(Value::as_f64));
+            let same = same && our.is_some() == their.is_some();
+            let stricter = our.is_some() && !same;
+            let lost = limit == "default" && their.is_some() && !same;
+            if (stricter || lost)
+                && !STRICTER
+                    .iter()
+                    .any(|(suffix, known)| path.ends_with(suffix) && *known == limit)
+            {
+                self.faults
+                    .push(format!("{path} has {limit} {our:?} instead of {their:?}"));
             }
         }
     }
@@ -205,8 +237,43 @@ fn is_open(schema: &Value) -> bool {
     schema["x-kubernetes-preserve-unknown-fields"] == true
 }
 
-/// Fields where we name the values that make sense and they take any word.
-const STRICTER: [&str; 0] = [];
+/// Limits of ours that their definitions do not have: what their webhooks, Azure or vSphere refuse.
+/// Unchecked by them, a value beyond would only fail later; a length or count is there so that rules have a bounded
+/// cost, and is far beyond what is possible.
+const STRICTER: [(&str, &str); 25] = [
+    // Azure: at most 64 LUNs, sizes of managed disks, names of resources.
+    (".template.dataDisks", "maxItems"),
+    (".template.dataDisks[].diskSizeGB", "minimum"),
+    (".template.dataDisks[].diskSizeGB", "maximum"),
+    (".template.dataDisks[].lun", "minimum"),
+    (".template.dataDisks[].lun", "maximum"),
+    (".template.dataDisks[].nameSuffix", "minLength"),
+    (".template.dataDisks[].nameSuffix", "maxLength"),
+    (".managedDisk.storageAccountType", "maxLength"),
+    // Their webhook.
+    (".template.osDisk.diskSizeGB", "minimum"),
+    (".template.osDisk.diskSizeGB", "maximum"),
+    (".template.terminateNotificationTimeout", "minimum"),
+    (".template.terminateNotificationTimeout", "maximum"),
+    // vSphere: at most 10 network cards, no empty disk; more disks than they allow, since controllers take more.
+    (".dataDisks", "maxItems"),
+    (".dataDisks[].name", "maxLength"),
+    (".dataDisks[].sizeGiB", "minimum"),
+    (".network.devices", "maxItems"),
+    (".network.devices[].ipAddrs", "maxItems"),
+    (".network.devices[].ipAddrs[]", "maxLength"),
+    // Go cannot read anything else.
+    (".guestSoftPowerOffTimeout", "pattern"),
+    // Their webhook's default.
+    ("VSphereDeploymentZone.spec.controlPlane", "default"),
+    // A default of theirs behind a feature gate of OpenShift.
+    ("Machine.spec.authoritativeAPI", "default"),
+    ("MachineSet.spec.authoritativeAPI", "default"),
+    (".template.spec.authoritativeAPI", "default"),
+    // Kubernetes' own length of a label.
+    ("MachineSet.spec.selector.matchLabels", "maxProperties"),
+    ("MachineSet.spec.selector.matchLabels{}", "maxLength"),
+];
 
 #[test]
 fn no_field_of_the_replaced_controllers_is_missing_or_different() {

@@ -1,6 +1,10 @@
 //! The examples are what they show: the API server takes each object of ours as it stands, every field known.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
 
 use anyhow::{Context, Result};
 use capstan_api::{crds, openshift::AzureMachineProviderSpec};

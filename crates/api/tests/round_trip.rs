@@ -1,6 +1,12 @@
 //! Nothing is lost on the way through the types: an object with every field of its definition set comes back the
 //! same, and an empty one comes back empty.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
 use capstan_api::{azure, crds, openshift, vsphere};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::{Serialize, de::DeserializeOwned};

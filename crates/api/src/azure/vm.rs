@@ -250,7 +250,7 @@ pub struct DataDisk {
     pub name_suffix: String,
     /// Size in GB.
     #[serde(rename = "diskSizeGB")]
-    #[schemars(extend("minimum" = 4, "maximum" = 32767))]
+    #[schemars(extend("minimum" = 4, "maximum" = 65536))]
     pub disk_size_gb: i32,
     /// What it is made of.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -444,12 +444,19 @@ fn os_disk_rules() -> [Rule; 1] {
     .at(".managedDisk.storageAccountType")]
 }
 
-fn data_disk_rules() -> [Rule; 2] {
+fn data_disk_rules() -> [Rule; 3] {
+    const SIZE: &str = "self.diskSizeGB <= 32767 || \
+        self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS']";
     const UNCACHED: &str = "self.?cachingType.orValue('None') == 'None' || \
         !(self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS'])";
     const PROVISIONED: &str = "!(has(self.diskIOPSReadWrite) || has(self.diskMBpsReadWrite)) || \
         self.?managedDisk.?storageAccountType.orValue('') in ['UltraSSD_LRS', 'PremiumV2_LRS']";
     [
+        rule(
+            SIZE,
+            "must be at most 32767 unless storageAccountType is UltraSSD_LRS or PremiumV2_LRS",
+        )
+        .at(".diskSizeGB"),
         rule(
             UNCACHED,
             "cachingType must be None when storageAccountType is UltraSSD_LRS or PremiumV2_LRS",

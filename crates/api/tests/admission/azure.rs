@@ -154,8 +154,17 @@ fn data_disk_cases() -> Vec<Case> {
         ),
         refused(
             "/template/dataDisks/0/diskSizeGB",
+            json!(65537),
+            &["dataDisks[0].diskSizeGB", "less than or equal to 65536"],
+        ),
+        accepted("/template/dataDisks/0/diskSizeGB", json!(65536)),
+        refused(
+            "/template/dataDisks/1/diskSizeGB",
             json!(32768),
-            &["dataDisks[0].diskSizeGB", "less than or equal to 32767"],
+            &[
+                "dataDisks[1].diskSizeGB",
+                "must be at most 32767 unless storageAccountType is UltraSSD_LRS or PremiumV2_LRS",
+            ],
         ),
         refused(
             "/template/dataDisks/0/lun",

@@ -1,6 +1,7 @@
 //! The OpenShift Machine API on Azure: machines, the sets that make them, and their admission.
 
 pub mod machine;
+pub mod machineset;
 
 use capstan_azure::{Clients, Settings};
 use capstan_kube::Context;
@@ -34,6 +35,7 @@ pub enum Error {
 /// other controllers may share them.
 pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
     let clients = Clients::new(settings)?;
-    machine::run(ctx, clients, options).await?;
+    let sets = async { Ok(machineset::run(ctx.clone()).await) };
+    tokio::try_join!(machine::run(ctx.clone(), clients, options), sets)?;
     Ok(())
 }

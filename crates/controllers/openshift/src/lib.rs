@@ -35,7 +35,10 @@ pub enum Error {
 /// other controllers may share them.
 pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
     let clients = Clients::new(settings)?;
-    let sets = async { Ok(machineset::run(ctx.clone()).await) };
+    let sets = async {
+        machineset::run(ctx.clone()).await;
+        Ok(())
+    };
     tokio::try_join!(machine::run(ctx.clone(), clients, options), sets)?;
     Ok(())
 }

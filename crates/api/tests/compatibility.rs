@@ -3,15 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod support;
+
 use capstan_api::{crds, openshift::AzureMachineProviderSpec};
 use serde_json::{Map, Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Write, stderr},
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, fs, path::Path};
+use support::{module, say};
 
 const AZURE: &str = "sigs.k8s.io/cluster-api-provider-azure";
 const VSPHERE: &str = "sigs.k8s.io/cluster-api-provider-vsphere";
@@ -49,32 +46,6 @@ const SOURCES: [(&str, &str, &[&str]); 3] = [
         &["Machine", "MachineSet"],
     ),
 ];
-
-/// Goes past libtest's capture: a skipped comparison must not look like a passed one.
-fn say(line: &str) {
-    let _ = writeln!(stderr(), "{line}");
-}
-
-/// The directory of a pinned module, downloaded if need be; none without Go or a network.
-fn module(path: &str) -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/crds");
-    let pins = fs::read_to_string(tools.join("go.mod")).unwrap();
-    let pin = pins
-        .lines()
-        .find_map(|line| line.trim().strip_prefix(path))
-        .expect("the module is pinned")
-        .trim();
-    let output = Command::new("go")
-        .current_dir(&tools)
-        .args(["mod", "download", "-json", &format!("{path}@{pin}")])
-        .output();
-    let answer: Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
-    if let Some(error) = answer.get("Error") {
-        assert!(!error.to_string().contains("checksum mismatch"), "{path}: {error}");
-        return None;
-    }
-    Some(answer["Dir"].as_str()?.into())
-}
 
 /// The v1beta1 schema of each kind found in a directory; several files of one kind are one schema.
 fn upstream(directory: &Path) -> BTreeMap<String, Value> {

@@ -1,0 +1,306 @@
+//! Machines with data disks on a simulated vCenter whose clones take a while.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use capstan_api::vsphere::VSphereMachine;
+use capstan_testkit::vcsim::Options;
+use capstan_testkit::{Vcsim, vcsim};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::measure::{Audited, usage};
+
+/// Objects are made by so many requests at once.
+const MAKERS: usize = 16;
+/// The controllers' own start is not measured; they have logged in and settled by then.
+const SETTLE: Duration = Duration::from_secs(3);
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many machines
+    #[arg(long, default_value_t = 200)]
+    machines: usize,
+    /// How many data disks each
+    #[arg(long, default_value_t = 2)]
+    disks: usize,
+    /// How long a clone takes, in milliseconds
+    #[arg(long, default_value_t = 5000)]
+    clone_ms: u64,
+    /// How long after power-on a guest has its address, in milliseconds
+    #[arg(long, default_value_t = 1000)]
+    address_ms: u64,
+    /// Give up after so many seconds
+    #[arg(long, default_value_t = 300)]
+    patience: u64,
+    /// Delete the machines afterwards, and measure that too
+    #[arg(long)]
+    delete: bool,
+    /// Print which calls and writes were made
+    #[arg(long)]
+    details: bool,
+}
+
+/// The part that is measured, as a process of its own. It ends with its parent.
+pub async fn controllers(namespace: String) -> Result<()> {
+    let config = kube::Config::infer().await?;
+    let options = capstan_kube::Options {
+        namespace: Some(namespace),
+        ..Default::default()
+    };
+    let shutdown = options.shutdown.clone();
+    let context = capstan_kube::Context::new(config, options)?;
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        shutdown.cancel();
+    });
+    capstan_vsphere_machines::run(context, Default::default()).await?;
+    Ok(())
+}
+
+pub async fn run(args: &Args) -> Result<()> {
+    let ideal = Duration::from_millis(args.clone_ms + args.address_ms);
+    let audited = Audited::start().await?;
+    audited.plane.install_crds().await?;
+    audited.plane.install_cluster_api_crds().await?;
+    let sim = vcsim(Options {
+        clone_delay: Duration::from_millis(args.clone_ms),
+        guest_ip_delay: Some(Duration::from_millis(args.address_ms)),
+        ..Options::default()
+    })
+    .await?;
+    let namespace = audited.plane.namespace("bench").await?;
+    let bench = Bench {
+        client: audited.client().await?,
+        namespace,
+        sim: &sim,
+    };
+    bench.make_cluster().await?;
+    let owners = bench.make_owners(args.machines).await?;
+    let mut child = tokio::process::Command::new(std::env::current_exe()?)
+        .args(["vsphere-controllers", &bench.namespace])
+        .env("KUBECONFIG", audited.kubeconfig())
+        .stdin(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let pid = child.id().context("the controllers did not start")?;
+    let _lifeline = child.stdin.take();
+    tokio::time::sleep(SETTLE).await;
+
+    sim.admin.reset_counters().await?;
+    let (before, writes_before) = (usage(pid)?, sum(&audited.writes(&bench.namespace)?));
+    let started = Instant::now();
+    bench.make_machines(&owners, args.disks).await?;
+    let made = started.elapsed();
+    tokio::time::timeout(Duration::from_secs(args.patience), bench.all_ready(args.machines))
+        .await
+        .context("the machines did not all get ready in time")??;
+    let took = started.elapsed();
+    // Last writes (events) are on their way.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (after, writes) = (usage(pid)?, audited.writes(&bench.namespace)?);
+    let calls = sim.admin.counters().await?;
+
+    let n = args.machines as f64;
+    let cpu = after.cpu_seconds - before.cpu_seconds;
+    println!(
+        "{} machines with {} data disks each; objects made in {:.1} s",
+        args.machines,
+        args.disks,
+        made.as_secs_f64()
+    );
+    println!(
+        "time                  {:.1} s, {:.2} x the ideal {:.1} s",
+        took.as_secs_f64(),
+        took.as_secs_f64() / ideal.as_secs_f64(),
+        ideal.as_secs_f64()
+    );
+    println!("machines per second   {:.1}", n / took.as_secs_f64());
+    println!("vSphere calls each    {:.1}", calls.values().sum::<u64>() as f64 / n);
+    println!("kube writes each      {:.1}", (sum(&writes) - writes_before) as f64 / n);
+    println!("CPU seconds each      {:.4}", cpu / n);
+    println!(
+        "peak memory           {:.0} MiB (before: {:.0})",
+        after.peak_mib, before.peak_mib
+    );
+    if args.details {
+        println!("calls: {calls:?}\nwrites: {writes:?}");
+    }
+    if args.delete {
+        bench.delete_all(&sim, args).await?;
+    }
+    child.kill().await?;
+    Ok(())
+}
+
+fn sum(counts: &std::collections::BTreeMap<String, u64>) -> u64 {
+    counts.values().sum()
+}
+
+struct Bench<'a> {
+    client: kube::Client,
+    namespace: String,
+    sim: &'a Vcsim,
+}
+
+impl Bench<'_> {
+    async fn create(&self, path: &str, object: &Value) -> Result<Value> {
+        let (group, plural) = path.rsplit_once('/').context("group/version/plural")?;
+        let root = if group == "v1" { "api" } else { "apis" };
+        let url = format!("/{root}/{group}/namespaces/{}/{plural}", self.namespace);
+        let request = http::Request::post(url).header("content-type", "application/json");
+        Ok(self.client.request(request.body(serde_json::to_vec(object)?)?).await?)
+    }
+
+    async fn make_cluster(&self) -> Result<()> {
+        self.create(
+            "v1/secrets",
+            &json!({
+                "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
+                "stringData": {"username": self.sim.username, "password": self.sim.password},
+            }),
+        )
+        .await?;
+        let cluster = self
+            .create("cluster.x-k8s.io/v1beta2/clusters", &json!({
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"},
+                "spec": {"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereCluster", "name": "c"}},
+            }))
+            .await?;
+        self.create(
+            "infrastructure.cluster.x-k8s.io/v1beta1/vsphereclusters",
+            &json!({
+                "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster",
+                "metadata": {"name": "c", "labels": labels(), "ownerReferences": [owner(&cluster)]},
+                "spec": {
+                    "server": self.sim.server, "thumbprint": self.sim.thumbprint,
+                    "identityRef": {"kind": "Secret", "name": "vcenter"},
+                    "controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443},
+                },
+            }),
+        )
+        .await?;
+        let url = format!(
+            "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/clusters/c/status",
+            self.namespace
+        );
+        let status = json!({"status": {"initialization": {"infrastructureProvisioned": true}}});
+        let request = http::Request::patch(url).header("content-type", "application/merge-patch+json");
+        let _: Value = self.client.request(request.body(serde_json::to_vec(&status)?)?).await?;
+        Ok(())
+    }
+
+    /// Machines with bootstrap data, as Cluster API core makes them first.
+    async fn make_owners(&self, number: usize) -> Result<Vec<Value>> {
+        let make = |n: usize| async move {
+            self.create(
+                "v1/secrets",
+                &json!({
+                    "apiVersion": "v1", "kind": "Secret", "metadata": {"name": format!("m{n}-boot")},
+                    "stringData": {"value": "#cloud-config\n{}\n"},
+                }),
+            )
+            .await?;
+            self.create("cluster.x-k8s.io/v1beta2/machines", &json!({
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+                "metadata": {"name": format!("m{n}"), "labels": labels()},
+                "spec": {
+                    "clusterName": "c", "bootstrap": {"dataSecretName": format!("m{n}-boot")},
+                    "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereMachine", "name": format!("m{n}")},
+                },
+            }))
+            .await
+        };
+        stream::iter((0..number).map(make)).buffered(MAKERS).try_collect().await
+    }
+
+    async fn make_machines(&self, owners: &[Value], disks: usize) -> Result<()> {
+        let disks: Vec<Value> = (0..disks)
+            .map(|n| json!({"name": format!("disk-{n}"), "sizeGiB": 10 + n, "provisioningMode": "Thin"}))
+            .collect();
+        let disks = &disks;
+        let make = |machine: &Value| {
+            let object = json!({
+                "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereMachine",
+                "metadata": {"name": machine["metadata"]["name"], "labels": labels(), "ownerReferences": [owner(machine)]},
+                "spec": {
+                    "template": "pvscsi", "datacenter": "DC0", "cloneMode": "linkedClone", "numCPUs": 2, "memoryMiB": 4096,
+                    "datastore": "LocalDS_0", "resourcePool": "/DC0/host/DC0_C0/Resources", "folder": "/DC0/vm",
+                    "network": {"devices": [{"networkName": "VM Network", "dhcp4": true}]},
+                    "dataDisks": disks,
+                },
+            });
+            async move {
+                self.create("infrastructure.cluster.x-k8s.io/v1beta1/vspheremachines", &object)
+                    .await
+                    .map(|_| ())
+            }
+        };
+        stream::iter(owners.iter().map(make))
+            .buffer_unordered(MAKERS)
+            .try_collect()
+            .await
+    }
+
+    fn machines(&self) -> Api<VSphereMachine> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn all_ready(&self, number: usize) -> Result<()> {
+        let mut ready = std::collections::HashSet::new();
+        let mut events = std::pin::pin!(watcher(self.machines(), watcher::Config::default()).applied_objects());
+        while let Some(machine) = events.try_next().await? {
+            if machine.status.as_ref().is_some_and(|status| status.ready) {
+                ready.insert(machine.name_any());
+            }
+            if ready.len() == number {
+                return Ok(());
+            }
+        }
+        bail!("the watch ended")
+    }
+
+    async fn delete_all(&self, sim: &Vcsim, args: &Args) -> Result<()> {
+        sim.admin.reset_counters().await?;
+        let started = Instant::now();
+        self.machines()
+            .delete_collection(&Default::default(), &Default::default())
+            .await?;
+        while !self
+            .machines()
+            .list_metadata(&Default::default())
+            .await?
+            .items
+            .is_empty()
+        {
+            if started.elapsed() > Duration::from_secs(args.patience) {
+                bail!("the machines were not all deleted in time");
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let calls = sim.admin.counters().await?;
+        let each = sum(&calls) as f64 / args.machines as f64;
+        println!(
+            "deleted in            {:.1} s, {each:.1} vSphere calls each",
+            started.elapsed().as_secs_f64()
+        );
+        if args.details {
+            println!("calls: {calls:?}");
+        }
+        Ok(())
+    }
+}
+
+fn labels() -> Value {
+    json!({"cluster.x-k8s.io/cluster-name": "c"})
+}
+
+fn owner(object: &Value) -> Value {
+    json!({
+        "apiVersion": object["apiVersion"], "kind": object["kind"], "name": object["metadata"]["name"],
+        "uid": object["metadata"]["uid"], "controller": true,
+    })
+}

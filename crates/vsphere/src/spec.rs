@@ -62,6 +62,13 @@ pub struct ConfigSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChange {
     AddDisk(NewDisk),
+    /// A disk that exists already, by its path (`[datastore] folder/name.vmdk`).
+    AttachDisk {
+        key: i32,
+        controller_key: i32,
+        unit: i32,
+        path: String,
+    },
     /// A disk that exists, with another size.
     ResizeDisk {
         device: Device,
@@ -199,6 +206,22 @@ impl DeviceChange {
                 w.text("operation", "add").text("fileOperation", "create");
                 disk.write(w);
                 write_profile(w, "profile", disk.storage_policy.as_deref());
+            }
+            Self::AttachDisk {
+                key,
+                controller_key,
+                unit,
+                path,
+            } => {
+                w.text("operation", "add").nest_as("device", "VirtualDisk", |w| {
+                    w.value("key", key)
+                        .nest_as("backing", "VirtualDiskFlatVer2BackingInfo", |w| {
+                            w.text("fileName", path).text("diskMode", "independent_persistent");
+                        })
+                        .value("controllerKey", controller_key)
+                        .value("unitNumber", unit)
+                        .value("capacityInKB", 0);
+                });
             }
             Self::ResizeDisk { device, capacity_kib } => {
                 w.text("operation", "edit")

@@ -249,24 +249,14 @@ impl Vms {
             Severity::Warning
         };
         let (text, connection) = (error.to_string(), error.is_connection());
+        let said = if connection { terms::VCENTER_UNREACHABLE } else { reason };
+        self.recorder.warning(vm, said, text.as_str()).await;
         self.write(vm, working, |status, now| {
-            let list = &mut status.conditions;
-            if connection {
-                conditions::mark_false(
-                    list,
-                    terms::VCENTER_AVAILABLE,
-                    severity,
-                    terms::VCENTER_UNREACHABLE,
-                    &text,
-                    now,
-                );
-            } else {
-                conditions::mark_false(list, terms::VM_PROVISIONED, severity, reason, &text, now);
-            }
+            let (list, type_) = (&mut status.conditions, terms::VM_PROVISIONED);
+            let type_ = if connection { terms::VCENTER_AVAILABLE } else { type_ };
+            conditions::mark_false(list, type_, severity, said, &text, now);
         })
         .await?;
-        let reason = if connection { terms::VCENTER_UNREACHABLE } else { reason };
-        self.recorder.warning(vm, reason, text).await;
         answer(error)
     }
 }

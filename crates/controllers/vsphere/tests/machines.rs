@@ -1,0 +1,381 @@
+//! Machines with data disks, end to end: a real API server, a simulated vCenter.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod world;
+
+use anyhow::Result;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use capstan_api::vsphere::{VSphereMachine, VSphereVM};
+use capstan_testkit::vcsim::{Fault, Options};
+use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, NewDisk, PowerState};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use world::{World, disks, spec};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_control_plane_machine_gets_a_disk_for_etcd() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let etcd = json!([{"name": "etcd", "sizeGiB": 20, "provisioningMode": "Thin"}]);
+    world
+        .machine("cp-0", spec("pvscsi", json!({"dataDisks": etcd})))
+        .await?;
+    let (machine, vm, info) = world.ready("cp-0").await?;
+    assert_eq!(
+        disks(&info).iter().map(|d| (d.0, d.1)).collect::<Vec<_>>(),
+        [(0, 10), (1, 20)]
+    );
+    assert_eq!(disks(&info)[1].2, Some(true));
+    assert_eq!(machine.spec.provider_id, Some(format!("vsphere://{}", info.bios_uuid)));
+    assert_eq!(info.state.power, PowerState::On);
+    let status = machine.status.unwrap();
+    assert!(
+        status
+            .addresses
+            .iter()
+            .any(|a| a.type_ == "ExternalIP" && a.address.starts_with("10."))
+    );
+    let of_vm = vm.status.unwrap();
+    assert_eq!(of_vm.clone_mode.as_deref(), Some("linkedClone"));
+    assert_eq!(of_vm.host.as_deref().map(|h| h.starts_with("DC0_")), Some(true));
+    assert!(of_vm.task_ref.is_none());
+    let disk = &of_vm.data_disks[0];
+    assert_eq!(
+        (disk.name.as_str(), disk.unit_number, disk.controller.type_.as_str()),
+        ("etcd", 1, "PVSCSI")
+    );
+    let uuid = disk.uuid.clone().unwrap();
+    let listed = info.extra_config("guestinfo.capstan.disks").unwrap();
+    assert!(
+        listed.contains(&uuid) && listed.contains("/dev/disk/by-id/wwn-0x"),
+        "{listed}"
+    );
+    assert!(
+        world
+            .events("cp-0")
+            .await?
+            .iter()
+            .any(|(reason, _)| reason == "Provisioned")
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_worker_gets_its_own_disk_for_images_and_goes_with_it() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let images = json!([{"name": "images", "sizeGiB": 50}]);
+    for name in ["w-0", "w-1", "w-2"] {
+        world
+            .machine(name, spec("pvscsi", json!({"dataDisks": images})))
+            .await?;
+    }
+    let mut paths = Vec::new();
+    for name in ["w-0", "w-1", "w-2"] {
+        let (_, vm, info) = world.ready(name).await?;
+        assert_eq!(disks(&info).len(), 2);
+        paths.push(vm.status.unwrap().data_disks[0].datastore_path.clone().unwrap());
+    }
+    paths.dedup();
+    assert_eq!(paths.len(), 3, "{paths:?}");
+    let vm = world.api::<VSphereVM>().get("w-1").await?;
+    world.delete("w-1").await?;
+    assert!(world.in_vcenter(&vm).await?.is_none());
+    assert!(world.api::<VSphereVM>().get_opt("w-1").await?.is_none());
+    Ok(())
+}
+
+/// The proposal's machine, with its field name put right and the names of the simulated vCenter.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_proposals_machine_gets_its_disks_and_its_spelling_is_refused() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let example = |field: &str| {
+        json!({
+            "cloneMode": "linkedClone", "datacenter": "DC0", "datastore": "/DC0/datastore/LocalDS_0", "diskGiB": 128,
+            "folder": "/DC0/vm", "memoryMiB": 16384, "numCPUs": 4, "resourcePool": "/DC0/host/DC0_C0",
+            "server": world.vcsim.server, "template": "two-disks",
+            "network": {"devices": [{"dhcp4": true, "networkName": "DC0_DVPG0"}]},
+            "dataDisks": [
+                {"name": "images", "sizeGiB": 50, field: "Thin"},
+                {"name": "swap", "sizeGiB": 90, field: "Thick"},
+            ],
+        })
+    };
+    let refused = world
+        .machine("misspelt", example("provisioningType"))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("provisioningMode"), "{refused}");
+    world.machine("example", example("provisioningMode")).await?;
+    let (_, vm, info) = world.ready("example").await?;
+    let found = disks(&info);
+    assert_eq!(
+        found.iter().map(|d| (d.0, d.1)).collect::<Vec<_>>(),
+        [(0, 10), (1, 10), (2, 50), (3, 90)]
+    );
+    assert_eq!((found[2].2, found[3].2), (Some(true), Some(false)));
+    assert_eq!((info.num_cpus, info.memory_mib), (4, 16384));
+    let names: Vec<_> = vm
+        .status
+        .unwrap()
+        .data_disks
+        .iter()
+        .map(|d| (d.name.clone(), d.unit_number))
+        .collect();
+    assert_eq!(names, [("images".to_owned(), 2), ("swap".to_owned(), 3)]);
+    let metadata = STANDARD.decode(info.extra_config("guestinfo.metadata").unwrap())?;
+    let mac = info.devices.iter().find_map(|d| d.nic()).unwrap().mac.clone();
+    assert!(String::from_utf8(metadata)?.contains(&format!("macaddress: \"{mac}\"")));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modes_become_backing_flags_in_full_and_linked_clones() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let all = json!([
+        {"name": "a", "sizeGiB": 1, "provisioningMode": "Thin"}, {"name": "b", "sizeGiB": 2, "provisioningMode": "Thick"},
+        {"name": "c", "sizeGiB": 3, "provisioningMode": "EagerlyZeroed"}, {"name": "d", "sizeGiB": 4},
+    ]);
+    let full = json!({"cloneMode": "fullClone", "diskGiB": 25, "dataDisks": all, "customVMXKeys": {"my.key": "mine"}});
+    world
+        .machine("linked", spec("pvscsi", json!({"dataDisks": all})))
+        .await?;
+    let ignition = json!({"format": "ignition", "value": "{\"ignition\":{\"version\":\"3.4.0\"}}"});
+    world.machine_with("full", spec("pvscsi", full), ignition).await?;
+    for (name, primary) in [("linked", 10), ("full", 25)] {
+        let (_, vm, info) = world.ready(name).await?;
+        let found = disks(&info);
+        assert_eq!(found[0].1, primary, "{name}");
+        let flags: Vec<_> = found[1..].iter().map(|d| (d.1, d.2, d.3)).collect();
+        // What is not sent reads as false in the simulator.
+        let expected = [
+            (1, Some(true), Some(false)),
+            (2, Some(false), Some(false)),
+            (3, Some(false), Some(true)),
+            (4, Some(false), Some(false)),
+        ];
+        assert_eq!(flags, expected, "{name}");
+        assert_eq!(vm.status.unwrap().clone_mode, Some(format!("{name}Clone")));
+        assert_eq!(
+            info.extra_config("guestinfo.ignition.config.data").is_some(),
+            name == "full"
+        );
+        assert_eq!(info.extra_config("guestinfo.userdata").is_some(), name == "linked");
+        assert_eq!(info.extra_config("my.key"), (name == "full").then_some("mine"));
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_that_vcenter_dropped_in_silence_are_named_and_put_right() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let drop = Fault {
+        method: "CloneVM_Task".into(),
+        kind: "drop-devices".into(),
+        ..Fault::default()
+    };
+    world.vcsim.admin.inject(&drop).await?;
+    let two =
+        json!([{"name": "images", "sizeGiB": 50}, {"name": "swap", "sizeGiB": 9, "controller": {"type": "NVMe"}}]);
+    world
+        .machine("mended", spec("pvscsi", json!({"dataDisks": two})))
+        .await?;
+    let (_, vm, info) = world.ready("mended").await?;
+    assert_eq!(
+        disks(&info).iter().map(|d| (d.0, d.1)).collect::<Vec<_>>(),
+        [(0, 9), (0, 10), (1, 50)]
+    );
+    assert!(vm.status.unwrap().data_disks.iter().all(|disk| disk.uuid.is_some()));
+    let events = world.events("mended").await?;
+    let (_, text) = events.iter().find(|(reason, _)| reason == "DevicesDropped").unwrap();
+    assert!(
+        text.contains("dataDisks[0] \"images\"") && text.contains("dataDisks[1] \"swap\""),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_disks_than_a_controller_has_units_for_are_refused_before_anything_is_cloned() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let many = |count: usize| {
+        (0..count)
+            .map(|i| json!({"name": format!("d{i}"), "sizeGiB": 1}))
+            .collect::<Vec<_>>()
+    };
+    world
+        .machine("too-many", spec("lsi", json!({"dataDisks": many(16)})))
+        .await?;
+    world
+        .machine("sixty", spec("pvscsi", json!({"dataDisks": many(60)})))
+        .await?;
+    let text = world.condition_of_vm("too-many", "no free unit").await?;
+    assert!(
+        text.contains("dataDisks[14] \"d14\": LSI Logic SCSI controller 0 has no free unit"),
+        "{text}"
+    );
+    assert!(text.contains("dataDisks[15] \"d15\""), "{text}");
+    assert!(
+        world
+            .events("too-many")
+            .await?
+            .iter()
+            .any(|(_, text)| text.contains("dataDisks[15]"))
+    );
+    let vm = world.api::<VSphereVM>().get("too-many").await?;
+    assert!(world.in_vcenter(&vm).await?.is_none());
+    let (_, _, info) = world.ready("sixty").await?;
+    let units: Vec<i32> = disks(&info).iter().map(|disk| disk.0).collect();
+    assert_eq!(units, (0..=61).filter(|unit| *unit != 7).collect::<Vec<_>>());
+    world.delete("too-many").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_machine_of_the_same_name_is_never_adopted_nor_destroyed() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let vcenter = world.vcenter().await?;
+    let datacenter = vcenter.datacenter(Some("DC0")).await?;
+    let template = vcenter.template(&datacenter, "pvscsi").await?;
+    let pool = vcenter
+        .resource_pool(&datacenter, Some("/DC0/host/DC0_C0/Resources"))
+        .await?;
+    let place = CloneSpec {
+        pool: Some(pool.reference.clone()),
+        ..CloneSpec::default()
+    };
+    let foreign = vcenter
+        .clone_vm(&template.reference, &datacenter.vm_folder, "taken", &place)
+        .await?
+        .wait()
+        .await?
+        .unwrap();
+    world.machine("taken", spec("pvscsi", json!({}))).await?;
+    let text = world.condition_of_vm("taken", "exists in folder").await?;
+    assert!(text.contains("left alone"), "{text}");
+    world.delete("taken").await?;
+    assert_eq!(vcenter.vm(&foreign).await?.state.name, "taken");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_of_others_survive_their_machine() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let options = json!({"dataDisks": [{"name": "own", "sizeGiB": 1}], "powerOffMode": "trySoft"});
+    world.machine("goes", spec("pvscsi", options)).await?;
+    let (_, _, info) = world.ready("goes").await?;
+    let vcenter = world.vcenter().await?;
+    let controller = info
+        .devices
+        .iter()
+        .find(|d| d.disk().is_some())
+        .unwrap()
+        .controller_key
+        .unwrap();
+    // A volume that lies in another machine's folder stands for one of a CSI driver.
+    world.machine("stays", spec("pvscsi", json!({}))).await?;
+    let (_, _, other) = world.ready("stays").await?;
+    let new = NewDisk {
+        key: -1,
+        controller_key: controller,
+        unit: 9,
+        capacity_kib: 1024,
+        ..NewDisk::default()
+    };
+    let config = ConfigSpec {
+        devices: vec![DeviceChange::AddDisk(new)],
+        ..ConfigSpec::default()
+    };
+    vcenter.reconfigure(&other.reference, &config).await?.wait().await?;
+    let volume = vcenter
+        .vm(&other.reference)
+        .await?
+        .devices
+        .into_iter()
+        .find(|d| d.unit == Some(9))
+        .unwrap();
+    let path = volume.disk().unwrap().path.clone();
+    let detach = ConfigSpec {
+        devices: vec![DeviceChange::Remove(volume)],
+        ..ConfigSpec::default()
+    };
+    vcenter.reconfigure(&other.reference, &detach).await?.wait().await?;
+    let attach = ConfigSpec {
+        devices: vec![DeviceChange::AttachDisk {
+            key: -1,
+            controller_key: controller,
+            unit: 9,
+            path: path.clone(),
+        }],
+        ..ConfigSpec::default()
+    };
+    vcenter.reconfigure(&info.reference, &attach).await?.wait().await?;
+    world.delete("goes").await?;
+    assert!(vcenter.vm(&info.reference).await.unwrap_err().is_gone());
+    let again = ConfigSpec {
+        devices: vec![DeviceChange::AttachDisk {
+            key: -1,
+            controller_key: controller,
+            unit: 9,
+            path,
+        }],
+        ..ConfigSpec::default()
+    };
+    vcenter.reconfigure(&other.reference, &again).await?.wait().await?;
+    assert!(
+        world
+            .events("goes")
+            .await?
+            .iter()
+            .any(|(reason, _)| reason == "VolumesDetached")
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gates_hold_a_machine_back_and_a_pause_holds_everything() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let machines = world.api::<VSphereMachine>();
+    let waiting = json!({"status": {"initialization": {"infrastructureProvisioned": false}}});
+    let clusters = world.api::<capstan_kube::capi::Cluster>();
+    clusters
+        .patch_status("c", &PatchParams::default(), &Patch::Merge(waiting))
+        .await?;
+    world.machine("gated", spec("pvscsi", json!({}))).await?;
+    let reason = |machine: &VSphereMachine| {
+        let conditions = machine
+            .status
+            .as_ref()
+            .map(|s| s.conditions.clone())
+            .unwrap_or_default();
+        conditions
+            .iter()
+            .find(|c| c.type_ == "VMProvisioned")
+            .and_then(|c| c.reason.clone())
+    };
+    world
+        .until("gated", move |m| {
+            reason(m).as_deref() == Some("WaitingForClusterInfrastructure")
+        })
+        .await?;
+    let paused = json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}});
+    machines
+        .patch("gated", &PatchParams::default(), &Patch::Merge(paused))
+        .await?;
+    let open = json!({"status": {"initialization": {"infrastructureProvisioned": true}}});
+    clusters
+        .patch_status("c", &PatchParams::default(), &Patch::Merge(open))
+        .await?;
+    world.machine("after", spec("pvscsi", json!({}))).await?;
+    world.ready("after").await?;
+    assert!(
+        world.api::<VSphereVM>().get_opt("gated").await?.is_none(),
+        "paused all that time"
+    );
+    let go = json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": null}}});
+    machines
+        .patch("gated", &PatchParams::default(), &Patch::Merge(go))
+        .await?;
+    world.ready("gated").await?;
+    Ok(())
+}

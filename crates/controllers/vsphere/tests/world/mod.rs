@@ -1,0 +1,308 @@
+//! A cluster of machines on a simulated vCenter, with the controllers running beside the test.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use capstan_api::vsphere::{VSphereCluster, VSphereMachine, VSphereVM};
+use capstan_core::door::Doors;
+use capstan_kube::capi::{Cluster, Machine};
+use capstan_testkit::{ControlPlane, Vcsim, vcsim};
+use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
+use k8s_openapi::api::core::v1::{Event, Secret};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// Nothing in these tests takes longer, on a busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct World {
+    pub plane: ControlPlane,
+    pub client: kube::Client,
+    pub namespace: String,
+    pub vcsim: Vcsim,
+    pub metrics: capstan_kube::Metrics,
+    running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
+}
+
+impl World {
+    pub async fn start(options: capstan_testkit::vcsim::Options) -> Result<Self> {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let plane = ControlPlane::shared().await?;
+        plane.install_crds().await?;
+        plane.install_cluster_api_crds().await?;
+        let vcsim = vcsim(options).await?;
+        let mut world = Self {
+            client: plane.client().await?,
+            namespace: plane.namespace("vsphere").await?,
+            plane,
+            vcsim,
+            metrics: Default::default(),
+            running: None,
+        };
+        world.make_cluster().await?;
+        world.run(Doors::default()).await?;
+        Ok(world)
+    }
+
+    /// Starts the controllers.
+    pub async fn run(&mut self, doors: Doors) -> Result<()> {
+        let shutdown = CancellationToken::new();
+        let options = capstan_kube::Options {
+            doors,
+            namespace: Some(self.namespace.clone()),
+            metrics: self.metrics.clone(),
+            shutdown: shutdown.clone(),
+        };
+        let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
+        let task = tokio::spawn(async move {
+            if let Err(error) = capstan_vsphere_machines::run(context, Default::default()).await {
+                panic!("the controllers ended: {error}");
+            }
+        });
+        self.running = Some((shutdown, task));
+        Ok(())
+    }
+
+    /// Stops the controllers as a crash does: in the middle of whatever they do.
+    pub async fn crash(&mut self) {
+        if let Some((shutdown, task)) = self.running.take() {
+            task.abort();
+            let _ = task.await;
+            shutdown.cancel();
+        }
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub async fn create<K>(&self, value: Value) -> Result<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: serde::Serialize + DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        let url = K::url_path(&(), Some(&self.namespace));
+        let request = http::Request::post(url).header("content-type", "application/json");
+        Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)
+    }
+
+    async fn make_cluster(&self) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
+            "stringData": {"username": self.vcsim.username, "password": self.vcsim.password},
+        });
+        self.create::<Secret>(secret).await?;
+        let cluster: Cluster = self
+            .create(json!({
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"},
+                "spec": {"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereCluster", "name": "c"}},
+            }))
+            .await?;
+        self.create::<VSphereCluster>(json!({
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster",
+            "metadata": {"name": "c", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "ownerReferences": [owner(&cluster, "cluster.x-k8s.io/v1beta2", "Cluster")]},
+            "spec": {
+                "server": self.vcsim.server, "thumbprint": self.vcsim.thumbprint,
+                "identityRef": {"kind": "Secret", "name": "vcenter"},
+                "controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443},
+            },
+        }))
+        .await?;
+        let status = json!({"status": {"initialization": {"infrastructureProvisioned": true}}});
+        self.api::<Cluster>()
+            .patch_status("c", &PatchParams::default(), &Patch::Merge(status))
+            .await?;
+        Ok(())
+    }
+
+    /// A Machine with its bootstrap data and its VSphereMachine, as Cluster API core would have made them.
+    pub async fn machine(&self, name: &str, spec: Value) -> Result<()> {
+        self.machine_with(name, spec, json!({"value": "#cloud-config\n{}\n"}))
+            .await
+    }
+
+    pub async fn machine_with(&self, name: &str, spec: Value, bootstrap: Value) -> Result<()> {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": format!("{name}-boot")}, "stringData": bootstrap});
+        self.create::<Secret>(secret).await?;
+        let labels = json!({"cluster.x-k8s.io/cluster-name": "c"});
+        let machine: Machine = self
+            .create(json!({
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": {"name": name, "labels": labels},
+                "spec": {
+                    "clusterName": "c", "bootstrap": {"dataSecretName": format!("{name}-boot")},
+                    "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereMachine", "name": name},
+                },
+            }))
+            .await?;
+        self.create::<VSphereMachine>(json!({
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereMachine",
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner(&machine, "cluster.x-k8s.io/v1beta2", "Machine")]},
+            "spec": spec,
+        }))
+        .await?;
+        Ok(())
+    }
+
+    pub async fn ready(&self, name: &str) -> Result<(VSphereMachine, VSphereVM, VmInfo)> {
+        let ready = |machine: &VSphereMachine| machine.status.as_ref().is_some_and(|status| status.ready);
+        let machine = match self.until::<VSphereMachine>(name, ready).await {
+            Ok(machine) => machine,
+            Err(error) => bail!("{error}\n{}", self.story(name).await),
+        };
+        let vm = self.api::<VSphereVM>().get(name).await?;
+        let info = self.in_vcenter(&vm).await?.context("ready but not in vCenter")?;
+        Ok((machine, vm, info))
+    }
+
+    /// What can be told of a machine that did not come up.
+    async fn story(&self, name: &str) -> String {
+        let vm = self.api::<VSphereVM>().get_opt(name).await.ok().flatten();
+        let events = self.events(name).await.unwrap_or_default();
+        format!(
+            "{}\n{events:#?}",
+            serde_json::to_string_pretty(&vm.map(|vm| vm.status)).unwrap_or_default()
+        )
+    }
+
+    /// Waits until an object is as asked for; watches, with a deadline.
+    pub async fn until<K>(&self, name: &str, is_so: impl Fn(&K) -> bool) -> Result<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: DeserializeOwned + Clone + std::fmt::Debug + Send + 'static + Sync,
+    {
+        let found = kube::runtime::wait::await_condition(self.api::<K>(), name, move |object: Option<&K>| {
+            object.is_some_and(&is_so)
+        });
+        let found = tokio::time::timeout(PATIENCE, found).await;
+        let found = found.with_context(|| format!("{} {name} did not get there in time", K::kind(&())))??;
+        found.context("gone")
+    }
+
+    pub async fn gone<K>(&self, name: &str) -> Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: DeserializeOwned + Clone + std::fmt::Debug + Send + 'static + Sync,
+    {
+        let gone = kube::runtime::wait::await_condition(self.api::<K>(), name, |object: Option<&K>| object.is_none());
+        tokio::time::timeout(PATIENCE, gone)
+            .await
+            .with_context(|| format!("{name} is still there"))??;
+        Ok(())
+    }
+
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.api::<VSphereMachine>()
+            .delete(name, &DeleteParams::default())
+            .await?;
+        self.gone::<VSphereMachine>(name).await
+    }
+
+    /// Waits for the condition VMProvisioned of a VSphereVM to say something.
+    pub async fn condition_of_vm(&self, name: &str, text: &'static str) -> Result<String> {
+        let found = self
+            .until::<VSphereVM>(name, move |vm| message(vm).contains(text))
+            .await;
+        match found {
+            Ok(vm) => Ok(message(&vm)),
+            Err(error) => bail!("{error}: no condition says {text:?}\n{}", self.story(name).await),
+        }
+    }
+
+    pub async fn vcenter(&self) -> Result<Vcenter> {
+        let login = Login {
+            server: self.vcsim.server.clone(),
+            username: self.vcsim.username.clone(),
+            password: self.vcsim.password.clone(),
+            trust: Trust::from_thumbprint(Some(&self.vcsim.thumbprint)),
+        };
+        Ok(Vcenter::connect(login, Default::default()).await?)
+    }
+
+    pub async fn in_vcenter(&self, vm: &VSphereVM) -> Result<Option<VmInfo>> {
+        let vcenter = self.vcenter().await?;
+        let Some(reference) = vcenter.find_vm_by_instance_uuid(None, &vm.uid().unwrap()).await? else {
+            return Ok(None);
+        };
+        Ok(Some(vcenter.vm(&reference).await?))
+    }
+
+    /// Reasons and messages of the events about an object.
+    pub async fn events(&self, name: &str) -> Result<Vec<(String, String)>> {
+        let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        let events = self.api::<Event>().list(&params).await?;
+        Ok(events
+            .items
+            .into_iter()
+            .map(|e| (e.reason.unwrap_or_default(), e.message.unwrap_or_default()))
+            .collect())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some((shutdown, task)) = self.running.take() {
+            shutdown.cancel();
+            task.abort();
+        }
+    }
+}
+
+fn message(vm: &VSphereVM) -> String {
+    let conditions = vm
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    let all = conditions
+        .iter()
+        .filter(|c| c.type_ != "Ready")
+        .filter_map(|c| c.message.clone());
+    all.collect::<Vec<_>>().join("; ")
+}
+
+fn owner(object: &impl Resource<DynamicType = ()>, version: &str, kind: &str) -> Value {
+    json!({"apiVersion": version, "kind": kind, "name": object.name_any(), "uid": object.uid(), "controller": true})
+}
+
+/// A machine's spec for the simulated vCenter, with more fields.
+pub fn spec(template: &str, extra: Value) -> Value {
+    let mut spec = json!({
+        "template": template, "datacenter": "DC0", "cloneMode": "linkedClone", "numCPUs": 2, "memoryMiB": 4096,
+        "datastore": "LocalDS_0", "resourcePool": "/DC0/host/DC0_C0/Resources", "folder": "/DC0/vm",
+        "network": {"devices": [{"networkName": "VM Network", "dhcp4": true}]},
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    spec
+}
+
+/// Unit, GiB, thin and eagerly scrubbed of every disk, in the order of units.
+pub fn disks(info: &VmInfo) -> Vec<(i32, i64, Option<bool>, Option<bool>)> {
+    let mut disks: Vec<_> = info
+        .devices
+        .iter()
+        .filter_map(|device| {
+            let disk = device.disk()?;
+            Some((
+                device.unit?,
+                disk.capacity_kib / (1024 * 1024),
+                disk.thin_provisioned,
+                disk.eagerly_scrub,
+            ))
+        })
+        .collect();
+    disks.sort();
+    disks
+}

@@ -148,6 +148,19 @@ pub static VCSIM: Part = Part {
     },
 };
 
+static PROMTOOL_MODULE: Module = module!("promtool": "go.mod", "go.sum");
+
+/// Prometheus's own test of alerting rules.
+pub static PROMTOOL: Part = Part {
+    name: "promtool",
+    module: &PROMTOOL_MODULE,
+    source: Source::Program {
+        package: "github.com/prometheus/prometheus/cmd/promtool",
+        ldflags: "",
+        version: None,
+    },
+};
+
 static IGNITION: Module = module!("ignition": "go.mod", "go.sum");
 
 /// Ignition's own check of a config.

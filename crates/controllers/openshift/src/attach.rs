@@ -26,7 +26,8 @@ struct Waiting {
 pub fn export(ctx: &Context) {
     let config = watcher::Config::default().fields(&format!("reason={REASON}"));
     let events = Cache::start(Api::all(ctx.client.clone()), config, trim, ctx.shutdown.clone());
-    ctx.metrics.register(|registry| registry.register_collector(Box::new(Failures(events))));
+    ctx.metrics
+        .register(|registry| registry.register_collector(Box::new(Failures(events))));
 }
 
 fn trim(event: &mut Event) {
@@ -57,9 +58,17 @@ fn instance(message: &str) -> Option<&str> {
 }
 
 fn last_seen(event: &Event) -> i64 {
-    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref())
+        .map(|time| time.0);
     let once = event.event_time.as_ref().map(|time| time.0);
-    let counted = event.last_timestamp.as_ref().or(event.first_timestamp.as_ref()).map(|time| time.0);
+    let counted = event
+        .last_timestamp
+        .as_ref()
+        .or(event.first_timestamp.as_ref())
+        .map(|time| time.0);
     series.or(counted).or(once).map_or(0, |time| time.as_second())
 }
 
@@ -75,7 +84,12 @@ impl Collector for Failures {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
         let mut latest = std::collections::BTreeMap::new();
         for event in self.0.select(None, |event| waiting(event).is_some()) {
-            if let Some(Waiting { name, pod, pod_namespace }) = waiting(&event) {
+            if let Some(Waiting {
+                name,
+                pod,
+                pod_namespace,
+            }) = waiting(&event)
+            {
                 let seen = latest.entry((name, pod, pod_namespace)).or_insert(0);
                 *seen = last_seen(&event).max(*seen);
             }
@@ -84,7 +98,11 @@ impl Collector for Failures {
         let help = "When an Ultra disk could last not be attached to a machine for a pod";
         let mut family = encoder.encode_descriptor(METRIC, help, None, kind)?;
         for ((name, pod, pod_namespace), seen) in latest {
-            ConstGauge::new(seen).encode(family.encode_family(&Waiting { name, pod, pod_namespace })?)?;
+            ConstGauge::new(seen).encode(family.encode_family(&Waiting {
+                name,
+                pod,
+                pod_namespace,
+            })?)?;
         }
         Ok(())
     }
@@ -115,7 +133,14 @@ mod tests {
     #[test]
     fn a_refused_ultra_attach_names_machine_and_pod() {
         let found = waiting(&event(REASON, REFUSED)).unwrap();
-        assert_eq!(found, Waiting { name: "worker-x".into(), pod: "db-0".into(), pod_namespace: "shop".into() });
+        assert_eq!(
+            found,
+            Waiting {
+                name: "worker-x".into(),
+                pod: "db-0".into(),
+                pod_namespace: "shop".into()
+            }
+        );
     }
 
     #[test]

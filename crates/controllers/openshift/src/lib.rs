@@ -1,5 +1,6 @@
 //! The OpenShift Machine API on Azure: machines, the sets that make them, and their admission.
 
+mod attach;
 pub mod machine;
 pub mod machineset;
 
@@ -34,6 +35,7 @@ pub enum Error {
 /// Runs all controllers of this group until the context is shut down. The settings' metrics are the caller's to register:
 /// other controllers may share them.
 pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
+    attach::export(&ctx);
     let clients = Clients::new(settings)?;
     let sets = async {
         machineset::run(ctx.clone()).await;

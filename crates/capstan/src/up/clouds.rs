@@ -1,6 +1,5 @@
 //! The simulated clouds of `capstan up`, and what their users must know.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,8 +14,8 @@ pub struct Clouds {
 }
 
 impl Clouds {
-    /// Starts what the controllers need. Instances of the simulated Azure join the cluster of `kubeconfig` as Nodes.
-    pub async fn start(controllers: &[Name], kubeconfig: &Path) -> Result<Self> {
+    /// Starts what the controllers need. Instances of the simulated Azure join the cluster as Nodes.
+    pub async fn start(controllers: &[Name], cluster: &super::Cluster) -> Result<Self> {
         let mut clouds = Self {
             azure: None,
             vsphere: None,
@@ -27,7 +26,7 @@ impl Clouds {
         {
             let config = azure::Config {
                 joiner: Some(azure::joiner::Options {
-                    kubeconfig: kubeconfig.to_owned(),
+                    kubeconfig: cluster.kubeconfig.clone(),
                 }),
                 ..azure::Config::quick()
             };

@@ -16,7 +16,7 @@ use capstan_testkit::{ControlPlane, Options, cache_dir, manifests};
 use clap::Args;
 use kube::api::DynamicObject;
 use kube::{Client, Config};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::controllers::Name;
@@ -82,10 +82,7 @@ pub async fn run(args: Up) -> Result<()> {
         .append(true)
         .open(dir.join("capstan.log"))?;
     logs::start_to(logs::Format::Json, "info", Arc::new(log));
-    let result = tokio::select! {
-        result = bring_up(&args, &dir, &stop) => result,
-        () = stop.cancelled() => Ok(()),
-    };
+    let result = bring_up_and_stay(&args, &dir, &stop).await;
     if result.is_ok() && args.dir.is_none() {
         let _ = std::fs::remove_dir_all(&dir);
     } else if result.is_err() {
@@ -94,54 +91,88 @@ pub async fn run(args: Up) -> Result<()> {
     result
 }
 
-async fn bring_up(args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
-    let began = Instant::now();
-    let controllers = if args.controllers.is_empty() {
-        Name::ALL.to_vec()
-    } else {
-        args.controllers.clone()
+async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
+    let up = tokio::select! {
+        up = Running::start(args, dir) => up?,
+        () = stop.cancelled() => return Ok(()),
     };
-    let cluster = open_cluster(args, dir).await?;
-    say(format!("cluster at {}", cluster.config.cluster_url));
-    install_definitions(args, &cluster, &controllers).await?;
-    say("definitions installed");
-    let clouds = Clouds::start(&controllers, &cluster.kubeconfig).await?;
-    let variables = clouds.variables();
-    write_variables(dir, &variables)?;
-    say(format!("simulated clouds: {}", clouds_line(&clouds)));
-
-    let access = std::fs::read_to_string(&cluster.kubeconfig)?;
-    let _standin = (!args.cluster_api).then(|| standin::start(&cluster.client, &access));
-    let ended = CancellationToken::new();
-    let manager = start_manager(&cluster, &controllers, &clouds, ended.clone())?;
-    say("controllers started");
-    let (rows, _watches) = Rows::watch(&cluster.client);
-    let applied = if args.no_examples {
-        Vec::new()
+    let result = if args.once {
+        once(args, &up.rows, &up.applied, &up.cluster.kubeconfig, stop).await
     } else {
-        let objects = examples::load(&controllers, &variables)?;
-        manifests::apply(&cluster.client, examples::NAMESPACE, &objects)
+        stay(&up.rows, &up.cluster.kubeconfig, dir, stop).await
+    };
+    up.end().await;
+    result
+}
+
+/// All that is up.
+struct Running {
+    rows: Rows,
+    applied: Vec<DynamicObject>,
+    manager: JoinHandle<Result<()>>,
+    stop_manager: CancellationToken,
+    _watches: JoinSet<()>,
+    _standin: Option<JoinSet<()>>,
+    clouds: Clouds,
+    cluster: Cluster,
+}
+
+impl Running {
+    async fn start(args: &Up, dir: &Path) -> Result<Self> {
+        let began = Instant::now();
+        let controllers = if args.controllers.is_empty() {
+            Name::ALL.to_vec()
+        } else {
+            args.controllers.clone()
+        };
+        let cluster = open_cluster(args, dir).await?;
+        say(format!("cluster at {}", cluster.config.cluster_url));
+        install_definitions(args, &cluster, &controllers).await?;
+        say("definitions installed");
+        let clouds = Clouds::start(&controllers, &cluster).await?;
+        let variables = clouds.variables();
+        write_variables(dir, &variables)?;
+        say(format!("simulated clouds: {}", clouds_line(&clouds)));
+
+        let access = std::fs::read_to_string(&cluster.kubeconfig)?;
+        let standin = (!args.cluster_api).then(|| standin::start(&cluster.client, &access));
+        let stop_manager = CancellationToken::new();
+        let manager = start_manager(&cluster, &controllers, &clouds, stop_manager.clone())?;
+        say("controllers started");
+        let (rows, watches) = Rows::watch(&cluster.client);
+        let applied = if args.no_examples {
+            Vec::new()
+        } else {
+            examples::load(&controllers, &variables)?
+        };
+        manifests::apply(&cluster.client, examples::NAMESPACE, &applied)
             .await
             .context("cannot apply the examples")?;
         say(format!(
-            "{} example objects applied after {} s",
-            objects.len(),
+            "{} example objects applied, {} s after the start",
+            applied.len(),
             began.elapsed().as_secs()
         ));
-        objects
-    };
+        Ok(Self {
+            rows,
+            applied,
+            manager,
+            stop_manager,
+            _watches: watches,
+            _standin: standin,
+            clouds,
+            cluster,
+        })
+    }
 
-    let result = if args.once {
-        once(args, &rows, &applied, &cluster.kubeconfig, stop).await
-    } else {
-        stay(&rows, &cluster.kubeconfig, dir, stop).await
-    };
-    ended.cancel();
-    // The manager bounds its own end.
-    let _ = manager.await;
-    drop(clouds);
-    drop(cluster.plane);
-    result
+    /// Controllers first, then the clouds, then the cluster.
+    async fn end(self) {
+        self.stop_manager.cancel();
+        // The manager bounds its own end.
+        let _ = self.manager.await;
+        drop(self.clouds);
+        drop(self.cluster);
+    }
 }
 
 async fn open_cluster(args: &Up, dir: &Path) -> Result<Cluster> {

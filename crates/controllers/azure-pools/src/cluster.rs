@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureClusterStatus};
 use capstan_api::capi::PAUSED_ANNOTATION;
+use capstan_kube::capi::Cluster;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::{Next, patch};
 use jiff::Timestamp;
@@ -23,21 +24,21 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// One pass over an AzureCluster.
 pub async fn pass(world: Arc<World>, object: Arc<AzureCluster>) -> Result<Next, Error> {
-    let owner = object.owner_references().iter().find(|owner| owner.kind == "Cluster");
-    let Some(owner) = owner else { return Ok(Next::Wait) };
+    let Some(cluster) = owner(&world, &object) else {
+        return Ok(Next::Wait);
+    };
     let notes = object.annotations();
     let gone = object.metadata.deletion_timestamp.is_some();
     if gone || notes.contains_key(MANAGED_BY) || notes.contains_key(PAUSED_ANNOTATION) {
         return Ok(Next::Wait);
     }
-    let cluster = world.clusters.get(object.namespace().as_deref(), &owner.name);
-    if cluster.is_none_or(|cluster| cluster.is_paused()) {
+    if cluster.is_paused() {
         return Ok(Next::Wait);
     }
     if object.status.as_ref().is_some_and(|status| status.ready) {
         return Ok(Next::Wait);
     }
-    let found = missing(&world, &object, &owner.name).await;
+    let found = missing(&world, &object, &cluster.name_any()).await;
     let mut after = object.as_ref().clone();
     mark(after.status.get_or_insert_default(), &found, Timestamp::now());
     let api = world
@@ -48,6 +49,20 @@ pub async fn pass(world: Arc<World>, object: Arc<AzureCluster>) -> Result<Next, 
         None => Ok(Next::Wait),
         Some(_) => Ok(Next::After(LOOK_AGAIN)),
     }
+}
+
+/// The Cluster that owns it. Core sets the owner reference; without core the Cluster's own reference tells.
+fn owner(world: &World, object: &AzureCluster) -> Option<Arc<Cluster>> {
+    let namespace = object.namespace();
+    let namespace = namespace.as_deref();
+    if let Some(owner) = object.owner_references().iter().find(|owner| owner.kind == "Cluster") {
+        return world.clusters.get(namespace, &owner.name);
+    }
+    let refers = |cluster: &Cluster| {
+        let reference = cluster.spec.infrastructure_ref.as_ref();
+        reference.is_some_and(|r| r.is(AzureCluster::GROUP, AzureCluster::KIND) && r.name == object.name_any())
+    };
+    world.clusters.select(namespace, refers).into_iter().next()
 }
 
 fn mark(status: &mut AzureClusterStatus, found: &Result<Option<String>, Error>, now: Timestamp) {

@@ -75,12 +75,35 @@ impl World {
         self.expectations.forget(&uid);
     }
 
+    /// The pool itself was written: the next pass waits until the cache shows it.
+    pub(crate) fn wrote(&self, pool: &AzureMachinePool, written: Option<&AzureMachinePool>) {
+        if let (Some(uid), Some(version)) = (pool.uid(), written.and_then(ResourceExt::resource_version)) {
+            self.expectations.wrote(&uid, uid.clone(), version);
+        }
+    }
+
     /// The pools of a cluster.
     fn pools_of(&self, namespace: Option<&str>, cluster: &str) -> Vec<ObjectRef<AzureMachinePool>> {
         let machine_pools = self
             .machine_pools
             .select(namespace, |pool| pool.spec.cluster_name == cluster);
         machine_pools.iter().flat_map(|pool| infrastructure(pool)).collect()
+    }
+}
+
+impl World {
+    /// The pools of the clusters that stand on an AzureCluster.
+    fn pools_on(&self, azure_cluster: &AzureCluster) -> Vec<ObjectRef<AzureMachinePool>> {
+        let namespace = azure_cluster.namespace();
+        let on = |cluster: &capi::Cluster| {
+            let reference = cluster.spec.infrastructure_ref.as_ref();
+            reference.is_some_and(|r| r.kind == AzureCluster::KIND && r.name == azure_cluster.name_any())
+        };
+        let clusters = self.clusters.select(namespace.as_deref(), on);
+        clusters
+            .iter()
+            .flat_map(|cluster| self.pools_of(namespace.as_deref(), &cluster.name_any()))
+            .collect()
     }
 }
 
@@ -170,13 +193,7 @@ async fn pools_controller(world: Arc<World>, reconciler: Reconciler<AzureMachine
             of_cluster.pools_of(cluster.namespace().as_deref(), &cluster.name_any())
         })
         .watches(&world.azure_clusters, move |cluster: &AzureCluster| {
-            let owners = cluster
-                .owner_references()
-                .iter()
-                .filter(|owner| owner.kind == "Cluster");
-            owners
-                .flat_map(|owner| of_azure.pools_of(cluster.namespace().as_deref(), &owner.name))
-                .collect()
+            of_azure.pools_on(cluster)
         })
         .watches(&world.owner_machines, move |machine: &capi::Machine| {
             let reference = &machine.spec.infrastructure_ref;
@@ -279,11 +296,19 @@ fn concerned(
 
 /// Machines that are gone are not waited for any more.
 async fn follow_deletions(world: Arc<World>) {
-    let mut changes = std::pin::pin!(world.machines.subscribe());
-    while let Some(change) = changes.next().await {
-        if change.gone {
-            world.expectations.gone(&change.object.uid().unwrap_or_default());
-        }
+    let machines = world
+        .machines
+        .subscribe()
+        .filter(|change| std::future::ready(change.gone));
+    let owners = world
+        .owner_machines
+        .subscribe()
+        .filter(|change| std::future::ready(change.gone));
+    let machines = machines.map(|change| change.object.uid());
+    let owners = owners.map(|change| change.object.uid());
+    let mut gone = std::pin::pin!(futures::stream::select(machines, owners));
+    while let Some(uid) = gone.next().await {
+        world.expectations.gone(&uid.unwrap_or_default());
     }
     std::future::pending().await
 }

@@ -320,3 +320,6 @@ fn mask_tokens(text: &str) -> String {
 fn encode(bytes: &[u8]) -> String {
     BASE64.encode(bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use capstan_api::azure::{RollingUpdateMode, UPDATE_INSTANCE_ANNOTATION};
 use capstan_core::rollout::{self, Budget, DeletePolicy, Mode, Plan, Pool, Scaling};
 use capstan_core::validate::azure_pool;
-use capstan_kube::Next;
+use capstan_kube::{Next, capi, patch};
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -47,16 +47,31 @@ impl Actor<'_> {
         let mut wait = self.drain(&mut members).await?;
         wait = wait.min(self.delete_drained(&members).await?);
         wait = wait.min(self.update_drained(&members, model).await?);
+        self.catch_up(&mut members);
 
         let plan = self.plan(&members, model);
         self.take(&members, &plan).await?;
         self.change(&plan, model).await?;
-        self.sync_replicas(&plan).await?;
+        self.catch_up(&mut members);
+        self.sync_replicas().await?;
 
         self.report(&members, model).await?;
         draft.observed(self, &members, &plan, model);
         self.spec(&members).await?;
         Ok(Next::After(wait.min(self.next())))
+    }
+
+    /// Brings the members up to what this very pass has changed.
+    fn catch_up(&self, members: &mut [Member]) {
+        let instances = self.memory.look.iter().flat_map(|look| &look.instances);
+        let known: BTreeMap<&str, _> = instances
+            .map(|instance| (instance.provider_id.as_str(), instance))
+            .collect();
+        for instance in members.iter_mut().filter_map(|member| member.instance.as_mut()) {
+            if let Some(now) = known.get(instance.provider_id.as_str()) {
+                (instance.latest, instance.state) = (now.latest, now.state.clone());
+            }
+        }
     }
 
     fn set(&self) -> Option<Set> {
@@ -89,8 +104,14 @@ impl Actor<'_> {
         resync.saturating_sub(looked).min(poll).min(retry).min(stale)
     }
 
-    fn desired(&self) -> usize {
-        usize::try_from(self.owners.machine_pool.replicas()).unwrap_or_default()
+    /// How many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
+    pub(super) fn desired(&self) -> usize {
+        let machine_pool = &self.owners.machine_pool;
+        let external = self
+            .memory
+            .external
+            .filter(|_| machine_pool.replicas_managed_externally());
+        external.unwrap_or_else(|| usize::try_from(machine_pool.replicas()).unwrap_or_default())
     }
 
     async fn create(&mut self, draft: &mut Draft, model: &Model) -> Result<Next, Error> {
@@ -135,7 +156,7 @@ impl Actor<'_> {
                 .warning(self.pool, "OperationFailed", failure.message.clone())
                 .await;
             match failure.kind {
-                Kind::Change => self.memory.retry.failed(failure.message.clone(), Instant::now()),
+                Kind::Change => self.memory.retry.failed(failure.message.clone(), false, Instant::now()),
                 Kind::Update => {
                     let theirs = |m: &&Member| m.instance.as_ref().is_some_and(|i| failure.ids.contains(&i.id));
                     for member in members.iter().filter(theirs).collect::<Vec<_>>() {
@@ -160,7 +181,7 @@ impl Actor<'_> {
                     .recorder
                     .warning(self.pool, "InstanceFailed", format!("{}: {why}", member.name))
                     .await;
-                self.memory.retry.failed(why, Instant::now());
+                self.memory.retry.failed(why, true, Instant::now());
             }
         }
         Ok(())
@@ -264,8 +285,9 @@ impl Actor<'_> {
         for (n, outcome) in outcomes {
             match outcome? {
                 Progress::Done => members[n].blocked = None,
-                Progress::Waiting { why, again, .. } => {
+                Progress::Waiting { why, blocked, again } => {
                     members[n].blocked = Some(why);
+                    members[n].stuck = blocked;
                     wait = wait.min(again);
                 }
             }
@@ -415,12 +437,16 @@ impl Actor<'_> {
         let writer = self.writer();
         let by_name: BTreeMap<&str, &Member> = members.iter().map(|member| (member.name.as_str(), member)).collect();
         for name in &plan.delete {
-            if let Some(member) = by_name.get(name.as_str()) {
+            if let Some(member) = by_name.get(name.as_str())
+                && !self.has_recovered(member).await
+            {
                 writer.delete(member).await?;
             }
         }
         for name in &plan.update {
-            if let Some(member) = by_name.get(name.as_str()) {
+            if let Some(member) = by_name.get(name.as_str())
+                && !self.has_recovered(member).await
+            {
                 writer.start_update(member).await?;
             }
         }
@@ -462,7 +488,7 @@ impl Actor<'_> {
             && error.class() == capstan_core::Class::Transient
             && error.arm().is_some_and(|arm| arm.status < 500 && arm.status != 409)
         {
-            self.memory.retry.failed(error.to_string(), Instant::now());
+            self.memory.retry.failed(error.to_string(), false, Instant::now());
         }
         done?;
         if new_model {
@@ -487,23 +513,24 @@ impl Actor<'_> {
             .map_or(BOOTSTRAP_AGE, |(_, _, at)| at.elapsed())
     }
 
-    /// Where somebody else decides on the replicas, the MachinePool follows the scale set while no rollout is on.
-    async fn sync_replicas(&self, plan: &Plan) -> Result<(), Error> {
+    /// Where somebody else decides on the replicas by setting the scale set's capacity, the MachinePool follows.
+    async fn sync_replicas(&mut self) -> Result<(), Error> {
         let machine_pool = &self.owners.machine_pool;
-        let Some(set) = self.set().filter(|_| machine_pool.replicas_managed_externally()) else {
+        let Some(capacity) = self.memory.external.take() else {
             return Ok(());
         };
-        let (capacity, desired) = (set.capacity, self.desired());
-        if plan.rolling || capacity == desired || !plan.is_empty() && plan.capacity.is_none() {
+        let replicas = i32::try_from(capacity).ok();
+        if !machine_pool.replicas_managed_externally() || machine_pool.spec.replicas == replicas {
             return Ok(());
         }
+        self.memory.external = Some(capacity);
         let mut after = machine_pool.as_ref().clone();
-        after.0.spec.replicas = i32::try_from(capacity).ok();
+        after.0.spec.replicas = replicas;
         let api = self
             .world
             .context
-            .api::<capstan_kube::capi::MachinePool>(&self.pool.namespace().unwrap_or_default());
-        capstan_kube::patch::object(&api, machine_pool.as_ref(), &after, capstan_kube::patch::Lock::Version).await?;
+            .api::<capi::MachinePool>(&self.pool.namespace().unwrap_or_default());
+        patch::object(&api, machine_pool.as_ref(), &after, patch::Lock::Version).await?;
         Ok(())
     }
 
@@ -544,7 +571,8 @@ impl Actor<'_> {
         ids.sort();
         after.spec.provider_id_list = ids;
         let api = self.world.context.api(&self.pool.namespace().unwrap_or_default());
-        capstan_kube::patch::object(&api, self.pool, &after, capstan_kube::patch::Lock::Open).await?;
+        let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
+        self.world.wrote(self.pool, written.as_ref());
         Ok(())
     }
 }

@@ -62,9 +62,9 @@ impl Cloud<'_> {
             }
             match self.client.poll(&mut tracked.operation).await {
                 Ok(Progress::Running(_)) => kept.push(tracked),
-                Ok(Progress::Done(_)) => self.ended(&tracked),
+                Ok(Progress::Done(_)) => self.ended(&tracked, false),
                 Err(error) if is_outcome(&error) => {
-                    self.ended(&tracked);
+                    self.ended(&tracked, true);
                     let Tracked { kind, ids, .. } = tracked;
                     failures.push(Failure {
                         kind,
@@ -85,14 +85,14 @@ impl Cloud<'_> {
         }
     }
 
-    fn ended(&mut self, tracked: &Tracked) {
+    fn ended(&mut self, tracked: &Tracked, failed: bool) {
         self.memory.stale = true;
-        self.memory.reread |= matches!(tracked.kind, Kind::Change | Kind::Remove);
-        if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut()) {
-            // A change that ended well needs no second read: the list shows the rest.
-            if let Some(set) = look.set.as_mut() {
-                set.state = "Succeeded".to_owned();
-            }
+        // A change that ended well needs no second read: the list shows the rest.
+        self.memory.reread |= failed || tracked.kind == Kind::Remove;
+        if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut())
+            && let Some(set) = look.set.as_mut()
+        {
+            set.state = "Succeeded".to_owned();
         }
     }
 
@@ -100,8 +100,15 @@ impl Cloud<'_> {
         let set = self.client.get_scale_set(&self.group, &self.name).await?;
         let set = set.as_ref().map(Set::read);
         self.memory.reread = false;
+        let capacity = |set: &Option<Set>| set.as_ref().map(|set| set.capacity);
         match self.memory.look.as_mut() {
-            Some(look) => look.set = set,
+            Some(look) => {
+                let (old, new) = (capacity(&look.set), capacity(&set));
+                if old.is_some() && new.is_some() && old != new && self.memory.operations.is_empty() {
+                    self.memory.external = new;
+                }
+                look.set = set;
+            }
             None => {
                 self.memory.look = Some(Look {
                     set,
@@ -229,7 +236,9 @@ impl Cloud<'_> {
         };
         let when = if exists { When::Always } else { When::Absent };
         let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
-        self.changed(put)
+        self.changed(put)?;
+        self.none_is_latest();
+        Ok(())
     }
 
     /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
@@ -252,7 +261,17 @@ impl Cloud<'_> {
             .client
             .patch_scale_set(&self.group, &self.name, &change, When::Always)
             .await;
-        self.changed(patched)
+        self.changed(patched)?;
+        if custom_data {
+            self.none_is_latest();
+        }
+        Ok(())
+    }
+
+    /// A new model makes every instance that exists one of an older model, as the next list will say.
+    fn none_is_latest(&mut self) {
+        let instances = self.memory.look.iter_mut().flat_map(|look| &mut look.instances);
+        instances.for_each(|instance| instance.latest = false);
     }
 
     /// Notes the model on a scale set that somebody else made and that fits: nothing else is touched.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use capstan_api::azure::AzureMachinePool;
+use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine};
 use capstan_kube::{Next, patch};
 use kube::ResourceExt;
 
+use super::machines::FINALIZER as MACHINE_FINALIZER;
 use super::memory::Kind;
 use super::status::Draft;
 use super::{Actor, FINALIZER};
@@ -17,9 +18,16 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// A pool whose cluster is gone can only be let go of.
 pub async fn orphaned(world: &World, pool: &AzureMachinePool) -> Result<Next, Error> {
-    let api = world
-        .context
-        .api::<AzureMachinePool>(&pool.namespace().unwrap_or_default());
+    let namespace = pool.namespace().unwrap_or_default();
+    let machines = world.machines.select(Some(&namespace), |machine| {
+        let mut owners = machine.owner_references().iter();
+        owners.any(|owner| Some(&owner.uid) == pool.metadata.uid.as_ref())
+    });
+    let api = world.context.api::<AzureMachinePoolMachine>(&namespace);
+    for machine in machines {
+        patch::remove_finalizer(&api, machine.as_ref(), MACHINE_FINALIZER).await?;
+    }
+    let api = world.context.api::<AzureMachinePool>(&namespace);
     patch::remove_finalizer(&api, pool, FINALIZER).await?;
     Ok(Next::Wait)
 }

@@ -30,6 +30,7 @@ impl Actor<'_> {
                 owner,
                 node: NodeState::Missing,
                 blocked: None,
+                stuck: false,
             };
             member.node = self.node(member.provider_id()).await;
             member
@@ -56,6 +57,11 @@ impl Actor<'_> {
             .owner_machines
             .get(object.namespace().as_deref(), &owner.name)?;
         (found.uid().as_deref() == Some(&owner.uid)).then_some(found)
+    }
+
+    /// Whether a machine that was not ready when it was looked at is ready by now: it was chosen because it was not.
+    pub(super) async fn has_recovered(&self, member: &Member) -> bool {
+        !member.node.is_ready() && self.node(member.provider_id()).await.is_ready()
     }
 
     async fn node(&self, provider_id: &str) -> NodeState {

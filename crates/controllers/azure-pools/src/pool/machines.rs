@@ -17,7 +17,7 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt};
 
 use super::memory::Seen;
-use super::observe::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState};
+use super::observe::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION};
 use crate::World;
 use crate::error::Error;
 
@@ -68,7 +68,9 @@ impl Writer<'_> {
             (POOL_NAME_LABEL.to_owned(), self.machine_pool.to_owned()),
             (MACHINE_POOL_LABEL.to_owned(), self.pool.name_any()),
         ]);
-        let notes = model.map(|model| BTreeMap::from([(MODEL_ANNOTATION.to_owned(), model.to_owned())]));
+        let model = model.map(|model| (MODEL_ANNOTATION.to_owned(), model.to_owned()));
+        let vm_id = instance.vm_id.clone().map(|id| (VM_ID_ANNOTATION.to_owned(), id));
+        let notes = Some(model.into_iter().chain(vm_id).collect());
         let mut owner = self.pool.owner_ref(&()).unwrap_or_default();
         (owner.controller, owner.block_owner_deletion) = (None, Some(true));
         let object = AzureMachinePoolMachine {
@@ -118,7 +120,11 @@ impl Writer<'_> {
             return Ok(());
         }
         let api: Api<capi::Machine> = self.world.context.api(&self.namespace());
-        delete(&api, owner.as_ref()).await?;
+        if delete(&api, owner.as_ref()).await? {
+            self.world
+                .expectations
+                .deleted(&self.uid(), owner.uid().unwrap_or_default());
+        }
         Ok(())
     }
 
@@ -318,7 +324,8 @@ fn mark(list: &mut Vec<capstan_api::Condition>, member: &Member, now: Timestamp)
     };
     match &member.blocked {
         Some(why) => {
-            conditions::mark_false(list, DRAINING, Severity::Info, "Draining", why, now);
+            let message = if member.stuck { why.as_str() } else { "" };
+            conditions::mark_false(list, DRAINING, Severity::Info, "Draining", message, now);
         }
         None if !member.leaving() && !member.updating() => {
             conditions::remove(list, DRAINING);

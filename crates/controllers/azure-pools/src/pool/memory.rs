@@ -107,6 +107,8 @@ pub struct Seen {
     pub created: i64,
     /// What Azure says of a failure.
     pub message: Option<String>,
+    /// Numbers may be used again; this never is.
+    pub vm_id: Option<String>,
 }
 
 impl Seen {
@@ -133,6 +135,7 @@ impl Seen {
             latest: instance.latest_model_applied(),
             created: created.and_then(seconds).unwrap_or_default(),
             message: failure.and_then(|status| status.message.clone().or_else(|| status.display_status.clone())),
+            vm_id: properties.and_then(|p| p.vm_id.clone()),
         })
     }
 
@@ -164,6 +167,7 @@ impl Seen {
             latest: false,
             created: properties.time_created.as_deref().and_then(seconds).unwrap_or_default(),
             message: None,
+            vm_id: properties.vm_id.clone(),
         })
     }
 
@@ -193,8 +197,11 @@ pub struct Retry {
 }
 
 impl Retry {
-    pub fn failed(&mut self, why: String, now: Instant) {
+    /// Notes a failure. A single instance that failed is replaced at once; only further ones wait.
+    pub fn failed(&mut self, why: String, one_instance: bool, now: Instant) {
+        let lenient = one_instance && self.failures == 0;
         let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_RETRY);
+        let wait = if lenient { Duration::ZERO } else { wait };
         self.failures += 1;
         self.until = Some(now + wait);
         self.why = Some(why);
@@ -235,6 +242,8 @@ pub struct Memory {
     pub counted: HashSet<String>,
     /// When the first of the machines drained now was drained.
     pub drained: Option<Instant>,
+    /// The capacity that somebody else has set.
+    pub external: Option<usize>,
     /// Nodes of the scale set that the last list did not explain.
     pub strangers: BTreeSet<String>,
 }

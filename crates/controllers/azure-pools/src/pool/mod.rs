@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::AzureMachinePool;
+use capstan_core::Class;
 use capstan_core::validate::azure_pool;
+use capstan_kube::expectations::{Shown, Version};
 use capstan_kube::workload::Cluster as Workload;
 use capstan_kube::{Next, patch};
 use kube::ResourceExt;
@@ -64,10 +66,10 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         if matches!(error, Error::Azure(capstan_azure::Error::SignIn { .. })) {
             actor.memory.client = None;
         }
-        world
-            .recorder
-            .warning(pool.as_ref(), error.reason(), error.to_string())
-            .await;
+        if error.class() == Class::Terminal || matches!(error, Error::Identity { .. }) {
+            let message = error.to_string();
+            world.recorder.warning(pool.as_ref(), error.reason(), message).await;
+        }
     }
     draft.operations(&actor.memory, &actor.group());
     draft.write(&world).await?;
@@ -220,11 +222,25 @@ impl<'a> Actor<'a> {
         let uid = self.pool.uid().unwrap_or_default();
         let namespace = self.pool.namespace();
         self.world.expectations.pending(&uid, |written| {
-            let same = |object: &capstan_api::azure::AzureMachinePoolMachine| object.uid().as_deref() == Some(written);
-            let found = self.world.machines.select(namespace.as_deref(), same);
-            found.first().map(|object| capstan_kube::expectations::Shown {
-                version: capstan_kube::expectations::Version::new(object.resource_version().unwrap_or_default()),
-                deleting: object.metadata.deletion_timestamp.is_some(),
+            let namespace = namespace.as_deref();
+            let machine = || {
+                self.world
+                    .machines
+                    .select(namespace, |m| m.uid().as_deref() == Some(written))
+            };
+            let owner = || {
+                self.world
+                    .owner_machines
+                    .select(namespace, |m| m.uid().as_deref() == Some(written))
+            };
+            let meta = match () {
+                () if written == uid => Some(self.pool.metadata.clone()),
+                () => machine().first().map(|machine| machine.metadata.clone()),
+            };
+            let meta = meta.or_else(|| owner().first().map(|machine| machine.metadata.clone()))?;
+            Some(Shown {
+                version: Version::new(meta.resource_version.unwrap_or_default()),
+                deleting: meta.deletion_timestamp.is_some(),
             })
         })
     }

@@ -14,6 +14,8 @@ use super::memory::Seen;
 
 /// Which model the instance was made from, or updated to.
 pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
+/// Which virtual machine the object stands for: instance numbers may be used again.
+pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
 /// Why an update in place is not tried again.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
 
@@ -51,6 +53,8 @@ pub struct Member {
     pub node: NodeState,
     /// What the drain is waiting for.
     pub blocked: Option<String>,
+    /// Whether that needs more than a moment.
+    pub stuck: bool,
 }
 
 impl Member {
@@ -172,7 +176,16 @@ pub fn join(
     let mut pairs: Vec<_> = instances
         .iter()
         .map(|instance| {
-            let object = by_id.remove(&key(&instance.provider_id));
+            let stands_for = |object: &Arc<AzureMachinePoolMachine>| {
+                let noted = object.annotations().get(VM_ID_ANNOTATION);
+                noted.is_none() || instance.vm_id.is_none() || noted == instance.vm_id.as_ref()
+            };
+            let id = key(&instance.provider_id);
+            let object = by_id
+                .get(&id)
+                .is_some_and(stands_for)
+                .then(|| by_id.remove(&id))
+                .flatten();
             let name = object
                 .as_ref()
                 .map_or_else(|| format!("{pool}-{}", instance.id), |object| object.name_any());
@@ -220,6 +233,7 @@ mod tests {
             owner: None,
             node: NodeState::Missing,
             blocked: None,
+            stuck: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use capstan_api::azure::{AzureCluster, AzureMachinePool};
+use capstan_api::azure::{AzureCluster, AzureMachinePool, MACHINE_POOL_LABEL};
 use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
 use capstan_kube::capi::{Cluster, MachinePool};
 use kube::ResourceExt;
@@ -28,19 +28,12 @@ pub enum Found {
 pub fn find(world: &World, pool: &AzureMachinePool) -> Found {
     let namespace = pool.namespace();
     let namespace = namespace.as_deref();
-    let Some(owner) = pool.owner_references().iter().find(|owner| owner.kind == "MachinePool") else {
-        return Found::Missing("waiting for the MachinePool that owns it".to_owned());
+    let deleting = pool.metadata.deletion_timestamp.is_some();
+    // Without core nothing holds the MachinePool back until the pool is gone.
+    let Some(machine_pool) = machine_pool(world, pool).or_else(|| deleting.then(Arc::default)) else {
+        return Found::Missing("waiting for the MachinePool that refers to it".to_owned());
     };
-    let Some(machine_pool) = world.machine_pools.get(namespace, &owner.name) else {
-        return Found::Missing(format!("waiting for MachinePool {}", owner.name));
-    };
-    let labelled = || {
-        machine_pool
-            .labels()
-            .get(CLUSTER_NAME_LABEL)
-            .cloned()
-            .unwrap_or_default()
-    };
+    let labelled = || cluster_label(world, pool, &machine_pool).unwrap_or_default();
     let name = Some(machine_pool.spec.cluster_name.clone())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(labelled);
@@ -61,5 +54,35 @@ pub fn find(world: &World, pool: &AzureMachinePool) -> Found {
         machine_pool,
         cluster,
         azure_cluster,
+    })
+}
+
+/// The MachinePool that owns the pool. Core sets the owner reference; without core the MachinePool's own reference tells.
+fn machine_pool(world: &World, pool: &AzureMachinePool) -> Option<Arc<MachinePool>> {
+    let namespace = pool.namespace();
+    let namespace = namespace.as_deref();
+    if let Some(owner) = pool.owner_references().iter().find(|owner| owner.kind == "MachinePool") {
+        return world.machine_pools.get(namespace, &owner.name);
+    }
+    let refers = |candidate: &MachinePool| {
+        let reference = &candidate.spec.template.spec.infrastructure_ref;
+        reference.is(AzureMachinePool::GROUP, AzureMachinePool::KIND) && reference.name == pool.name_any()
+    };
+    world.machine_pools.select(namespace, refers).into_iter().next()
+}
+
+/// The cluster as labels tell it: the MachinePool's, the pool's, or those of its machines.
+fn cluster_label(world: &World, pool: &AzureMachinePool, machine_pool: &MachinePool) -> Option<String> {
+    let own = [machine_pool.labels(), pool.labels()]
+        .into_iter()
+        .find_map(|labels| labels.get(CLUSTER_NAME_LABEL).cloned());
+    own.or_else(|| {
+        let name = pool.name_any();
+        let machines = world.machines.select(pool.namespace().as_deref(), |machine| {
+            machine.labels().get(MACHINE_POOL_LABEL) == Some(&name)
+        });
+        machines
+            .iter()
+            .find_map(|machine| machine.labels().get(CLUSTER_NAME_LABEL).cloned())
     })
 }

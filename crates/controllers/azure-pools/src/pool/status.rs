@@ -90,7 +90,7 @@ impl Draft {
             .iter()
             .filter(|member| member.node.is_ready() && !member.leaving())
             .count();
-        let desired = usize::try_from(actor.owners.machine_pool.replicas()).unwrap_or_default();
+        let desired = actor.desired();
         let current = |m: &&Member| m.model(set.model.as_deref()) == Some(&model.hash);
         let outdated = members.len() - members.iter().filter(current).count();
         self.status.replicas = i32::try_from(ready).unwrap_or(i32::MAX);
@@ -163,7 +163,11 @@ impl Draft {
             .api::<AzureMachinePool>(&self.before.namespace().unwrap_or_default());
         match patch::status(&api, &self.before, &after, patch::Lock::Open).await {
             Err(error) if error.is_not_found() => Ok(()),
-            written => written.map(drop).map_err(Into::into),
+            Err(error) => Err(error.into()),
+            Ok(written) => {
+                world.wrote(&self.before, written.as_ref());
+                Ok(())
+            }
         }
     }
 }

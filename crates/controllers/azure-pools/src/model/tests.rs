@@ -1,0 +1,171 @@
+//! What the scale set looks like, and what changes its hash.
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+struct World {
+    pool: AzureMachinePool,
+    machine_pool: MachinePool,
+    azure_cluster: AzureCluster,
+    bootstrap: String,
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            from.iter()
+                .for_each(|(key, value)| merge(into.entry(key.clone()).or_insert(Value::Null), value));
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+fn world(change: Value) -> World {
+    let mut spec = json!({
+        "location": "eastus",
+        "template": {
+            "vmSize": "Standard_D4s_v3",
+            "image": { "id": "/image/1" },
+            "osDisk": { "osType": "Linux", "diskSizeGB": 30, "cachingType": "ReadWrite" },
+            "sshPublicKey": "c3NoLXJzYSBBQUFB"
+        }
+    });
+    merge(&mut spec, &change);
+    let pool = json!({ "metadata": { "name": "workers" }, "spec": spec });
+    let machine_pool = json!({
+        "metadata": { "name": "workers" },
+        "spec": { "clusterName": "c", "replicas": 3, "failureDomains": ["2", "1"],
+                  "template": { "spec": { "clusterName": "c", "version": "v1.35.0" } } }
+    });
+    let azure_cluster = json!({
+        "metadata": { "name": "c" },
+        "spec": {
+            "location": "eastus", "resourceGroup": "rg", "additionalTags": { "team": "a" },
+            "networkSpec": {
+                "vnet": { "name": "net", "resourceGroup": "net-rg" },
+                "subnets": [{ "name": "cp", "role": "control-plane" }, { "name": "nodes", "role": "node" }],
+                "nodeOutboundLB": { "name": "out" }
+            }
+        }
+    });
+    World {
+        pool: serde_json::from_value(pool).unwrap(),
+        machine_pool: serde_json::from_value(machine_pool).unwrap(),
+        azure_cluster: serde_json::from_value(azure_cluster).unwrap(),
+        bootstrap: "#cloud-config\nkey: value\ntoken: abcdef.0123456789abcdef\n".into(),
+    }
+}
+
+fn model(world: &World) -> Model {
+    build(&Input {
+        pool: &world.pool,
+        machine_pool: &world.machine_pool,
+        cluster_name: "c",
+        azure_cluster: &world.azure_cluster,
+        subscription: "sub",
+        bootstrap: world.bootstrap.as_bytes(),
+        accelerated_networking: true,
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_scale_set_is_made_of_pool_cluster_and_machine_pool() {
+    let world = world(json!({
+        "additionalTags": { "team": "b" },
+        "identity": "UserAssigned",
+        "userAssignedIdentities": [{ "providerID": "azure:///subscriptions/sub/id" }],
+        "template": {
+            "dataDisks": [
+                { "nameSuffix": "a", "diskSizeGB": 64, "lun": 0, "cachingType": "ReadOnly" },
+                { "nameSuffix": "u", "diskSizeGB": 128, "managedDisk": { "storageAccountType": "UltraSSD_LRS" },
+                  "diskIOPSReadWrite": 2000, "diskMBpsReadWrite": 100 }
+            ],
+            "spotVMOptions": { "maxPrice": "0.25", "evictionPolicy": "Delete" },
+            "terminateNotificationTimeout": 7,
+            "securityProfile": { "encryptionAtHost": true },
+            "diagnostics": { "boot": { "storageAccountType": "Managed" } }
+        }
+    }));
+    let model = model(&world);
+    assert_eq!((model.group.as_str(), model.name.as_str()), ("rg", "workers"));
+    let mut set = model.set;
+    set.tags.as_mut().unwrap().retain(|name, _| !name.starts_with("capstan"));
+    insta::assert_json_snapshot!(set);
+}
+
+#[rstest]
+#[case::image(json!({ "template": { "image": { "id": "/image/2" } } }))]
+#[case::size(json!({ "template": { "vmSize": "Standard_D8s_v3" } }))]
+#[case::os_disk(json!({ "template": { "osDisk": { "diskSizeGB": 31 } } }))]
+#[case::data_disk(json!({ "template": { "dataDisks": [{ "nameSuffix": "a", "diskSizeGB": 4 }] } }))]
+#[case::caching(json!({ "template": { "osDisk": { "cachingType": "None" } } }))]
+#[case::interfaces(json!({ "template": { "networkInterfaces": [{ "privateIPConfigs": 2 }] } }))]
+#[case::accelerated(json!({ "template": { "acceleratedNetworking": false } }))]
+#[case::extension(json!({ "template": { "vmExtensions": [{ "name": "e", "publisher": "p", "version": "1.0" }] } }))]
+#[case::ssh_key(json!({ "template": { "sshPublicKey": "c3NoLXJzYSBCQkJC" } }))]
+#[case::spot(json!({ "template": { "spotVMOptions": {} } }))]
+#[case::security(json!({ "template": { "securityProfile": { "encryptionAtHost": true } } }))]
+#[case::tags(json!({ "additionalTags": { "x": "y" } }))]
+#[case::ultra(json!({ "template": { "additionalCapabilities": { "ultraSSDEnabled": true } } }))]
+#[case::identity(json!({ "identity": "SystemAssigned" }))]
+fn every_change_of_the_model_changes_its_hash(#[case] change: Value) {
+    assert_ne!(model(&world(change)).hash, model(&world(json!({}))).hash);
+}
+
+#[test]
+fn zones_and_bootstrap_data_change_the_hash() {
+    let plain = model(&world(json!({})));
+    let mut other = world(json!({}));
+    other.machine_pool.spec.failure_domains = vec!["1".into()];
+    assert_ne!(model(&other).hash, plain.hash);
+    let mut other = world(json!({}));
+    other.bootstrap = other.bootstrap.replace("value", "another");
+    assert_ne!(model(&other).hash, plain.hash);
+}
+
+#[test]
+fn replicas_strategy_and_a_rotated_token_replace_nothing() {
+    let plain = model(&world(json!({})));
+    let mut other = world(json!({ "strategy": { "rollingUpdate": { "maxSurge": 3 } } }));
+    other.machine_pool.spec.replicas = Some(9);
+    other.bootstrap = other
+        .bootstrap
+        .replace("abcdef.0123456789abcdef", "zyxwvu.fedcba9876543210");
+    let rotated = model(&other);
+    assert_eq!(rotated.hash, plain.hash);
+    assert_ne!(
+        rotated.custom_data_hash, plain.custom_data_hash,
+        "new instances get the new token"
+    );
+}
+
+#[rstest]
+#[case("a abcdef.0123456789abcdef b", "a <token> b")]
+#[case("abcdef.0123456789abcdef", "<token>")]
+#[case("xabcdef.0123456789abcdef", "xabcdef.0123456789abcdef")]
+#[case("abcdef.0123456789abcdef0", "abcdef.0123456789abcdef0")]
+#[case("sha256.0123456789abcdeg", "<token>")]
+fn tokens_are_masked_and_nothing_else(#[case] text: &str, #[case] masked: &str) {
+    assert_eq!(mask_tokens(text), masked);
+}
+
+#[test]
+fn a_generated_key_is_one_that_the_rules_accept() {
+    let mut pool = world(json!({})).pool;
+    pool.spec.template.ssh_public_key = generate_ssh_key();
+    assert_eq!(capstan_core::validate::azure_pool::validate(&pool).message(), "");
+}
+
+#[test]
+fn without_an_image_the_version_chooses_one() {
+    let mut world = world(json!({}));
+    world.pool.spec.template.image = None;
+    let image = model(&world).image.compute_gallery.unwrap();
+    assert_eq!(
+        (image.name.as_str(), image.version.as_str()),
+        ("capi-ubun2-2404", "1.35.0")
+    );
+}

@@ -1,0 +1,426 @@
+//! A pool on a simulated Azure, with the controllers running beside the test, and a watch over both budget bounds.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use capstan_api::azure::{AzureCluster, AzureClusterIdentity, AzureMachinePool, AzureMachinePoolMachine};
+use capstan_azure::{Cloud, Settings};
+use capstan_core::door::Doors;
+use capstan_kube::capi::{Cluster, MachinePool};
+use capstan_sim::azure::{Azure, Config, Handle, Network, joiner};
+use capstan_testkit::ControlPlane;
+use k8s_openapi::api::core::v1::{Node, Secret};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// Nothing in these tests takes longer, on a busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const GROUP: &str = "capstan";
+
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+
+pub struct Options {
+    pub replicas: usize,
+    pub surge: Value,
+    pub unavailable: Value,
+    pub sim: Config,
+    /// Merged into the pool's spec.
+    pub spec: Value,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            replicas: 3,
+            surge: json!(1),
+            unavailable: json!(0),
+            sim: Config::quick(),
+            spec: json!({}),
+        }
+    }
+}
+
+pub struct World {
+    pub plane: ControlPlane,
+    pub client: kube::Client,
+    pub namespace: String,
+    /// The pool's name, and the scale set's.
+    pub name: String,
+    pub sim: Arc<Handle>,
+    pub bounds: Arc<Bounds>,
+    running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
+    sampler: tokio::task::JoinHandle<()>,
+}
+
+/// The two bounds, and the first state that broke one.
+#[derive(Default)]
+pub struct Bounds {
+    pub floor: AtomicUsize,
+    pub ceiling: AtomicUsize,
+    pub samples: AtomicUsize,
+    broken: Mutex<Option<String>>,
+}
+
+impl Bounds {
+    pub fn set(&self, floor: usize, ceiling: usize) {
+        self.floor.store(floor, Ordering::SeqCst);
+        self.ceiling.store(ceiling, Ordering::SeqCst);
+    }
+
+    fn check(&self, available: usize, total: usize) {
+        self.samples.fetch_add(1, Ordering::SeqCst);
+        let (floor, ceiling) = (self.floor.load(Ordering::SeqCst), self.ceiling.load(Ordering::SeqCst));
+        if available < floor || (ceiling > 0 && total > ceiling) {
+            let text = format!("{available} available (floor {floor}), {total} instances (ceiling {ceiling})");
+            self.broken.lock().unwrap().get_or_insert(text);
+        }
+    }
+
+    pub fn assert_kept(&self) {
+        assert_eq!(*self.broken.lock().unwrap(), None, "a bound was broken");
+        assert!(self.samples.load(Ordering::SeqCst) > 0, "nothing was observed");
+    }
+}
+
+impl World {
+    /// Everything up to a pool whose machines are all ready.
+    pub async fn with_pool(options: Options) -> Result<Self> {
+        let replicas = options.replicas;
+        let world = Self::start(options).await?;
+        world.until_ready(replicas).await?;
+        Ok(world)
+    }
+
+    pub async fn start(options: Options) -> Result<Self> {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let plane = ControlPlane::shared().await?;
+        plane.install_crds().await?;
+        plane.install_cluster_api_crds().await?;
+        let client = plane.client().await?;
+        let namespace = plane.namespace("pools").await?;
+        let name = format!(
+            "np{}-{}",
+            NUMBER.fetch_add(1, Ordering::SeqCst),
+            namespace.rsplit('-').next().unwrap()
+        );
+        let sim = Azure::start(Config {
+            joiner: Some(joiner::Options::client(client.clone())),
+            networks: vec![Network::default()],
+            ..options.sim.clone()
+        })
+        .await?;
+        let (sim, bounds) = (Arc::new(sim), Arc::new(Bounds::default()));
+        let sampler = tokio::spawn(async {});
+        let mut world = Self {
+            plane,
+            client,
+            namespace,
+            name,
+            sim,
+            bounds,
+            running: None,
+            sampler,
+        };
+        world.make_cluster().await?;
+        world.make_pool(&options).await?;
+        world.run(Doors::default()).await?;
+        Ok(world)
+    }
+
+    pub async fn run(&mut self, doors: Doors) -> Result<()> {
+        let shutdown = CancellationToken::new();
+        let options = capstan_kube::Options {
+            doors: doors.clone(),
+            namespace: Some(self.namespace.clone()),
+            shutdown: shutdown.clone(),
+            ..Default::default()
+        };
+        let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
+        let cloud = Cloud::custom("sim", &self.sim.url, &self.sim.url)?;
+        let settings = Settings {
+            ca_file: Some(self.sim.ca_file.clone()),
+            doors,
+            ..Settings::new(cloud)
+        };
+        let task = tokio::spawn(async move {
+            if let Err(error) = capstan_azure_pools::run(context, settings, Default::default()).await {
+                panic!("the controllers ended: {error}");
+            }
+        });
+        self.running = Some((shutdown, task));
+        Ok(())
+    }
+
+    /// Stops the controllers as a crash does: in the middle of whatever they do.
+    pub async fn crash(&mut self) {
+        if let Some((shutdown, task)) = self.running.take() {
+            task.abort();
+            let _ = task.await;
+            shutdown.cancel();
+        }
+    }
+
+    /// Watches the bounds from now on, at every change of a node and every few milliseconds.
+    pub fn watch_bounds(&mut self, floor: usize, ceiling: usize) {
+        self.bounds.set(floor, ceiling);
+        let (bounds, client, set) = (self.bounds.clone(), self.client.clone(), self.set_id());
+        let sim = self.sim.clone();
+        self.sampler = tokio::spawn(async move {
+            let nodes: Api<Node> = Api::all(client.clone());
+            let cache = capstan_kube::Cache::start(
+                nodes,
+                kube::runtime::watcher::Config::default(),
+                capstan_kube::cache::trim_node,
+                CancellationToken::new(),
+            );
+            let _ = cache.ready().await;
+            loop {
+                let total = sim.instances(&set).len();
+                let prefix = format!("azure://{set}/virtualmachines/").to_lowercase();
+                let usable = cache.select(None, |node| {
+                    let spec = node.spec.as_ref();
+                    let id = spec
+                        .and_then(|s| s.provider_id.as_deref())
+                        .unwrap_or_default()
+                        .to_lowercase();
+                    let cordoned = spec.and_then(|s| s.unschedulable).unwrap_or_default();
+                    id.starts_with(&prefix) && capstan_kube::workload::is_ready(node) && !cordoned
+                });
+                bounds.check(usable.len(), total);
+                tokio::time::sleep(Duration::from_millis(15)).await;
+            }
+        });
+    }
+
+    pub fn set_id(&self) -> String {
+        format!(
+            "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets/{}",
+            self.sim.subscription, self.name
+        )
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub async fn create<K>(&self, value: Value) -> Result<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        let url = K::url_path(&(), Some(&self.namespace));
+        let request = http::Request::post(url).header("content-type", "application/json");
+        Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)
+    }
+
+    async fn make_cluster(&self) -> Result<()> {
+        let sim = &self.sim;
+        self.create::<Secret>(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "azure" },
+            "stringData": { "clientSecret": sim.client_secret }
+        }))
+        .await?;
+        self.create::<AzureClusterIdentity>(json!({
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureClusterIdentity",
+            "metadata": { "name": "sp" },
+            "spec": {
+                "type": "ServicePrincipal", "tenantID": sim.tenant, "clientID": sim.client_id,
+                "clientSecret": { "name": "azure", "namespace": self.namespace }, "allowedNamespaces": {}
+            }
+        }))
+        .await?;
+        self.create::<AzureCluster>(json!({
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureCluster",
+            "metadata": { "name": "c" },
+            "spec": {
+                "subscriptionID": sim.subscription, "location": "eastus", "resourceGroup": GROUP,
+                "identityRef": {
+                    "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureClusterIdentity", "name": "sp"
+                },
+                "networkSpec": {
+                    "vnet": { "name": "capstan-vnet" },
+                    "subnets": [{ "name": "node-subnet", "role": "node" }]
+                }
+            }
+        }))
+        .await?;
+        self.create::<Cluster>(json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": { "name": "c" },
+            "spec": { "infrastructureRef": {
+                "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "AzureCluster", "name": "c"
+            } }
+        }))
+        .await?;
+        let kubeconfig = std::fs::read_to_string(self.plane.kubeconfig())?;
+        self.create::<Secret>(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "c-kubeconfig" },
+            "stringData": { "value": kubeconfig }
+        }))
+        .await?;
+        Ok(())
+    }
+
+    async fn make_pool(&self, options: &Options) -> Result<()> {
+        let name = &self.name;
+        self.create::<Secret>(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "boot" },
+            "stringData": { "value": "#cloud-config\ntoken: abcdef.0123456789abcdef\n" }
+        }))
+        .await?;
+        self.create::<MachinePool>(json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": { "name": name },
+            "spec": {
+                "clusterName": "c", "replicas": options.replicas,
+                "template": { "spec": {
+                    "clusterName": "c", "version": "v1.35.0", "bootstrap": { "dataSecretName": "boot" },
+                    "infrastructureRef": {
+                        "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "AzureMachinePool", "name": name
+                    }
+                } }
+            }
+        }))
+        .await?;
+        let mut pool = json!({
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureMachinePool",
+            "metadata": { "name": name },
+            "spec": {
+                "location": "eastus",
+                "strategy": { "type": "RollingUpdate", "rollingUpdate": {
+                    "maxSurge": options.surge, "maxUnavailable": options.unavailable, "deletePolicy": "Oldest"
+                } },
+                "template": {
+                    "vmSize": "Standard_D2s_v3",
+                    "osDisk": { "osType": "Linux", "diskSizeGB": 30 },
+                    "image": { "id": image(1) },
+                    "sshPublicKey": ""
+                }
+            }
+        });
+        merge(&mut pool["spec"], &options.spec);
+        self.create::<AzureMachinePool>(pool).await?;
+        Ok(())
+    }
+
+    pub async fn patch<K>(&self, name: &str, patch: Value) -> Result<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        Ok(self
+            .api::<K>()
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?)
+    }
+
+    /// A new image for the pool.
+    pub async fn upgrade(&self, version: u32) -> Result<()> {
+        let patch = json!({ "spec": { "template": { "image": { "id": image(version) } } } });
+        self.patch::<AzureMachinePool>(&self.name, patch).await?;
+        Ok(())
+    }
+
+    pub async fn scale(&self, replicas: usize) -> Result<()> {
+        self.patch::<MachinePool>(&self.name, json!({ "spec": { "replicas": replicas } }))
+            .await?;
+        Ok(())
+    }
+
+    pub async fn pool(&self) -> Result<AzureMachinePool> {
+        Ok(self.api().get(&self.name).await?)
+    }
+
+    pub async fn machines(&self) -> Result<Vec<AzureMachinePoolMachine>> {
+        Ok(self.api().list(&ListParams::default()).await?.items)
+    }
+
+    pub async fn delete_machine(&self, name: &str) -> Result<()> {
+        self.api::<AzureMachinePoolMachine>()
+            .delete(name, &DeleteParams::default())
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until exactly so many machines exist, all ready and of the newest model, and the pool says so.
+    pub async fn until_ready(&self, count: usize) -> Result<Vec<AzureMachinePoolMachine>> {
+        self.until(&format!("{count} ready machines"), async || {
+            let machines = self.machines().await?;
+            let good = |m: &AzureMachinePoolMachine| {
+                let status = m.status.clone().unwrap_or_default();
+                status.ready && status.latest_model_applied && m.metadata.deletion_timestamp.is_none()
+            };
+            let status = self.pool().await?.status.unwrap_or_default();
+            let told = status.replicas == i32::try_from(count)?
+                && capstan_kube::conditions::is_true(&status.conditions, "ScaleSetModelUpdated")
+                && status.long_running_operation_states.is_empty();
+            Ok((machines.len() == count && machines.iter().all(good) && told).then_some(machines))
+        })
+        .await
+    }
+
+    pub async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = look().await? {
+                return Ok(found);
+            }
+            if begun.elapsed() > PATIENCE {
+                let pool = self.pool().await.ok().map(|pool| json!({ "status": pool.status }));
+                let machines: Vec<_> = self
+                    .machines()
+                    .await?
+                    .into_iter()
+                    .map(|m| json!([m.name_any(), m.metadata.deletion_timestamp, m.status]))
+                    .collect();
+                bail!(
+                    "no {what} after {PATIENCE:?}: {pool:?} {machines:#?} {:#?}",
+                    self.sim.instances(&self.set_id()).len()
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// The message of one of the pool's conditions.
+    pub async fn condition(&self, type_: &str) -> Result<Option<(String, String)>> {
+        let status = self.pool().await?.status.unwrap_or_default();
+        let found = capstan_kube::conditions::get(&status.conditions, type_);
+        Ok(found.map(|c| (c.status.clone(), c.message.clone().unwrap_or_default())))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.sampler.abort();
+        if let Some((shutdown, task)) = self.running.take() {
+            shutdown.cancel();
+            task.abort();
+        }
+    }
+}
+
+pub fn image(version: u32) -> String {
+    format!("/subscriptions/s/resourceGroups/images/providers/Microsoft.Compute/images/node-{version}")
+}
+
+pub fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            from.iter()
+                .for_each(|(key, value)| merge(into.entry(key.clone()).or_insert(Value::Null), value));
+        }
+        (into, from) => *into = from.clone(),
+    }
+}

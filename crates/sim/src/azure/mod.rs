@@ -4,6 +4,7 @@
 //! Answers have ARM's status codes, headers, error bodies and operation URLs, whatever api-version is asked for.
 
 pub mod admin;
+pub mod cli;
 pub mod clock;
 pub mod compute;
 pub mod config;
@@ -16,6 +17,7 @@ pub mod policy;
 pub mod resources;
 pub mod router;
 pub mod server;
+pub mod state;
 pub mod throttle;
 pub mod tls;
 pub mod tokens;
@@ -30,6 +32,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+pub use cli::{AzureArgs, run};
 pub use clock::Span;
 pub use config::{Config, Network, Times};
 pub use faults::{Action, Fault};
@@ -44,15 +47,18 @@ pub struct Azure;
 impl Azure {
     /// Starts a simulator in this process. It ends when the handle is dropped.
     pub async fn start(config: Config) -> anyhow::Result<Handle> {
-        let authority = tls::Authority::new()?;
-        Self::start_with(config, authority, false).await
+        Self::start_with(config, None).await
     }
 
-    async fn start_with(config: Config, authority: tls::Authority, print: bool) -> anyhow::Result<Handle> {
+    async fn start_with(config: Config, lines: Option<cli::Lines>) -> anyhow::Result<Handle> {
         let listener = TcpListener::bind(config.listen)
             .await
             .with_context(|| format!("cannot listen on {}", config.listen))?;
         let address = listener.local_addr()?;
+        let saved = config.state.as_deref().map(state::Saved::load).transpose()?.flatten();
+        let authority = saved
+            .as_ref()
+            .map_or_else(tls::Authority::new, |saved| Ok(saved.authority.clone()))?;
         let names = [
             "localhost".to_owned(),
             "127.0.0.1".into(),
@@ -69,20 +75,32 @@ impl Azure {
         tokio::fs::write(&ca_file, &authority.certificate)
             .await
             .with_context(|| format!("cannot write {}", ca_file.display()))?;
-        let (subscription, tenant) = (config.subscription.clone(), config.tenant.clone());
-        let (client_id, client_secret) = (config.client_id.clone(), config.client_secret.clone());
-        let shared = Arc::new(Shared::new(World::new(config), print));
+        let joiner = match config.joiner.clone() {
+            Some(options) => Some(joiner::Joiner::new(options).await?),
+            None => None,
+        };
+        let known = config.clone();
+        let world = match saved {
+            Some(saved) => saved.into_world(config),
+            None => World::new(config),
+        };
+        let shared = Arc::new(Shared::new(world, lines));
         let mut tasks = JoinSet::new();
         tasks.spawn(server::listen(shared.clone(), listener, tls));
         tasks.spawn(shared.clone().drive());
+        if let Some(joiner) = joiner {
+            tasks.spawn(joiner.run(shared.clone()));
+        }
         Ok(Handle {
             url: format!("https://{host}:{}", address.port()),
             ca_pem: authority.certificate.clone(),
             ca_file,
-            subscription,
-            tenant,
-            client_id,
-            client_secret,
+            subscription: known.subscription,
+            tenant: known.tenant,
+            client_id: known.client_id,
+            client_secret: known.client_secret,
+            state: known.state,
+            authority,
             shared,
             _tasks: tasks,
         })
@@ -100,6 +118,8 @@ pub struct Handle {
     pub tenant: String,
     pub client_id: String,
     pub client_secret: String,
+    state: Option<PathBuf>,
+    authority: tls::Authority,
     shared: Arc<Shared>,
     _tasks: JoinSet<()>,
 }
@@ -242,8 +262,23 @@ impl Handle {
         answer
     }
 
-    /// Ends the simulator.
-    pub fn stop(self) {}
+    /// Grows with every request and every change in time.
+    fn writes(&self) -> u64 {
+        let core = self.shared.lock();
+        core.log.counts.values().sum::<u64>() + core.world.ticket + core.world.queue.len() as u64
+    }
+
+    /// Writes the state to its file, if it has one.
+    pub fn save(&self) -> anyhow::Result<()> {
+        let Some(path) = &self.state else { return Ok(()) };
+        let saved = state::Saved::of(&self.shared.lock().world, &self.authority);
+        saved.store(path)
+    }
+
+    /// Ends the simulator; its state is saved if it has a file.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.save()
+    }
 }
 
 impl Drop for Handle {

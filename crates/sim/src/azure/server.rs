@@ -13,8 +13,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
+use super::cli::Lines;
 use super::faults::{self, Action};
-use super::log::{Log, Request, UNANSWERED};
+use super::log::{Log, UNANSWERED};
 use super::throttle::{self, Buckets};
 use super::tokens::Tokens;
 use super::wire::{Answer, Call};
@@ -35,7 +36,7 @@ pub struct Shared {
     pub wake: Notify,
     /// Something came, changed or went: for the joiner.
     pub changed: Notify,
-    pub print: bool,
+    lines: Option<Lines>,
 }
 
 /// The connection closes without an answer.
@@ -51,7 +52,7 @@ impl std::fmt::Display for Dropped {
 impl std::error::Error for Dropped {}
 
 impl Shared {
-    pub fn new(world: World, print: bool) -> Self {
+    pub fn new(world: World, lines: Option<Lines>) -> Self {
         let core = Core {
             world,
             tokens: Tokens::default(),
@@ -62,7 +63,7 @@ impl Shared {
             core: Mutex::new(core),
             wake: Notify::new(),
             changed: Notify::new(),
-            print,
+            lines,
         }
     }
 
@@ -151,8 +152,8 @@ impl Shared {
 
     fn close(&self, n: u64, status: u16) {
         let request = self.lock().log.close(n, status);
-        if let (true, Some(request)) = (self.print, request) {
-            print_request(&request);
+        if let (Some(lines), Some(request)) = (&self.lines, request) {
+            lines.print(&request);
         }
     }
 
@@ -176,11 +177,6 @@ impl Shared {
             }
         }
     }
-}
-
-fn print_request(request: &Request) {
-    tracing::info!(target: "capstan_sim::requests", n = request.n, method = %request.method, path = %request.path,
-        policy = request.policy, status = request.status, "request");
 }
 
 fn limits(

@@ -280,6 +280,11 @@ impl World {
                 continue;
             }
             instance.state = State::Updating;
+            instance.power = if instance.power == Power::Running {
+                Power::Starting
+            } else {
+                instance.power
+            };
             instance.version += 1;
             let (set, id) = (set.to_owned(), *id);
             let path = format!("{set}/virtualmachines/{id}");
@@ -334,6 +339,11 @@ impl World {
     pub fn instance_upgraded(&mut self, set: &str, id: u64) {
         self.settle(set, id, |instance, current| {
             instance.model = current;
+            instance.power = if instance.power == Power::Starting {
+                Power::Running
+            } else {
+                instance.power
+            };
             instance.state = State::Succeeded;
             instance.error = None;
         });

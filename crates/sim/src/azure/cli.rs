@@ -1,0 +1,321 @@
+//! `capstan sim azure`: the simulator as a program.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use k8s_openapi::api::core::v1::Taint;
+use serde_json::json;
+
+use super::clock::Span;
+use super::config::{Config, Network, Times};
+use super::joiner::{Cluster, Options};
+use super::log::Request;
+use super::{Azure, Handle};
+
+/// How often changed state is written while the program runs.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// Lines that wait for a slow reader; more are lost rather than holding up the simulator.
+const LINES: usize = 4096;
+
+const AFTER_HELP: &str = r#"When ready, one line of JSON is printed: url, authority, ca, subscription, tenant, clientId, clientSecret. After it, each
+request is printed as a line of JSON with method, path, policy and status.
+
+Python:
+  cred = ClientSecretCredential(tenant, clientId, clientSecret, authority=authority,
+                                disable_instance_discovery=True, connection_verify=ca)
+  compute = ComputeManagementClient(cred, subscription, base_url=url, connection_verify=ca,
+                                    credential_scopes=[url + "/.default"])
+az:
+  export REQUESTS_CA_BUNDLE=ca.pem
+  az cloud register -n sim --endpoint-resource-manager $URL --endpoint-active-directory $URL \
+     --endpoint-active-directory-resource-id $URL && az cloud set -n sim
+  az config set core.instance_discovery=false
+  az login --service-principal -u $CLIENT_ID -p $CLIENT_SECRET --tenant $TENANT
+Go (and Capstan, and every SDK that reads these variables):
+  export SSL_CERT_FILE=ca.pem AZURE_AUTHORITY_HOST=$URL AZURE_RESOURCE_MANAGER_ENDPOINT=$URL
+  cloud.Configuration{ActiveDirectoryAuthorityHost: url, Services: map[cloud.ServiceName]cloud.ServiceConfiguration{
+      cloud.ResourceManager: {Endpoint: url, Audience: url}}}, with DisableInstanceDiscovery
+Programs without such a setting: point management.azure.com and login.microsoftonline.com to this machine in the hosts
+file, listen on port 443, and set SSL_CERT_FILE.
+
+Faults, counters, requests, time and evictions: the admin API under $URL/sim, described in docs/sim-azure.md. For example
+  curl --cacert ca.pem -X POST $URL/sim/faults -d '{"policy":"PutVM","times":1,"action":{"kind":"answer","status":429,"retryAfter":5}}'"#;
+
+/// Simulate Azure Resource Manager
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct AzureArgs {
+    /// Address to listen on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// File to write the certificate authority's certificate to
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// File to load state from, and to save it to
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Cluster that the Nodes of running VMs and instances join
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Other clusters, by the name of a scale set or VM (a prefix with * at its end fits too)
+    #[arg(long, value_name = "NAME=FILE")]
+    pub join: Vec<String>,
+    /// From a VM's running to its Node's being ready
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub node_ready_after: Span,
+    /// Label of joining Nodes
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub node_label: Vec<String>,
+    /// Taint of joining Nodes
+    #[arg(long, value_name = "KEY[=VALUE]:EFFECT")]
+    pub node_taint: Vec<String>,
+    /// Kubelet version of joining Nodes
+    #[arg(long, value_name = "VERSION")]
+    pub node_version: Option<String>,
+    /// Refuse calls beyond Azure's published limits
+    #[arg(long)]
+    pub throttle: bool,
+    /// Seconds in Retry-After of compute operations
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub retry_after: u64,
+    /// Seconds in Retry-After of network operations
+    #[arg(long, value_name = "SECONDS", default_value_t = 1)]
+    pub network_retry_after: u64,
+    /// Seed of names and times
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Items per page of a list
+    #[arg(long, default_value_t = 200)]
+    pub page_size: usize,
+    /// Quota of cores per region
+    #[arg(long, default_value_t = 100_000)]
+    pub regional_cores: u64,
+    /// Quota of cores per family and region
+    #[arg(long)]
+    pub family_cores: Option<u64>,
+    /// Seconds that a token is good for
+    #[arg(long, default_value_t = 3599)]
+    pub token_lifetime: u64,
+    #[arg(long, default_value_t = Config::default().subscription)]
+    pub subscription: String,
+    #[arg(long, default_value_t = Config::default().tenant)]
+    pub tenant: String,
+    #[arg(long, default_value_t = Config::default().client_id)]
+    pub client_id: String,
+    #[arg(long, default_value_t = Config::default().client_secret)]
+    pub client_secret: String,
+    /// A resource group with a network that is there from the start
+    #[arg(long, value_name = "GROUP/VNET/SUBNET[,SUBNET][@LOCATION]")]
+    pub network: Vec<String>,
+    /// Provider namespace that a client has to register first
+    #[arg(long, value_name = "NAMESPACE")]
+    pub unregistered: Vec<String>,
+    #[command(flatten)]
+    pub times: TimeArgs,
+}
+
+/// Times are written 20s, 500ms, or as a range 15s..40s.
+#[derive(Args, Clone, Debug)]
+pub struct TimeArgs {
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().vm_create)]
+    pub vm_create: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().vm_update)]
+    pub vm_update: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().vm_delete)]
+    pub vm_delete: Span,
+    /// Start, power off, restart, deallocate
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().vm_power)]
+    pub vm_power: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().instance_create)]
+    pub instance_create: Span,
+    /// Manual upgrade and reimage
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().instance_update)]
+    pub instance_update: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().instance_delete)]
+    pub instance_delete: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().network)]
+    pub network_time: Span,
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().disk)]
+    pub disk: Span,
+    /// From simulateEviction to the end
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().eviction)]
+    pub eviction: Span,
+    /// Of every call
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().latency)]
+    pub latency: Span,
+}
+
+impl AzureArgs {
+    pub fn config(&self) -> anyhow::Result<Config> {
+        let times = &self.times;
+        let mut networks = vec![Network::default()];
+        for text in &self.network {
+            networks.push(network(text)?);
+        }
+        Ok(Config {
+            listen: self.listen,
+            subscription: self.subscription.clone(),
+            tenant: self.tenant.clone(),
+            client_id: self.client_id.clone(),
+            client_secret: self.client_secret.clone(),
+            seed: self.seed,
+            times: Times {
+                vm_create: times.vm_create,
+                vm_update: times.vm_update,
+                vm_delete: times.vm_delete,
+                vm_power: times.vm_power,
+                instance_create: times.instance_create,
+                instance_update: times.instance_update,
+                instance_delete: times.instance_delete,
+                network: times.network_time,
+                disk: times.disk,
+                eviction: times.eviction,
+                latency: times.latency,
+            },
+            retry_after: self.retry_after,
+            network_retry_after: self.network_retry_after,
+            throttle: self.throttle,
+            page_size: self.page_size,
+            regional_cores: self.regional_cores,
+            family_cores: self.family_cores,
+            token_lifetime: Duration::from_secs(self.token_lifetime),
+            require_token: true,
+            networks,
+            unregistered: self.unregistered.clone(),
+            state: self.state.clone(),
+            joiner: self.joiner()?,
+        })
+    }
+
+    fn joiner(&self) -> anyhow::Result<Option<Options>> {
+        if self.kubeconfig.is_none() && self.join.is_empty() {
+            return Ok(None);
+        }
+        let pair = |text: &String| {
+            let pair = text
+                .split_once('=')
+                .map(|(name, value)| (name.to_owned(), value.to_owned()));
+            pair.with_context(|| format!("{text:?}: write NAME=VALUE"))
+        };
+        let join = self.join.iter().map(pair).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(Some(Options {
+            default: self.kubeconfig.clone().map(Cluster::Kubeconfig),
+            by_name: join
+                .into_iter()
+                .map(|(name, file)| (name, Cluster::Kubeconfig(file.into())))
+                .collect(),
+            ready_after: Some(self.node_ready_after),
+            labels: self
+                .node_label
+                .iter()
+                .map(pair)
+                .collect::<anyhow::Result<BTreeMap<_, _>>>()?,
+            taints: self
+                .node_taint
+                .iter()
+                .map(|text| taint(text))
+                .collect::<anyhow::Result<_>>()?,
+            kubelet_version: self.node_version.clone(),
+        }))
+    }
+}
+
+fn network(text: &str) -> anyhow::Result<Network> {
+    let (path, location) = text.split_once('@').unwrap_or((text, "eastus"));
+    let parts: Vec<&str> = path.split('/').collect();
+    let [group, vnet, subnets] = parts[..] else {
+        anyhow::bail!("{text:?}: write a network as GROUP/VNET/SUBNET[,SUBNET][@LOCATION]");
+    };
+    let subnets = subnets.split(',').map(str::to_owned).collect();
+    Ok(Network {
+        group: group.into(),
+        location: location.into(),
+        vnet: vnet.into(),
+        subnets,
+    })
+}
+
+fn taint(text: &str) -> anyhow::Result<Taint> {
+    let (key, effect) = text
+        .rsplit_once(':')
+        .with_context(|| format!("{text:?}: write a taint as KEY[=VALUE]:EFFECT"))?;
+    let (key, value) = key
+        .split_once('=')
+        .map_or((key, None), |(key, value)| (key, Some(value.to_owned())));
+    Ok(Taint {
+        key: key.into(),
+        value,
+        effect: effect.into(),
+        time_added: None,
+    })
+}
+
+/// Requests as lines of JSON on standard output. A reader that stops reading never holds up the simulator.
+#[derive(Debug)]
+pub struct Lines(std::sync::mpsc::SyncSender<String>);
+
+impl Lines {
+    fn start() -> Self {
+        let (sender, receiver) = std::sync::mpsc::sync_channel::<String>(LINES);
+        std::thread::spawn(move || {
+            for line in receiver {
+                if writeln!(std::io::stdout(), "{line}").is_err() {
+                    break;
+                }
+            }
+        });
+        Self(sender)
+    }
+
+    pub fn print(&self, request: &Request) {
+        if let Ok(line) = serde_json::to_string(request) {
+            let _ = self.0.try_send(line);
+        }
+    }
+}
+
+/// Runs the simulator until it is told to stop.
+pub async fn run(args: AzureArgs) -> anyhow::Result<()> {
+    let handle = Azure::start_with(args.config()?, Some(Lines::start())).await?;
+    let ca = match &args.ca_file {
+        Some(path) => {
+            let written = tokio::fs::write(path, &handle.ca_pem).await;
+            written.with_context(|| format!("cannot write {}", path.display()))?;
+            path.clone()
+        }
+        None => handle.ca_file.clone(),
+    };
+    let ca = std::path::absolute(&ca).unwrap_or(ca);
+    let network = Network::default();
+    let ready = json!({ "url": handle.url, "authority": handle.url, "ca": ca, "subscription": handle.subscription,
+        "tenant": handle.tenant, "clientId": handle.client_id, "clientSecret": handle.client_secret,
+        "admin": format!("{}/sim", handle.url), "resourceGroup": network.group, "location": network.location,
+        "vnet": network.vnet, "subnets": network.subnets });
+    writeln!(std::io::stdout(), "{ready}")?;
+    std::io::stdout().flush()?;
+    wait(&handle).await?;
+    handle.stop()
+}
+
+/// Saves now and then, until a signal comes.
+async fn wait(handle: &Handle) -> anyhow::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut seen = 0;
+    loop {
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => return Ok(result?),
+            _ = terminate.recv() => return Ok(()),
+            () = tokio::time::sleep(SAVE_EVERY) => {
+                let now = handle.writes();
+                if std::mem::replace(&mut seen, now) != now {
+                    handle.save()?;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! State in a file: resources, instances, operations, and what is still to happen, counted from the moment of saving.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::clock::Chance;
+use super::compute::fleet::Fleet;
+use super::config::Config;
+use super::operations::Operation;
+use super::tls::Authority;
+use super::world::{Doc, Effect, World};
+
+#[derive(Serialize, Deserialize)]
+pub struct Saved {
+    pub authority: Authority,
+    chance: Chance,
+    docs: BTreeMap<String, Doc>,
+    fleets: BTreeMap<String, Fleet>,
+    operations: HashMap<String, Operation>,
+    providers: BTreeMap<String, bool>,
+    addresses: u32,
+    /// Milliseconds from now, and what happens then.
+    queue: Vec<(u64, Effect)>,
+}
+
+impl Saved {
+    pub fn of(world: &World, authority: &Authority) -> Self {
+        let now = world.now();
+        let left = |at: tokio::time::Instant| at.saturating_duration_since(now).as_millis() as u64;
+        Self {
+            authority: authority.clone(),
+            chance: world.chance.clone(),
+            docs: world.docs.clone(),
+            fleets: world.fleets.clone(),
+            operations: world.operations.clone(),
+            providers: world.providers.clone(),
+            addresses: world.addresses,
+            queue: world
+                .queue
+                .iter()
+                .map(|((at, _), effect)| (left(*at), effect.clone()))
+                .collect(),
+        }
+    }
+
+    /// Reads a file; none is there before the first run.
+    pub fn load(path: &Path) -> anyhow::Result<Option<Self>> {
+        match std::fs::read(path) {
+            Ok(bytes) => {
+                let saved = serde_json::from_slice(&bytes);
+                Ok(Some(saved.with_context(|| {
+                    format!("{} does not hold a simulator's state", path.display())
+                })?))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    /// Writes beside the file first, so that a crash leaves the old state or the new one.
+    pub fn store(&self, path: &Path) -> anyhow::Result<()> {
+        let beside = path.with_extension("tmp");
+        let write = || {
+            std::fs::write(&beside, serde_json::to_vec(self)?)?;
+            std::fs::rename(&beside, path)?;
+            anyhow::Ok(())
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    pub fn into_world(self, config: Config) -> World {
+        let mut world = World::new(config);
+        world.chance = self.chance;
+        world.docs.extend(self.docs);
+        world.fleets = self.fleets;
+        world.operations = self.operations;
+        world.providers.extend(self.providers);
+        world.addresses = self.addresses;
+        for (millis, effect) in self.queue {
+            world.later(Duration::from_millis(millis.max(1)), effect);
+        }
+        world.touched = everything(&world);
+        world
+    }
+}
+
+/// All VMs and instances, which the joiner looks at after a start.
+fn everything(world: &World) -> BTreeSet<String> {
+    let vms = world
+        .docs
+        .iter()
+        .filter(|(_, doc)| doc.kind() == "Microsoft.Compute/virtualMachines")
+        .map(|(key, _)| key.clone());
+    let instances = world
+        .fleets
+        .values()
+        .flat_map(|fleet| fleet.instances.keys().map(|id| fleet.key(*id)));
+    vms.chain(instances).collect()
+}

@@ -16,7 +16,7 @@ use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
@@ -55,6 +55,8 @@ pub fn trim_node(node: &mut Node) {
 
 struct Shared<K: Object> {
     store: Store<K>,
+    /// kube's own `wait_until_ready` wakes only the last of several waiters, and caches are shared.
+    listed: watch::Receiver<bool>,
     trouble: Arc<Mutex<Option<String>>>,
     subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
     task: tokio::task::AbortHandle,
@@ -82,7 +84,8 @@ impl<K: Object> Cache<K> {
         let store = writer.as_reader();
         let subscribers = Arc::new(Mutex::new(Vec::new()));
         let trouble = Arc::new(Mutex::new(None));
-        let keep = keep(api, config, trim, writer, subscribers.clone(), trouble.clone());
+        let (tell, listed) = watch::channel(false);
+        let keep = keep(api, config, trim, writer, tell, subscribers.clone(), trouble.clone());
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -91,6 +94,7 @@ impl<K: Object> Cache<K> {
         });
         Self(Arc::new(Shared {
             store,
+            listed,
             trouble,
             subscribers,
             task: task.abort_handle(),
@@ -106,7 +110,9 @@ impl<K: Object> Cache<K> {
         let ended = |_| Error::WatchEnded {
             kind: K::kind(&()).into_owned(),
         };
-        self.0.store.wait_until_ready().await.map_err(ended)
+        let mut listed = self.0.listed.clone();
+        listed.wait_for(|listed| *listed).await.map_err(ended)?;
+        Ok(())
     }
 
     /// The last error of the watch, until an event has come through again: the cache may be out of date.
@@ -161,6 +167,7 @@ async fn keep<K: Object>(
     config: watcher::Config,
     trim: fn(&mut K),
     mut writer: Writer<K>,
+    listed: watch::Sender<bool>,
     subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
     trouble: Arc<Mutex<Option<String>>>,
 ) {
@@ -184,6 +191,9 @@ async fn keep<K: Object>(
         subscribers.retain(|subscriber| {
             !subscriber.is_closed() && changes.iter().all(|change| subscriber.send(change.clone()).is_ok())
         });
+        if matches!(event, watcher::Event::InitDone) {
+            listed.send_replace(true);
+        }
     }
 }
 

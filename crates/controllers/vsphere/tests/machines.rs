@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -377,5 +379,52 @@ async fn gates_hold_a_machine_back_and_a_pause_holds_everything() -> Result<()> 
         .patch("gated", &PatchParams::default(), &Patch::Merge(go))
         .await?;
     world.ready("gated").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_cost_few_calls_and_few_writes_however_long_they_wait() -> Result<()> {
+    const MACHINES: u64 = 20;
+    let options = Options {
+        clone_delay: Duration::from_secs(2),
+        guest_ip_delay: Some(Duration::from_secs(1)),
+        ..Options::default()
+    };
+    let world = World::start(options).await?;
+    world.vcsim.admin.reset_counters().await?;
+    let two = json!([{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]);
+    for i in 0..MACHINES {
+        world
+            .machine(&format!("m-{i}"), spec("pvscsi", json!({"dataDisks": two})))
+            .await?;
+    }
+    for i in 0..MACHINES {
+        let ready = |machine: &VSphereMachine| machine.status.as_ref().is_some_and(|status| status.ready);
+        world.until::<VSphereMachine>(&format!("m-{i}"), ready).await?;
+    }
+    let counters = world.vcsim.admin.counters().await?;
+    let machines = |write: &String| write.contains("/m-") || write.contains("/events") || write.ends_with("vms");
+    let writes: Vec<String> = world
+        .ledger
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|w| machines(w))
+        .cloned()
+        .collect();
+    let written = writes.len() as u64;
+    let calls: u64 = counters.values().sum();
+    println!(
+        "per machine: {} calls, {} writes; {counters:?}",
+        calls as f64 / MACHINES as f64,
+        written as f64 / MACHINES as f64
+    );
+    assert!(calls <= 12 * MACHINES, "{calls} calls: {counters:?}");
+    assert!(
+        written <= 8 * MACHINES + 1,
+        "{written} writes: {:#?}",
+        writes.iter().filter(|w| w.contains("m-7")).collect::<Vec<_>>()
+    );
     Ok(())
 }

@@ -6,8 +6,8 @@
 mod desired;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use capstan_api::MachineAddress;
 use capstan_api::capi::GROUP;
@@ -29,7 +29,9 @@ use crate::error::Error;
 use crate::terms;
 
 /// What a VM is busy with is passed on when it takes longer than this; its end, and what goes wrong, at once.
-const SLOW: Duration = Duration::from_secs(10);
+const SLOW: Duration = Duration::from_secs(30);
+/// A cache that has not shown a VM after this long will not: somebody has removed it.
+const SHOWN: Duration = Duration::from_secs(30);
 
 /// Runs the machines.
 pub struct Machines {
@@ -41,6 +43,8 @@ pub struct Machines {
     zones: Cache<VSphereDeploymentZone>,
     domains: Cache<VSphereFailureDomain>,
     written: Mutex<HashMap<String, Version>>,
+    /// VMs that were made and that the cache has not shown yet, by their machine's UID.
+    made: Mutex<HashMap<String, (Arc<VSphereVM>, Instant)>>,
 }
 
 impl Machines {
@@ -54,6 +58,7 @@ impl Machines {
             zones: context.cache_cluster_wide(cache::trim),
             domains: context.cache_cluster_wide(cache::trim),
             written: Mutex::default(),
+            made: Mutex::default(),
         })
     }
 
@@ -99,7 +104,7 @@ impl Machines {
     async fn pass(self: Arc<Self>, own: Arc<VSphereMachine>) -> Result<Next, Error> {
         let uid = own.uid().unwrap_or_default();
         let lagging = |written: &Version| own.resource_version().is_some_and(|v| !Version::new(v).shows(written));
-        if self.lock().get(&uid).is_some_and(lagging) {
+        if lock(&self.written).get(&uid).is_some_and(lagging) {
             return Ok(Next::Wait);
         }
         let Some(machine) = self.machine_of(&own) else {
@@ -192,11 +197,15 @@ impl Machines {
         let name = desired::name(own, &machine.name_any()).map_err(Error::Spec)?;
         let wanted = desired::vm(&name, own, machine, &infrastructure, zone.as_ref());
         let api: Api<VSphereVM> = self.context.api(&own.namespace().unwrap_or_default());
-        let existing = match self.vms.get(own.namespace().as_deref(), &name) {
+        let existing = match self.known_vm(own, &name) {
             Some(existing) => existing,
             None => match api.create(&PostParams::default(), &wanted).await {
-                Ok(made) => return Ok(Arc::new(made)),
-                // The cache is late.
+                Ok(made) => {
+                    let made = Arc::new(made);
+                    let uid = own.uid().unwrap_or_default();
+                    lock(&self.made).insert(uid, (made.clone(), Instant::now()));
+                    return Ok(made);
+                }
                 Err(kube::Error::Api(status)) if status.code == 409 => Arc::new(api.get(&name).await?),
                 Err(error) => return Err(error.into()),
             },
@@ -217,6 +226,17 @@ impl Machines {
             }
         }
         Ok(existing)
+    }
+
+    /// The VM that the cache shows, or that was made so lately that it does not yet.
+    fn known_vm(&self, own: &VSphereMachine, name: &str) -> Option<Arc<VSphereVM>> {
+        let cached = self.vms.get(own.namespace().as_deref(), name);
+        let mut made = lock(&self.made);
+        let uid = own.uid().unwrap_or_default();
+        if cached.is_some() || made.get(&uid).is_some_and(|(_, at)| at.elapsed() > SHOWN) {
+            made.remove(&uid);
+        }
+        cached.or_else(|| made.get(&uid).map(|(vm, _)| vm.clone()))
     }
 
     fn zone(&self, name: &str) -> Result<(Arc<VSphereDeploymentZone>, Arc<VSphereFailureDomain>), Error> {
@@ -326,7 +346,7 @@ impl Machines {
         }
         let api: Api<VSphereMachine> = self.context.api(&namespace);
         patch::remove_finalizer(&api, own, terms::MACHINE_FINALIZER).await?;
-        self.lock().remove(&own.uid().unwrap_or_default());
+        lock(&self.written).remove(&own.uid().unwrap_or_default());
         Ok(Next::Wait)
     }
 
@@ -388,13 +408,13 @@ impl Machines {
 
     fn note(&self, written: &VSphereMachine) {
         if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
-            self.lock().insert(uid, Version::new(version));
+            lock(&self.written).insert(uid, Version::new(version));
         }
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Version>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn reference(name: &str, namespace: Option<String>) -> ObjectRef<VSphereMachine> {

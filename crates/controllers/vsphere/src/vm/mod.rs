@@ -37,7 +37,7 @@ const RESYNC: Duration = Duration::from_secs(10 * 60);
 /// What only somebody's help can mend, outside Kubernetes too, is tried again this often.
 const RECHECK: Duration = Duration::from_secs(60);
 /// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
-const SLOW: Duration = Duration::from_secs(10);
+const SLOW: Duration = Duration::from_secs(15);
 
 /// Runs the virtual machines.
 pub struct Vms {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use capstan_api::vsphere::{VSphereCluster, VSphereMachine, VSphereVM};
-use capstan_core::door::Doors;
+use capstan_core::door::{Door, Doors, Effect, Verdict};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_testkit::{ControlPlane, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
@@ -20,12 +20,28 @@ use tokio_util::sync::CancellationToken;
 /// Nothing in these tests takes longer, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Sees every write to Kubernetes.
+#[derive(Default)]
+pub struct Ledger(pub std::sync::Mutex<Vec<String>>);
+
+impl Door for Ledger {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if effect.world == capstan_core::door::World::Kube && effect.write {
+            self.0
+                .lock()
+                .unwrap()
+                .push(format!("{} {}", effect.method, effect.target));
+        }
+        Verdict::Pass
+    }
+}
+
 pub struct World {
     pub plane: ControlPlane,
     pub client: kube::Client,
     pub namespace: String,
     pub vcsim: Vcsim,
-    pub metrics: capstan_kube::Metrics,
+    pub ledger: std::sync::Arc<Ledger>,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
 }
 
@@ -44,11 +60,12 @@ impl World {
             namespace: plane.namespace("vsphere").await?,
             plane,
             vcsim,
-            metrics: Default::default(),
+            ledger: Default::default(),
             running: None,
         };
         world.make_cluster().await?;
-        world.run(Doors::default()).await?;
+        let doors = Doors::new(vec![world.ledger.clone()]);
+        world.run(doors).await?;
         Ok(world)
     }
 
@@ -58,7 +75,7 @@ impl World {
         let options = capstan_kube::Options {
             doors,
             namespace: Some(self.namespace.clone()),
-            metrics: self.metrics.clone(),
+            metrics: Default::default(),
             shutdown: shutdown.clone(),
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;

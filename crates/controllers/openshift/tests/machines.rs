@@ -1,0 +1,328 @@
+//! The life of a machine against a real API server and a simulated Azure.
+
+mod support;
+
+use anyhow::Result;
+use capstan_sim::azure::{Action, Config, Fault};
+use kube::ResourceExt as _;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Killer, World, disk};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> Result<()> {
+    let world = World::new("life", Config::quick()).await?;
+    let seen = Arc::new(Killer::default());
+    let controller = world.start_killed(seen.clone()).await?;
+    let name = world.name("m");
+    let disks = json!([
+        disk("data", 0, "Delete", "Premium_LRS"),
+        disk("keep", 1, "Detach", "Premium_LRS")
+    ]);
+    let mut manifest = world.manifest(&name, json!({"dataDisks": disks}));
+    manifest["spec"]["metadata"] = json!({"labels": {"disktype": "fast"}});
+    manifest["spec"]["taints"] = json!([{"key": "k", "effect": "NoSchedule"}]);
+    world.create(manifest).await?;
+
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    let expected = format!(
+        "azure:///subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Compute/virtualMachines/{name}",
+        world.sim.subscription
+    );
+    assert_eq!(machine.spec.provider_id.as_deref(), Some(expected.as_str()));
+    assert_eq!(machine.annotations()["machine.openshift.io/instance-state"], "Running");
+    assert_eq!(
+        machine.labels()["machine.openshift.io/instance-type"],
+        "Standard_D4s_v3"
+    );
+    assert_eq!(
+        world.azure("disks"),
+        [format!("{name}_OSDisk"), format!("{name}_data"), format!("{name}_keep")]
+    );
+    world.event(&name, "Created").await?;
+
+    let waited = (world.calls().len(), controller.metrics.kube_requests("patch"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let now = (world.calls().len(), controller.metrics.kube_requests("patch"));
+    assert_eq!(now, waited, "nothing is called or written while the Node is awaited");
+
+    world.join(&machine).await?;
+    let machine = world.until_phase(&name, "Running").await?;
+    assert_eq!(
+        machine
+            .status
+            .as_ref()
+            .unwrap()
+            .node_ref
+            .as_ref()
+            .unwrap()
+            .name
+            .as_deref(),
+        Some(name.as_str())
+    );
+    let node = world.nodes().get(&name).await?;
+    assert_eq!(
+        node.annotations()["machine.openshift.io/machine"],
+        format!("{}/{name}", world.namespace)
+    );
+    assert_eq!(node.labels()["disktype"], "fast");
+    assert!(node.spec.unwrap().taints.unwrap().iter().any(|taint| taint.key == "k"));
+    let creating = world.calls();
+    let writes = controller.metrics.kube_requests("patch") + controller.metrics.kube_requests("create");
+    println!(
+        "create: {} ARM calls {creating:?}, {writes} kube writes",
+        creating.len()
+    );
+    println!("{:#?}", seen.log.lock().unwrap());
+    assert!(
+        creating.iter().filter(|policy| **policy != "GetSkus").count() <= 6,
+        "{creating:?}"
+    );
+    assert!(writes <= 7, "{writes} writes");
+
+    world.sim.clear_requests();
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    let deleting = world.calls();
+    let all = ["patch", "create", "delete"]
+        .iter()
+        .map(|verb| controller.metrics.kube_requests(verb))
+        .sum::<u64>();
+    println!(
+        "delete: {} ARM calls {deleting:?}, {} kube writes",
+        deleting.len(),
+        all - writes
+    );
+    assert!(deleting.len() <= 6, "{deleting:?}");
+    assert!(all - writes <= 6, "{} writes", all - writes);
+    assert_eq!(world.azure("disks"), [format!("{name}_keep")]);
+    assert!(world.azure("virtualMachines").is_empty() && world.azure("networkInterfaces").is_empty());
+    assert!(world.nodes().get_opt(&name).await?.is_none());
+    let text = world.event(&name, "Deleted").await?;
+    assert!(text.contains(&format!("/disks/{name}_keep")), "{text}");
+    assert!(
+        world
+            .events(&name)
+            .await?
+            .iter()
+            .all(|(reason, _)| reason != "FailedDelete")
+    );
+    assert_eq!(world.sim.sign_ins(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_work_is_refused_before_anything_is_made() -> Result<()> {
+    let world = World::new("refuse", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let ultra = json!([disk("u", 0, "Delete", "UltraSSD_LRS")]);
+    let cases = [
+        (
+            "conflict",
+            json!({"dataDisks": ultra, "ultraSSDCapability": "Disabled"}),
+            r#"StatusCode=400 -- Original Error: Code="InvalidParameter" Message="StorageAccountType UltraSSD_LRS can be used only when additionalCapabilities.ultraSSDEnabled is set." Target="managedDisk.storageAccountType""#,
+        ),
+        (
+            "zone",
+            json!({"dataDisks": ultra, "zone": ""}),
+            "vm size Standard_D4s_v3 does not support ultra disks in location eastus. select a different vm size or disable ultra disks",
+        ),
+        (
+            "size",
+            json!({"vmSize": "Standard_Nope"}),
+            "vm size Standard_Nope is not available in location eastus",
+        ),
+        (
+            "lun",
+            json!({"dataDisks": [disk("d", 64, "Delete", "Premium_LRS")]}),
+            "providerSpec.dataDisks[0].lun: Invalid value: 64: must be greater than or equal to 0 and less than 64",
+        ),
+        (
+            "many",
+            json!({"dataDisks": (0..9).map(|lun| disk(&format!("d{lun}"), lun, "Delete", "Premium_LRS")).collect::<Vec<_>>()}),
+            "vm size Standard_D4s_v3 takes 8 data disks, the spec has 9",
+        ),
+    ];
+    for (suffix, over, text) in cases {
+        let name = world.name(suffix);
+        world.create(world.manifest(&name, over)).await?;
+        let machine = world.until_phase(&name, "Failed").await?;
+        let status = machine.status.clone().unwrap();
+        assert_eq!(status.error_reason.as_deref(), Some("InvalidConfiguration"));
+        assert!(
+            status.error_message.as_deref().unwrap().contains(text),
+            "{:?}",
+            status.error_message
+        );
+        let event = world.event(&name, "FailedCreate").await?;
+        let start = format!("InvalidConfiguration: failed to reconcile machine {name:?}: failed to create vm {name}: ");
+        assert!(event.starts_with(&start) && event.contains(text), "{event}");
+        assert_eq!(machine.annotations()["machine.openshift.io/instance-state"], "Unknown");
+    }
+    assert!(world.azure("networkInterfaces").is_empty() && world.azure("disks").is_empty());
+    for (suffix, ..) in [("conflict", 0), ("lun", 0)] {
+        world.delete(&world.name(suffix)).await?;
+        world.until_gone(&world.name(suffix)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn azures_own_refusal_ends_the_machine_in_azures_words() -> Result<()> {
+    let world = World::new("azure", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let refusal = Action::Answer {
+        status: 400,
+        code: Some("InvalidParameter".into()),
+        message: Some("The value of parameter x is invalid.".into()),
+        retry_after: None,
+    };
+    world.sim.fault(Fault::new(refusal).policy("PutVM").times(1))?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world.until_phase(&name, "Failed").await?;
+    let event = world.event(&name, "FailedCreate").await?;
+    assert!(
+        event.contains(r#"StatusCode=400 -- Original Error: Code="InvalidParameter" Message="The value"#),
+        "{event}"
+    );
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    assert!(
+        world.azure("networkInterfaces").is_empty(),
+        "what was made is deleted with the machine"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passing_trouble_never_ends_a_machine() -> Result<()> {
+    let world = World::new("trouble", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let quota = Action::Answer {
+        status: 409,
+        code: Some("OperationNotAllowed".into()),
+        message: Some("Operation could not be completed as it results in exceeding approved Cores quota.".into()),
+        retry_after: None,
+    };
+    world.sim.fault(Fault::throttle(2).policy("PutVM").times(1))?;
+    world.sim.fault(Fault::new(quota).policy("PutVM").skip(1).times(1))?;
+    world
+        .sim
+        .fault(Fault::new(Action::Drop).policy("PutVM").skip(2).times(1))?;
+    world.sim.fault(Fault::answer(503).policy("GetOperation").times(1))?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    assert_eq!(world.azure("virtualMachines"), [name.clone()]);
+    let puts = world.calls().iter().filter(|policy| **policy == "PutVM").count();
+    assert!(puts <= 4, "{puts} requests for one machine");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_asked_of_azure_while_it_wants_to_be_left_alone() -> Result<()> {
+    let world = World::new("hold", Config::quick()).await?;
+    let _controller = world.start().await?;
+    world.sim.fault(Fault::throttle(4).policy("PutVM").times(1))?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world
+        .until(&name, "throttled", |machine| {
+            machine.is_some_and(|m| m.status.is_some())
+        })
+        .await?;
+    let before = world.calls().iter().filter(|policy| **policy == "PutVM").count();
+    let second = world.name("n");
+    world.create(world.manifest(&second, json!({}))).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(
+        world.calls().iter().filter(|policy| **policy == "PutVM").count(),
+        before
+    );
+    world.until_phase(&name, "Provisioned").await?;
+    world.until_phase(&second, "Provisioned").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_without_capacity_is_tried_again() -> Result<()> {
+    let world = World::new("capacity", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let full = Action::FailProvisioning {
+        code: "ZonalAllocationFailed".into(),
+        message: "no room".into(),
+    };
+    world.sim.fault(Fault::new(full).path("virtualMachines").times(1))?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    assert!(
+        world
+            .event(&name, "FailedCreate")
+            .await?
+            .contains("ZonalAllocationFailed")
+    );
+    assert_eq!(world.azure("virtualMachines"), [name]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_virtual_machine_that_vanished_fails_its_machine() -> Result<()> {
+    let world = World::new("vanish", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    world.join(&machine).await?;
+    world.until_phase(&name, "Running").await?;
+    let id = machine.spec.provider_id.unwrap();
+    assert!(world.sim.vanish(id.trim_start_matches("azure://")));
+    world
+        .patch(&name, json!({"metadata": {"annotations": {"look": "again"}}}))
+        .await?;
+    let machine = world.until_phase(&name, "Failed").await?;
+    assert_eq!(
+        machine.status.unwrap().error_message.as_deref(),
+        Some("can't find created instance")
+    );
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hooks_hold_a_deletion_until_they_are_removed() -> Result<()> {
+    let world = World::new("hooks", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    let mut manifest = world.manifest(&name, json!({}));
+    manifest["spec"]["lifecycleHooks"] = json!({"preDrain": [{"name": "first", "owner": "tester"}], "preTerminate": [{"name": "second", "owner": "tester"}]});
+    world.create(manifest).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    world.delete(&name).await?;
+    let held = |condition: &'static str| {
+        move |machine: Option<&capstan_api::openshift::Machine>| {
+            machine
+                .and_then(|machine| machine.status.as_ref())
+                .is_some_and(|status| {
+                    status.conditions.iter().any(|found| {
+                        found.type_ == condition
+                            && found.status == "False"
+                            && found.reason.as_deref() == Some("HookPresent")
+                    })
+                })
+        }
+    };
+    world.until(&name, "held before its drain", held("Drainable")).await?;
+    world
+        .patch(&name, json!({"spec": {"lifecycleHooks": {"preDrain": null}}}))
+        .await?;
+    world.until(&name, "held before its end", held("Terminable")).await?;
+    assert_eq!(world.azure("virtualMachines"), [name.clone()]);
+    world.patch(&name, json!({"spec": {"lifecycleHooks": null}})).await?;
+    world.until_gone(&name).await?;
+    assert!(world.azure("virtualMachines").is_empty());
+    Ok(())
+}

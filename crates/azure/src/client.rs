@@ -342,7 +342,7 @@ impl Client {
         let error = ArmError::parse(answer.status, &answer.body, retry_after(&answer.headers));
         Err(Error::Arm {
             call: call.name(),
-            error,
+            error: Box::new(error),
         })
     }
 

@@ -144,7 +144,7 @@ impl fmt::Display for ArmError {
 pub enum Error {
     /// Azure answered with an error.
     #[error("{call}: {error}")]
-    Arm { call: String, error: ArmError },
+    Arm { call: String, error: Box<ArmError> },
     /// The bucket of this call is stopped by an earlier 429; nothing was sent.
     #[error("{policy} requests are held back for {}s, as azure asked", after.as_secs_f64().ceil())]
     Held { policy: &'static str, after: Duration },

@@ -181,7 +181,7 @@ impl Operation {
         let path = self.resource.split('?').next().unwrap_or_default();
         Error::Arm {
             call: format!("{} {path}", self.method),
-            error,
+            error: Box::new(error),
         }
     }
 

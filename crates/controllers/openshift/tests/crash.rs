@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::{Killer, World, disk};
 
 /// How many of these lives run at the same time.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 6;
 
 /// Whether the killer struck, before the machine was there (creation) or gone (deletion).
 async fn life(n: usize, deleting: bool) -> Result<bool> {

@@ -307,7 +307,10 @@ async fn ready_and_available_follow_the_nodes_and_min_ready_seconds() -> Result<
 async fn a_selector_that_misses_its_template_is_refused_in_status() -> Result<()> {
     let world = World::new().await?;
     world
-        .set(2, json!({"selector": {"matchExpressions": [{"key": "other", "operator": "Exists"}]}}))
+        .set(
+            2,
+            json!({"selector": {"matchExpressions": [{"key": "other", "operator": "Exists"}]}}),
+        )
         .await?;
     let status = world.status("refused", |status| status.error_reason.is_some()).await?;
     assert_eq!(status.error_reason.as_deref(), Some("InvalidConfiguration"));

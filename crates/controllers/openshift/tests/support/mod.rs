@@ -77,7 +77,7 @@ impl Door for Killer {
             self.writes.fetch_add(1, Ordering::SeqCst);
             self.log
                 .lock()
-                .unwrap()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .push(format!("{:?} {} {}", effect.world, effect.method, effect.target));
             if self.is_dead() {
                 self.dead.notify_one();

@@ -13,6 +13,9 @@ pub enum Format {
     Pretty,
 }
 
+/// kube's client logs each answer that is not a success as an error, also where it is expected; our layer tells the rest.
+const QUIET: &str = "kube_client::client::builder=off";
+
 /// `RUST_LOG` overrules `level`.
 pub fn start(format: Format, level: &str) {
     start_to(format, level, std::io::stderr);
@@ -22,7 +25,7 @@ pub fn start_to<W>(format: Format, level: &str, writer: W)
 where
     W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("{QUIET},{level}")));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     // A second start in one process (tests) changes nothing.
     let _ = match format {

@@ -28,6 +28,9 @@ struct Cli {
 enum Command {
     Up(up::Up),
     Run(run::Run),
+    /// Simulated clouds
+    #[command(subcommand)]
+    Sim(Sim),
     /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
     Crds,
     Check(check::Check),
@@ -40,6 +43,11 @@ enum Command {
     },
     /// Print the version
     Version,
+}
+
+#[derive(Subcommand)]
+enum Sim {
+    Azure(Box<capstan_sim::azure::cli::AzureArgs>),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +64,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Up(args) => runtime()?.block_on(up::run(args))?,
         Command::Run(args) => runtime()?.block_on(run::run(args))?,
+        Command::Sim(Sim::Azure(args)) => runtime()?.block_on(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {
             if !check::run(&args)? {

@@ -25,9 +25,7 @@ impl Clouds {
             .any(|name| matches!(name, Name::Openshift | Name::AzurePools))
         {
             let config = azure::Config {
-                joiner: Some(azure::joiner::Options {
-                    kubeconfig: cluster.kubeconfig.clone(),
-                }),
+                joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
                 ..azure::Config::quick()
             };
             clouds.azure = Some(

@@ -17,7 +17,7 @@ macro_rules! example {
 
 const FILES: [(Name, &str, &str); 3] = [
     example!(Name::Openshift, "openshift.yaml"),
-    example!(Name::AzurePools, "azure-machine-pool.yaml"),
+    example!(Name::AzurePools, "azure-pool/pool.yaml"),
     example!(Name::Vsphere, "vsphere.yaml"),
 ];
 

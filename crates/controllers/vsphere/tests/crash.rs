@@ -1,0 +1,150 @@
+//! Killed after every single effect, from the first write to the last: the next process finishes what was begun, with one
+//! virtual machine and no left-overs.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod world;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use capstan_api::vsphere::{VSphereMachine, VSphereVM};
+use capstan_core::door::{Door, Doors, Effect, Verdict, World as Side};
+use capstan_testkit::vcsim::Options;
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use serde_json::json;
+use tokio::sync::Notify;
+use world::{World, disks, spec};
+
+/// Lets so many writes through; after the answer to the last one, nothing moves any more.
+struct Killer {
+    left: Mutex<usize>,
+    last: Mutex<Option<Effect>>,
+    dead: Notify,
+}
+
+impl Killer {
+    fn after(writes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            left: Mutex::new(writes),
+            last: Mutex::default(),
+            dead: Notify::new(),
+        })
+    }
+
+    fn is_dead(&self) -> bool {
+        self.last.lock().unwrap().is_some()
+    }
+}
+
+impl Door for Killer {
+    fn enter(&self, _: &Effect) -> Verdict {
+        if self.is_dead() { Verdict::Hang } else { Verdict::Pass }
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        if self.is_dead() {
+            return Verdict::Hang;
+        }
+        let counts = effect.write && (effect.world == Side::Vsphere || !effect.target.contains("/events"));
+        let mut left = self.left.lock().unwrap();
+        *left -= usize::from(counts);
+        if *left > 0 {
+            return Verdict::Pass;
+        }
+        *self.last.lock().unwrap() = Some(effect.clone());
+        self.dead.notify_one();
+        Verdict::Hang
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Reached {
+    Killed,
+    Done,
+}
+
+/// Until the condition holds or the controllers are dead.
+async fn until(killer: &Killer, done: impl Future<Output = Result<()>>) -> Result<Reached> {
+    tokio::select! {
+        () = killer.dead.notified() => Ok(Reached::Killed),
+        done = done => done.map(|()| Reached::Done),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Result<()> {
+    let mut world = World::start(Options {
+        clone_delay: Duration::from_millis(200),
+        ..Options::default()
+    })
+    .await?;
+    // The cluster is ready before the first machine, so that every effect counted is a machine's.
+    world.machine("warm-up", spec("pvscsi", json!({}))).await?;
+    world.ready("warm-up").await?;
+    for writes in 1.. {
+        world.crash().await;
+        let name = format!("m{writes}");
+        let killer = Killer::after(writes);
+        world.run(Doors::new(vec![killer.clone()])).await?;
+        let wanted = json!({"dataDisks": [{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]});
+        world.machine(&name, spec("pvscsi", wanted)).await?;
+        let mut reached = until(&killer, async { world.ready(&name).await.map(|_| ()) }).await?;
+        if reached == Reached::Done {
+            world
+                .api::<VSphereMachine>()
+                .delete(&name, &DeleteParams::default())
+                .await?;
+            reached = until(&killer, world.gone::<VSphereMachine>(&name)).await?;
+        }
+        if reached == Reached::Done {
+            println!("killed after each of {} effects", writes - 1);
+            assert!(writes > 8, "a machine's life has more effects than {writes}");
+            return Ok(());
+        }
+        let last = killer.last.lock().unwrap().clone().context("killed by nothing")?;
+        world.crash().await;
+        world.run(Doors::default()).await?;
+        finish(&world, &name)
+            .await
+            .with_context(|| format!("killed after effect {writes}, {last:?}"))?;
+    }
+    bail!("endless")
+}
+
+/// Brings a machine to its end after a crash: up with its disks if it is not being deleted, then away.
+async fn finish(world: &World, name: &str) -> Result<()> {
+    let machine = world.api::<VSphereMachine>().get_opt(name).await?;
+    let uid = world.api::<VSphereVM>().get_opt(name).await?.and_then(|vm| vm.uid());
+    let Some(machine) = machine else {
+        return nothing_left(world, name, uid).await;
+    };
+    if machine.metadata.deletion_timestamp.is_none() {
+        let (machine, vm, info) = world.ready(name).await?;
+        assert_eq!(Some(&info.instance_uuid), vm.uid().as_ref());
+        assert_eq!(machine.spec.provider_id, Some(format!("vsphere://{}", info.bios_uuid)));
+        assert_eq!(disks(&info).iter().map(|disk| disk.0).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(vm.status.unwrap().task_ref.is_none());
+        world.delete(name).await?;
+    } else {
+        world.gone::<VSphereMachine>(name).await?;
+    }
+    nothing_left(world, name, uid).await
+}
+
+async fn nothing_left(world: &World, name: &str, uid: Option<String>) -> Result<()> {
+    let vcenter = world.vcenter().await?;
+    let datacenter = vcenter.datacenter(None).await?;
+    assert!(
+        vcenter.find_child(&datacenter.vm_folder, name).await?.is_none(),
+        "{name} is still in vCenter"
+    );
+    if let Some(uid) = uid {
+        assert!(vcenter.find_vm_by_instance_uuid(None, &uid).await?.is_none());
+    }
+    assert!(world.api::<VSphereVM>().get_opt(name).await?.is_none());
+    Ok(())
+}

@@ -3,6 +3,7 @@
 mod attach;
 pub mod machine;
 pub mod machineset;
+pub mod webhook;
 
 use capstan_azure::{Clients, Settings};
 use capstan_kube::Context;

@@ -1,0 +1,225 @@
+//! Admission for Machines and MachineSets: the rules of `capstan_core::validate::openshift` at the API server's door.
+//!
+//! Invariant: the program needs nobody to set it up: it makes its certificate, renews it, and keeps the webhook
+//! configurations pointed at itself. Several copies share one certificate through a Secret.
+
+mod certificate;
+mod configuration;
+pub mod review;
+mod serve;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_kube::{Context, backoff};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+
+use certificate::Certificate;
+use configuration::Registration;
+use review::DiskLimit;
+use serve::Current;
+
+/// The configurations and the certificate are looked at this often, should somebody have changed or removed them.
+const LOOK: Duration = Duration::from_secs(300);
+const RENEW_ANNOTATION: &str = "capstan.dev/renew-after";
+const SECRET: &str = "capstan-webhook";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Kube(#[from] capstan_kube::Error),
+    #[error("cannot make or read the webhook's certificate: {0}")]
+    Certificate(String),
+    #[error("cannot listen on {address} for the webhook: {reason}")]
+    Listen { address: SocketAddr, reason: String },
+}
+
+/// Where the API server finds the webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// `host:port`; an empty host's port 0 stands for the one that was bound.
+    Url(String),
+    Service {
+        namespace: String,
+        name: String,
+        port: u16,
+    },
+}
+
+#[derive(Clone)]
+pub struct Options {
+    pub listen: SocketAddr,
+    /// `None`: the address bound, for an API server on the same machine.
+    pub address: Option<Address>,
+    /// Keep the certificate in a Secret of this namespace, for all copies of the program; in memory only when `None`.
+    pub secret_namespace: Option<String>,
+    /// Name of the two webhook configurations.
+    pub name: String,
+    /// What new machines are labelled with when they do not say which cluster they belong to.
+    pub cluster_id: String,
+    /// How many data disks a VM size takes, where known.
+    pub disk_limit: Arc<DiskLimit>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            address: None,
+            secret_namespace: None,
+            name: "capstan-machine-api".to_owned(),
+            cluster_id: String::new(),
+            disk_limit: Arc::new(|_, _| None),
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("listen", &self.listen)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Serve until the context's shutdown.
+pub async fn run(context: Context, options: Options) -> Result<(), Error> {
+    let current = Arc::new(Current::default());
+    let bound = serve::start(&options, current.clone(), context.shutdown.clone()).await?;
+    let address = options
+        .address
+        .clone()
+        .unwrap_or_else(|| Address::Url(bound.to_string()));
+    tracing::info!(%bound, ?address, "serving admission");
+    let mut keeper = Keeper {
+        context: context.clone(),
+        options,
+        address,
+        current,
+        held: None,
+    };
+    let mut failures = 0;
+    loop {
+        let wait = match keeper.look(Timestamp::now()).await {
+            Ok(()) => {
+                failures = 0;
+                LOOK
+            }
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(%error, "webhook not registered");
+                backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(LOOK)
+            }
+        };
+        tokio::select! {
+            () = context.shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+struct Keeper {
+    context: Context,
+    options: Options,
+    address: Address,
+    current: Arc<Current>,
+    held: Option<Certificate>,
+}
+
+impl Keeper {
+    /// See that the certificate is good, served and trusted.
+    async fn look(&mut self, now: Timestamp) -> Result<(), Error> {
+        let certificate = match &self.options.secret_namespace {
+            Some(namespace) => self.shared(namespace, now).await?,
+            None => match &self.held {
+                Some(held) if now < held.renew_after => held.clone(),
+                held => certificate::make(&self.hosts(), held.as_ref().map(|held| held.bundle.as_str()), now)?,
+            },
+        };
+        if self.held.as_ref() != Some(&certificate) {
+            self.current.replace(&certificate)?;
+        }
+        let registration = Registration {
+            name: &self.options.name,
+            address: &self.address,
+            namespace: self.context.namespace.as_deref(),
+            bundle: &certificate.bundle,
+        };
+        registration.apply(&self.context.client).await?;
+        self.held = Some(certificate);
+        Ok(())
+    }
+
+    /// The certificate that all copies share; made or renewed by whoever finds it missing or old first.
+    async fn shared(&self, namespace: &str, now: Timestamp) -> Result<Certificate, Error> {
+        let api: Api<Secret> = Api::namespaced(self.context.client.clone(), namespace);
+        let found = api.get_opt(SECRET).await.map_err(capstan_kube::Error::from)?;
+        let read = found.as_ref().and_then(from_secret);
+        if let Some(certificate) = read.clone().filter(|certificate| now < certificate.renew_after) {
+            return Ok(certificate);
+        }
+        let made = certificate::make(&self.hosts(), read.as_ref().map(|read| read.bundle.as_str()), now)?;
+        let secret = to_secret(&made, found.and_then(|found| found.resource_version()));
+        let written = match &secret.metadata.resource_version {
+            Some(_) => api.replace(SECRET, &PostParams::default(), &secret).await,
+            None => api.create(&PostParams::default(), &secret).await,
+        };
+        written.map_err(capstan_kube::Error::from)?;
+        Ok(made)
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        match &self.address {
+            Address::Url(url) => {
+                let host = url.rsplit_once(':').map_or(url.as_str(), |(host, _)| host);
+                vec![host.trim_matches(['[', ']']).to_owned()]
+            }
+            Address::Service { namespace, name, .. } => {
+                vec![
+                    format!("{name}.{namespace}.svc"),
+                    format!("{name}.{namespace}.svc.cluster.local"),
+                ]
+            }
+        }
+    }
+}
+
+fn to_secret(certificate: &Certificate, resource_version: Option<String>) -> Secret {
+    let text = |text: &str| ByteString(text.as_bytes().to_vec());
+    let data = BTreeMap::from([
+        ("tls.crt".to_owned(), text(&certificate.certificate)),
+        ("tls.key".to_owned(), text(&certificate.key)),
+        ("ca.crt".to_owned(), text(&certificate.bundle)),
+    ]);
+    let annotations = BTreeMap::from([(RENEW_ANNOTATION.to_owned(), certificate.renew_after.to_string())]);
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(SECRET.to_owned()),
+            annotations: Some(annotations),
+            resource_version,
+            ..ObjectMeta::default()
+        },
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(data),
+        ..Secret::default()
+    }
+}
+
+fn from_secret(secret: &Secret) -> Option<Certificate> {
+    let data = secret.data.as_ref()?;
+    let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
+    Some(Certificate {
+        certificate: text("tls.crt")?,
+        key: text("tls.key")?,
+        bundle: text("ca.crt")?,
+        renew_after: secret.annotations().get(RENEW_ANNOTATION)?.parse().ok()?,
+    })
+}

@@ -1,0 +1,442 @@
+//! What admission answers. Pure: a review goes in, a review comes out.
+//!
+//! Invariant: an object that is being deleted, or whose provider spec the update leaves as it was, is never refused for
+//! its provider spec: a bad object made while the webhook was away can still be repaired, finished and deleted.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine, MachineSet, ProviderSpec};
+use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX};
+use capstan_core::validate::{FieldError, Findings};
+use kube::ResourceExt;
+use kube::core::{Selector, SelectorExt};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Warnings longer than this are cut by the API server.
+const LONGEST_WARNING: usize = 250;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Review {
+    pub api_version: String,
+    pub kind: String,
+    #[serde(skip_serializing)]
+    pub request: Option<Request>,
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    pub response: Option<Response>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Request {
+    pub uid: String,
+    pub kind: Kind,
+    #[serde(default)]
+    pub object: Value,
+    #[serde(default)]
+    pub old_object: Value,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Kind {
+    pub kind: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Response {
+    pub uid: String,
+    pub allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<Refusal>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patch: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Refusal {
+    pub code: u16,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Operation {
+    op: &'static str,
+    path: String,
+    value: Value,
+}
+
+impl Review {
+    pub fn answer(self, response: Response) -> Self {
+        Self {
+            response: Some(response),
+            request: None,
+            ..self
+        }
+    }
+}
+
+/// How many data disks a VM size takes, where that is known: location, size → disks.
+pub type DiskLimit = dyn Fn(&str, &str) -> Option<usize> + Send + Sync;
+
+pub fn validate(request: &Request, limit: &DiskLimit) -> Response {
+    let findings = match request.kind.kind.as_str() {
+        Machine::KIND => validate_machine(request, limit),
+        MachineSet::KIND => validate_set(request, limit),
+        _ => Findings::default(),
+    };
+    let refused = (!findings.is_ok()).then(|| Refusal {
+        code: 422,
+        reason: "Invalid",
+        message: findings.message(),
+    });
+    let warnings = findings.warnings.into_iter().map(shorten).collect();
+    Response {
+        uid: request.uid.clone(),
+        allowed: refused.is_none(),
+        status: refused,
+        warnings,
+        ..Response::default()
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Option<T> {
+    serde_json::from_value(value.clone()).ok()
+}
+
+fn validate_machine(request: &Request, limit: &DiskLimit) -> Findings {
+    let Some(machine) = read::<Machine>(&request.object) else {
+        return Findings::default();
+    };
+    let old = read::<Machine>(&request.old_object);
+    if machine.metadata.deletion_timestamp.is_some() {
+        let errors =
+            old.map(|old| rules::validate_hooks_update(&old.spec.lifecycle_hooks, &machine.spec.lifecycle_hooks));
+        return Findings {
+            errors: errors.unwrap_or_default(),
+            ..Findings::default()
+        };
+    }
+    if old.is_some_and(|old| old.spec.provider_spec == machine.spec.provider_spec) {
+        return Findings::default();
+    }
+    let generated = machine
+        .metadata
+        .generate_name
+        .as_ref()
+        .map(|prefix| format!("{prefix}xxxxx"));
+    let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
+    provider_spec(&name, &machine.spec.provider_spec, limit)
+}
+
+fn validate_set(request: &Request, limit: &DiskLimit) -> Findings {
+    let Some(set) = read::<MachineSet>(&request.object) else {
+        return Findings::default();
+    };
+    if set.metadata.deletion_timestamp.is_some() {
+        return Findings::default();
+    }
+    let old = read::<MachineSet>(&request.old_object);
+    let mut findings = Findings::default();
+    if old.as_ref().is_some_and(|old| old.spec.selector != set.spec.selector) {
+        findings
+            .errors
+            .push(FieldError::forbidden("spec.selector", "selector is immutable"));
+    }
+    let labels = &set.spec.template.metadata.labels;
+    if !Selector::try_from(set.spec.selector.clone()).is_ok_and(|selector| selector.matches(labels)) {
+        let text = "`selector` does not match template `labels`";
+        findings.errors.push(FieldError::invalid(
+            "spec.template.metadata.labels",
+            json!(labels),
+            text,
+        ));
+    }
+    let template = &set.spec.template.spec.provider_spec;
+    if old.is_none_or(|old| old.spec.template.spec.provider_spec != *template) {
+        let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
+        let found = provider_spec(&name, template, limit);
+        findings.errors.extend(found.errors);
+        findings.warnings.extend(found.warnings);
+    }
+    findings
+}
+
+fn provider_spec(machine: &str, provider: &ProviderSpec, limit: &DiskLimit) -> Findings {
+    let failed = |error: FieldError| Findings {
+        errors: vec![error],
+        ..Findings::default()
+    };
+    let Some(value) = &provider.value else {
+        return failed(FieldError::required("providerSpec.value", "a value must be provided"));
+    };
+    if !is_azure(value) {
+        return Findings::default();
+    }
+    let spec = match AzureMachineProviderSpec::from_raw(value) {
+        Ok(spec) => spec,
+        Err(error) => {
+            let found = serde_json::from_str(&error.value).unwrap_or(Value::String(error.value));
+            return failed(FieldError::invalid(
+                error.path,
+                found,
+                format!("must be {}", error.expected),
+            ));
+        }
+    };
+    let mut findings = rules::validate(machine, &spec);
+    let (size, location) = (
+        spec.vm_size.as_deref().unwrap_or_default(),
+        spec.location.as_deref().unwrap_or_default(),
+    );
+    let limit = limit(location, size);
+    findings
+        .warnings
+        .extend(limit.and_then(|limit| rules::too_many_disks(size, limit, spec.data_disks.len())));
+    findings
+}
+
+/// Machines of other clouds pass by.
+fn is_azure(value: &Value) -> bool {
+    value
+        .get("kind")
+        .and_then(Value::as_str)
+        .is_none_or(|kind| kind.is_empty() || kind == AzureMachineProviderSpec::KIND)
+}
+
+/// Fill in what users leave out. `cluster_id` is used where the object does not name its cluster itself.
+pub fn default(request: &Request, cluster_id: &str) -> Response {
+    let operations = match request.kind.kind.as_str() {
+        Machine::KIND => default_machine(&request.object, cluster_id),
+        MachineSet::KIND => default_set(&request.object, cluster_id),
+        _ => Vec::new(),
+    };
+    let patch = (!operations.is_empty())
+        .then(|| serde_json::to_vec(&operations).ok())
+        .flatten();
+    let patch = patch.map(|patch| STANDARD.encode(patch));
+    let patch_type = patch.as_ref().map(|_| "JSONPatch");
+    Response {
+        uid: request.uid.clone(),
+        allowed: true,
+        patch,
+        patch_type,
+        ..Response::default()
+    }
+}
+
+fn default_machine(object: &Value, cluster_id: &str) -> Vec<Operation> {
+    let Some(machine) = read::<Machine>(object) else {
+        return Vec::new();
+    };
+    if machine.metadata.deletion_timestamp.is_some() {
+        return Vec::new();
+    }
+    let labelled = machine
+        .labels()
+        .get(CLUSTER_ID_LABEL)
+        .filter(|id| !id.is_empty())
+        .cloned();
+    let mut operations = Vec::new();
+    if labelled.is_none() && !cluster_id.is_empty() {
+        let mut labels = machine.labels().clone();
+        labels.insert(CLUSTER_ID_LABEL.to_owned(), cluster_id.to_owned());
+        operations.push(Operation {
+            op: "add",
+            path: "/metadata/labels".to_owned(),
+            value: json!(labels),
+        });
+    }
+    let cluster_id = labelled.unwrap_or_else(|| cluster_id.to_owned());
+    operations.extend(default_provider_spec(
+        &machine.spec.provider_spec,
+        "/spec/providerSpec/value",
+        &cluster_id,
+    ));
+    operations
+}
+
+fn default_set(object: &Value, cluster_id: &str) -> Vec<Operation> {
+    let Some(set) = read::<MachineSet>(object) else {
+        return Vec::new();
+    };
+    if set.metadata.deletion_timestamp.is_some() {
+        return Vec::new();
+    }
+    let template = &set.spec.template;
+    let labelled = [&template.metadata.labels, set.labels()]
+        .into_iter()
+        .find_map(|l| l.get(CLUSTER_ID_LABEL));
+    let cluster_id = labelled.map_or(cluster_id, String::as_str);
+    let path = "/spec/template/spec/providerSpec/value";
+    default_provider_spec(&template.spec.provider_spec, path, cluster_id)
+        .into_iter()
+        .collect()
+}
+
+fn default_provider_spec(provider: &ProviderSpec, path: &str, cluster_id: &str) -> Option<Operation> {
+    let value = provider.value.as_ref().filter(|value| is_azure(value))?;
+    let spec = AzureMachineProviderSpec::from_raw(value).ok()?;
+    let filled = rules::with_defaults(value, &spec, cluster_id);
+    (filled != *value).then(|| Operation {
+        op: "replace",
+        path: path.to_owned(),
+        value: filled,
+    })
+}
+
+fn shorten(mut warning: String) -> String {
+    if let Some((cut, _)) = warning.char_indices().nth(LONGEST_WARNING) {
+        warning.truncate(cut);
+    }
+    warning
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kind: &str, object: Value, old: Value) -> Request {
+        Request {
+            uid: "u".into(),
+            kind: Kind { kind: kind.into() },
+            object,
+            old_object: old,
+        }
+    }
+
+    fn machine(value: Value) -> Value {
+        json!({"metadata": {"name": "m"}, "spec": {"providerSpec": {"value": value}}})
+    }
+
+    fn bad() -> Value {
+        json!({"vmSize": "Standard_D4s_v3", "dataDisks": [
+            {"nameSuffix": "a", "diskSizeGB": 1, "lun": 64, "deletionPolicy": "Keep"},
+        ]})
+    }
+
+    fn refused(response: &Response) -> String {
+        response
+            .status
+            .as_ref()
+            .map(|status| status.message.clone())
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn all_errors_of_an_object_are_said_at_once() {
+        let response = validate(&request("Machine", machine(bad()), Value::Null), &|_, _| None);
+        let message = refused(&response);
+        assert!(!response.allowed);
+        for part in [
+            "providerSpec.dataDisks[0].diskSizeGB: Invalid value: 1: diskSizeGB must be provided and at least 4GB in size",
+            "providerSpec.dataDisks[0].lun: Invalid value: 64: must be greater than or equal to 0 and less than 64",
+            "providerSpec.dataDisks[0].deletionPolicy: Invalid value: \"Keep\": must be either Delete or Detach",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_bad_object_can_still_be_finished_and_deleted() {
+        let old = machine(bad());
+        let mut new = old.clone();
+        new["metadata"]["finalizers"] = json!(["x"]);
+        assert!(validate(&request("Machine", new.clone(), old.clone()), &|_, _| None).allowed);
+        new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
+        assert!(validate(&request("Machine", new, old), &|_, _| None).allowed);
+    }
+
+    #[test]
+    fn hooks_cannot_be_added_while_a_machine_is_being_deleted() {
+        let mut old = machine(bad());
+        old["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let mut new = old.clone();
+        new["spec"]["lifecycleHooks"] = json!({"preDrain": [{"name": "late", "owner": "me"}]});
+        let response = validate(&request("Machine", new, old), &|_, _| None);
+        assert!(
+            refused(&response).contains("spec.lifecycleHooks.preDrain: Forbidden"),
+            "{response:?}"
+        );
+    }
+
+    #[test]
+    fn machines_of_other_clouds_pass_by() {
+        let other = machine(json!({"kind": "AWSMachineProviderConfig"}));
+        assert!(validate(&request("Machine", other.clone(), Value::Null), &|_, _| None).allowed);
+        assert_eq!(
+            default(&request("Machine", other, Value::Null), "c").patch.map(|_| ()),
+            Some(()),
+            "the label only"
+        );
+    }
+
+    #[test]
+    fn too_many_disks_for_the_size_are_warned_about_where_it_is_known() {
+        let disks: Vec<Value> = (0..3)
+            .map(
+                |lun| json!({"nameSuffix": format!("d{lun}"), "diskSizeGB": 4, "lun": lun, "deletionPolicy": "Delete"}),
+            )
+            .collect();
+        let object = machine(json!({"vmSize": "Standard_B1s", "dataDisks": disks}));
+        let response = validate(&request("Machine", object, Value::Null), &|_, _| Some(2));
+        let said = "providerSpec.dataDisks: vm size Standard_B1s takes 2 data disks, the spec has 3";
+        assert!(response.warnings.contains(&said.to_owned()), "{response:?}");
+    }
+
+    #[test]
+    fn a_selector_must_match_and_may_not_change() {
+        let set = |selector: &str, label: &str| {
+            json!({"metadata": {"name": "s"}, "spec": {
+                "selector": {"matchLabels": {"a": selector}},
+                "template": {"metadata": {"labels": {"a": label}}, "spec": {"providerSpec": {"value": {"kind": "Other"}}}},
+            }})
+        };
+        let response = validate(&request("MachineSet", set("x", "y"), set("z", "y")), &|_, _| None);
+        let message = refused(&response);
+        assert!(
+            message.contains("spec.selector: Forbidden: selector is immutable"),
+            "{message}"
+        );
+        assert!(
+            message.contains("`selector` does not match template `labels`"),
+            "{message}"
+        );
+        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null), &|_, _| None).allowed);
+    }
+
+    #[test]
+    fn defaults_are_those_that_users_know() {
+        let response = default(
+            &request("Machine", machine(json!({"location": "westeurope"})), Value::Null),
+            "demo",
+        );
+        let patch = STANDARD.decode(response.patch.unwrap()).unwrap();
+        let patch: Value = serde_json::from_slice(&patch).unwrap();
+        assert_eq!(patch[0]["value"][CLUSTER_ID_LABEL], "demo");
+        let value = &patch[1]["value"];
+        assert_eq!(value["vmSize"], "Standard_D4s_V3");
+        assert_eq!(
+            (&value["vnet"], &value["subnet"]),
+            (&json!("demo-vnet"), &json!("demo-worker-subnet"))
+        );
+        assert_eq!(value["userDataSecret"]["name"], "worker-user-data");
+        assert_eq!(value["location"], "westeurope");
+    }
+
+    #[test]
+    fn a_complete_object_is_left_alone() {
+        let first = default(&request("Machine", machine(json!({})), Value::Null), "demo");
+        let patch: Value = serde_json::from_slice(&STANDARD.decode(first.patch.unwrap()).unwrap()).unwrap();
+        let mut object = machine(patch[1]["value"].clone());
+        object["metadata"]["labels"] = patch[0]["value"].clone();
+        assert_eq!(default(&request("Machine", object, Value::Null), "demo").patch, None);
+    }
+}

@@ -11,11 +11,12 @@ use anyhow::{Context as _, Result};
 use capstan_core::door::Doors;
 use capstan_kube::lease::{Elector, Fence};
 use capstan_kube::{Context, Options, lease};
+use capstan_openshift::webhook;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -36,6 +37,8 @@ pub struct Manager {
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
+    /// Where OpenShift's machines are admitted, if at all.
+    pub webhook: Option<webhook::Options>,
     pub status: Arc<Status>,
 }
 
@@ -43,6 +46,33 @@ impl Manager {
     /// Runs until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         self.status.started();
+        let admission = self.admit(stop.clone())?;
+        let result = self.terms(stop).await;
+        if let Some(admission) = admission {
+            let _ = tokio::time::timeout(STOP_GRACE, admission).await;
+        }
+        result
+    }
+
+    /// Every copy answers admission, the leader and those that stand by: the Service spreads over all of them.
+    fn admit(&self, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
+        let Some(options) = self.webhook.clone().filter(|_| self.controllers.contains(&Name::Openshift)) else {
+            return Ok(None);
+        };
+        let context = Options {
+            namespace: self.namespace.clone(),
+            shutdown: stop,
+            ..Options::default()
+        };
+        let context = Context::new(self.config.clone(), context).context("cannot make a client for admission")?;
+        Ok(Some(tokio::spawn(async move {
+            if let Err(error) = webhook::run(context, options).await {
+                error!(%error, "no admission: bad machines are refused by their controller only");
+            }
+        })))
+    }
+
+    async fn terms(&self, stop: CancellationToken) -> Result<()> {
         let Some(settings) = self.lease.clone() else {
             return self.term(Doors::default(), stop).await;
         };
@@ -91,6 +121,7 @@ impl Manager {
         let settings = controllers::Settings {
             azure,
             resync: self.resync,
+            sizes: self.webhook.as_ref().map(|webhook| webhook.sizes.clone()).unwrap_or_default(),
         };
         let mut tasks = JoinSet::new();
         for name in &self.controllers {

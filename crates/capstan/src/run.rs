@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_kube::lease::{self, Identity};
+use capstan_openshift::webhook;
 use clap::{ArgAction, Args};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -59,6 +60,8 @@ pub struct Run {
     election: Election,
     #[command(flatten)]
     azure: Azure,
+    #[command(flatten)]
+    admission: Admission,
 }
 
 /// Where to listen, if at all.
@@ -162,6 +165,59 @@ impl Azure {
     }
 }
 
+/// The port of the admission webhook in a cluster.
+const WEBHOOK_PORT: u16 = 9443;
+/// The Service that leads to it, in the namespace that Capstan runs in.
+const WEBHOOK_SERVICE: &str = "capstan-webhook";
+
+#[derive(Args)]
+#[command(next_help_heading = "Admission of OpenShift machines")]
+struct Admission {
+    /// Address of the webhook; "0" for none [default: :9443 in a cluster, a free port if the API server is on this
+    /// machine, else none]
+    #[arg(long, value_parser = address, value_name = "ADDRESS")]
+    webhook: Option<Address>,
+    /// Service through which the API server reaches it [default in a cluster: capstan-webhook in its own namespace]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    webhook_service: Option<String>,
+    /// Host and port at which the API server reaches it, if not through a Service
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "webhook_service")]
+    webhook_host: Option<String>,
+}
+
+impl Admission {
+    fn options(&self, config: &kube::Config, no_kubeconfig: bool) -> Result<Option<webhook::Options>> {
+        let in_cluster = no_kubeconfig && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let host = config.cluster_url.host().unwrap_or_default();
+        let beside = matches!(host, "localhost" | "[::1]") || host.starts_with("127.");
+        let listen = match (self.webhook, in_cluster, beside) {
+            (Some(Address(listen)), ..) => listen,
+            (None, true, _) => Some(SocketAddr::from(([0, 0, 0, 0], WEBHOOK_PORT))),
+            (None, false, true) => Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            (None, false, false) => None,
+        };
+        let Some(listen) = listen else { return Ok(None) };
+        let namespace = &config.default_namespace;
+        let address = match (&self.webhook_service, &self.webhook_host) {
+            (Some(service), _) => {
+                let (namespace, name) = service
+                    .split_once('/')
+                    .with_context(|| format!("--webhook-service {service:?} is not NAMESPACE/NAME"))?;
+                Some(service_address(namespace, name))
+            }
+            (None, Some(host)) => Some(webhook::Address::Url(host.clone())),
+            (None, None) => in_cluster.then(|| service_address(namespace, WEBHOOK_SERVICE)),
+        };
+        let secret_namespace = in_cluster.then(|| namespace.clone());
+        Ok(Some(webhook::Options { listen, address, secret_namespace, ..webhook::Options::default() }))
+    }
+}
+
+fn service_address(namespace: &str, name: &str) -> webhook::Address {
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    webhook::Address::Service { namespace, name, port: 443 }
+}
+
 pub async fn run(args: Run) -> Result<()> {
     logs::start(args.log_format, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context).await?;
@@ -188,6 +244,7 @@ pub async fn run(args: Run) -> Result<()> {
         azure: args.azure.settings()?,
         resync: args.resync,
         lease: args.election.settings(&config)?,
+        webhook: args.admission.options(&config, args.kubeconfig.is_none())?,
         status,
         config,
     };

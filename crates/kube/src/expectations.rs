@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The version of an object. Servers hand out growing numbers per resource; what is not a number is only ever equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub struct Shown {
 
 /// The writes of each owner `O` that its cache has not shown yet, by the UID of the object written.
 pub struct Expectations<O> {
-    owners: Mutex<HashMap<O, HashMap<String, Expected>>>,
+    owners: Mutex<HashMap<O, HashMap<String, (Expected, Instant)>>>,
 }
 
 impl<O> Default for Expectations<O> {
@@ -61,7 +62,7 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
         self.lock()
             .entry(owner.clone())
             .or_default()
-            .insert(uid.into(), expected);
+            .insert(uid.into(), (expected, Instant::now()));
     }
 
     /// We asked for an object's deletion.
@@ -69,7 +70,7 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
         self.lock()
             .entry(owner.clone())
             .or_default()
-            .insert(uid.into(), Expected::Deleting);
+            .insert(uid.into(), (Expected::Deleting, Instant::now()));
     }
 
     /// Note that the cache has dropped this object: whatever was expected of it has come to pass. Feed every deletion
@@ -86,7 +87,7 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
         let Some(expected) = owners.get_mut(owner) else {
             return false;
         };
-        expected.retain(|uid, expected| match (expected, look(uid)) {
+        expected.retain(|uid, (expected, _)| match (expected, look(uid)) {
             (Expected::Version(wanted), Some(shown)) => !shown.version.shows(wanted),
             (Expected::Version(_), None) => true,
             (Expected::Deleting, Some(shown)) => !shown.deleting,
@@ -99,12 +100,18 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
         pending
     }
 
+    /// Whether a write has been waited for longer than `limit`: what was made and deleted while a watch was interrupted
+    /// is never shown, so that the owner has to read live.
+    pub fn overdue(&self, owner: &O, limit: Duration) -> bool {
+        self.lock().get(owner).is_some_and(|expected| expected.values().any(|(_, since)| since.elapsed() >= limit))
+    }
+
     /// The owner is gone, or was read live.
     pub fn forget(&self, owner: &O) {
         self.lock().remove(owner);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<O, HashMap<String, Expected>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<O, HashMap<String, (Expected, Instant)>>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -149,6 +156,16 @@ mod tests {
         expectations.wrote(&"set", "u1", "10");
         expectations.gone("u1");
         assert!(!expectations.pending(&"set", |_| None));
+    }
+
+    #[test]
+    fn a_write_that_is_never_shown_is_overdue_at_last() {
+        let expectations = Expectations::default();
+        expectations.wrote(&"set", "u1", "10");
+        assert!(!expectations.overdue(&"set", Duration::from_secs(60)));
+        assert!(expectations.overdue(&"set", Duration::ZERO));
+        expectations.forget(&"set");
+        assert!(!expectations.overdue(&"set", Duration::ZERO));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use capstan_openshift::webhook;
 use capstan_testkit::{ControlPlane, Options, cache_dir, manifests};
 use clap::Args;
 use kube::api::DynamicObject;
@@ -231,6 +232,7 @@ fn start_manager(
         resync: None,
         // Nobody else runs here.
         lease: None,
+        webhook: Some(webhook::Options::default()),
         status: Arc::new(Status::default()),
     };
     Ok(tokio::spawn(manager.run(stop)))

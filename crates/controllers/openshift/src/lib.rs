@@ -3,6 +3,7 @@
 mod attach;
 pub mod machine;
 pub mod machineset;
+pub mod sizes;
 pub mod webhook;
 
 use capstan_azure::{Clients, Settings};
@@ -17,11 +18,16 @@ const RESYNC: Duration = Duration::from_secs(600);
 pub struct Options {
     /// How often Azure is asked about machines that nothing happens to.
     pub resync: Duration,
+    /// What is known of VM sizes, shared with admission.
+    pub sizes: sizes::Sizes,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { resync: RESYNC }
+        Self {
+            resync: RESYNC,
+            sizes: sizes::Sizes::default(),
+        }
     }
 }
 

@@ -30,7 +30,7 @@ impl World {
         let client = plane.client().await?;
         let options = Options { namespace: Some(namespace.clone()), ..Options::default() };
         let context = Context::new(plane.config().await?, options)?;
-        let name = format!("capstan-{namespace}");
+        let name = format!("capstan-machine-api-{namespace}");
         let dir = std::env::temp_dir().join(&name);
         std::fs::create_dir_all(&dir)?;
         let world = Self { plane, namespace, name, client, context, dir };
@@ -41,7 +41,6 @@ impl World {
 
     fn serve(&self, context: &Context) {
         let options = webhook::Options {
-            name: self.name.clone(),
             secret_namespace: Some(self.namespace.clone()),
             cluster_id: "demo".into(),
             ..webhook::Options::default()

@@ -2,6 +2,7 @@
 //! last writes the cache has not shown yet is left alone, and after an answer that was lost it reads live.
 
 mod apply;
+mod metrics;
 mod observe;
 pub mod plan;
 
@@ -27,7 +28,7 @@ use plan::Member;
 pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
 /// Counts that move with every machine are written at most this often; a change of the spec is answered at once.
 const STATUS_PACE: Duration = Duration::from_secs(1);
-/// A cache that has not shown our writes after this long is looked at again, in case its watch is silently dead.
+/// A cache that has not shown our writes after this long is not waited for: its watch may be silently dead.
 const STALE_CACHE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +74,7 @@ pub async fn run(context: Context) {
         context.cache::<Machine>(),
         context.nodes(),
     );
+    context.metrics.register(|registry| registry.register_collector(Box::new(metrics::Sets(sets.clone()))));
     let this = Arc::new(Sets {
         machines: machines.clone(),
         nodes: nodes.clone(),
@@ -170,7 +172,11 @@ impl Sets {
             }
         };
         if self.expected.pending(&uid, |machine| self.shown(set, machine)) {
-            return Ok(Next::After(STALE_CACHE));
+            if !self.expected.overdue(&uid, STALE_CACHE) {
+                return Ok(Next::After(STALE_CACHE));
+            }
+            self.expected.forget(&uid);
+            lock(&self.uncertain).insert(uid.clone());
         }
         let members = self.members(set, &selector, &uid).await?;
         let plan = plan::plan(&members, &observe::wanted(set), Timestamp::now());

@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 
 use super::{Address, Error};
 
@@ -126,6 +126,16 @@ impl Registration<'_> {
             ..LabelSelector::default()
         })
     }
+}
+
+/// Take both configurations away.
+pub async fn remove(client: &kube::Client, name: &str) -> Result<(), Error> {
+    let params = DeleteParams::default();
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    mutating.delete(name, &params).await.map_err(capstan_kube::Error::from)?;
+    validating.delete(name, &params).await.map_err(capstan_kube::Error::from)?;
+    Ok(())
 }
 
 const KINDS: [(&str, &str); 2] = [("machine", "machines"), ("machineset", "machinesets")];

@@ -21,13 +21,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 
+use crate::sizes::Sizes;
 use certificate::Certificate;
 use configuration::Registration;
-use review::DiskLimit;
 use serve::Current;
 
 /// The configurations and the certificate are looked at this often, should somebody have changed or removed them.
 const LOOK: Duration = Duration::from_secs(300);
+/// How long taking the configurations away may hold up the end of the program.
+const END: Duration = Duration::from_secs(3);
 const RENEW_ANNOTATION: &str = "capstan.dev/renew-after";
 const SECRET: &str = "capstan-webhook";
 
@@ -64,8 +66,8 @@ pub struct Options {
     pub name: String,
     /// What new machines are labelled with when they do not say which cluster they belong to.
     pub cluster_id: String,
-    /// How many data disks a VM size takes, where known.
-    pub disk_limit: Arc<DiskLimit>,
+    /// What is known of VM sizes.
+    pub sizes: Sizes,
 }
 
 impl Default for Options {
@@ -76,7 +78,7 @@ impl Default for Options {
             secret_namespace: None,
             name: "capstan-machine-api".to_owned(),
             cluster_id: String::new(),
-            disk_limit: Arc::new(|_, _| None),
+            sizes: Sizes::default(),
         }
     }
 }
@@ -91,21 +93,19 @@ impl std::fmt::Debug for Options {
 }
 
 /// Serve until the context's shutdown.
-pub async fn run(context: Context, options: Options) -> Result<(), Error> {
+pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
+    if let Some(namespace) = &context.namespace {
+        // Copies that work in different namespaces of one cluster do not take each other's place.
+        options.name = format!("{}-{namespace}", options.name);
+    }
+    if options.cluster_id.is_empty() {
+        options.cluster_id = cluster_id(&context.client).await.unwrap_or_default();
+    }
     let current = Arc::new(Current::default());
     let bound = serve::start(&options, current.clone(), context.shutdown.clone()).await?;
-    let address = options
-        .address
-        .clone()
-        .unwrap_or_else(|| Address::Url(bound.to_string()));
+    let address = options.address.clone().unwrap_or_else(|| Address::Url(bound.to_string()));
     tracing::info!(%bound, ?address, "serving admission");
-    let mut keeper = Keeper {
-        context: context.clone(),
-        options,
-        address,
-        current,
-        held: None,
-    };
+    let mut keeper = Keeper { context: context.clone(), options, address, current, held: None };
     let mut failures = 0;
     loop {
         let wait = match keeper.look(Timestamp::now()).await {
@@ -120,10 +120,17 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             }
         };
         tokio::select! {
-            () = context.shutdown.cancelled() => return Ok(()),
+            () = context.shutdown.cancelled() => return keeper.end().await,
             () = tokio::time::sleep(wait) => {}
         }
     }
+}
+
+/// The name that an OpenShift cluster gives its infrastructure.
+async fn cluster_id(client: &kube::Client) -> Option<String> {
+    let request = http::Request::get("/apis/config.openshift.io/v1/infrastructures/cluster").body(Vec::new()).ok()?;
+    let infrastructure: serde_json::Value = client.request(request).await.ok()?;
+    infrastructure.pointer("/status/infrastructureName")?.as_str().map(str::to_owned)
 }
 
 struct Keeper {
@@ -174,6 +181,15 @@ impl Keeper {
         };
         written.map_err(capstan_kube::Error::from)?;
         Ok(made)
+    }
+
+    /// A certificate held in memory ends with the program, and so does what points at it.
+    async fn end(&self) -> Result<(), Error> {
+        if self.options.secret_namespace.is_none() && self.held.is_some() {
+            let removed = configuration::remove(&self.context.client, &self.options.name);
+            return tokio::time::timeout(END, removed).await.unwrap_or(Ok(()));
+        }
+        Ok(())
     }
 
     fn hosts(&self) -> Vec<String> {

@@ -13,6 +13,8 @@ use kube::core::{Selector, SelectorExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::sizes::Sizes;
+
 /// Warnings longer than this are cut by the API server.
 const LONGEST_WARNING: usize = 250;
 
@@ -82,13 +84,10 @@ impl Review {
     }
 }
 
-/// How many data disks a VM size takes, where that is known: location, size → disks.
-pub type DiskLimit = dyn Fn(&str, &str) -> Option<usize> + Send + Sync;
-
-pub fn validate(request: &Request, limit: &DiskLimit) -> Response {
+pub fn validate(request: &Request, sizes: &Sizes) -> Response {
     let findings = match request.kind.kind.as_str() {
-        Machine::KIND => validate_machine(request, limit),
-        MachineSet::KIND => validate_set(request, limit),
+        Machine::KIND => validate_machine(request, sizes),
+        MachineSet::KIND => validate_set(request, sizes),
         _ => Findings::default(),
     };
     let refused = (!findings.is_ok()).then(|| Refusal {
@@ -110,7 +109,7 @@ fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
-fn validate_machine(request: &Request, limit: &DiskLimit) -> Findings {
+fn validate_machine(request: &Request, sizes: &Sizes) -> Findings {
     let Some(machine) = read::<Machine>(&request.object) else {
         return Findings::default();
     };
@@ -132,10 +131,10 @@ fn validate_machine(request: &Request, limit: &DiskLimit) -> Findings {
         .as_ref()
         .map(|prefix| format!("{prefix}xxxxx"));
     let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
-    provider_spec(&name, &machine.spec.provider_spec, limit)
+    provider_spec(&name, &machine.spec.provider_spec, sizes)
 }
 
-fn validate_set(request: &Request, limit: &DiskLimit) -> Findings {
+fn validate_set(request: &Request, sizes: &Sizes) -> Findings {
     let Some(set) = read::<MachineSet>(&request.object) else {
         return Findings::default();
     };
@@ -161,14 +160,14 @@ fn validate_set(request: &Request, limit: &DiskLimit) -> Findings {
     let template = &set.spec.template.spec.provider_spec;
     if old.is_none_or(|old| old.spec.template.spec.provider_spec != *template) {
         let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
-        let found = provider_spec(&name, template, limit);
+        let found = provider_spec(&name, template, sizes);
         findings.errors.extend(found.errors);
         findings.warnings.extend(found.warnings);
     }
     findings
 }
 
-fn provider_spec(machine: &str, provider: &ProviderSpec, limit: &DiskLimit) -> Findings {
+fn provider_spec(machine: &str, provider: &ProviderSpec, sizes: &Sizes) -> Findings {
     let failed = |error: FieldError| Findings {
         errors: vec![error],
         ..Findings::default()
@@ -195,7 +194,7 @@ fn provider_spec(machine: &str, provider: &ProviderSpec, limit: &DiskLimit) -> F
         spec.vm_size.as_deref().unwrap_or_default(),
         spec.location.as_deref().unwrap_or_default(),
     );
-    let limit = limit(location, size);
+    let limit = sizes.most_data_disks(location, size);
     findings
         .warnings
         .extend(limit.and_then(|limit| rules::too_many_disks(size, limit, spec.data_disks.len())));
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn all_errors_of_an_object_are_said_at_once() {
-        let response = validate(&request("Machine", machine(bad()), Value::Null), &|_, _| None);
+        let response = validate(&request("Machine", machine(bad()), Value::Null), &Sizes::default());
         let message = refused(&response);
         assert!(!response.allowed);
         for part in [
@@ -348,10 +347,10 @@ mod tests {
         let old = machine(bad());
         let mut new = old.clone();
         new["metadata"]["finalizers"] = json!(["x"]);
-        assert!(validate(&request("Machine", new.clone(), old.clone()), &|_, _| None).allowed);
+        assert!(validate(&request("Machine", new.clone(), old.clone()), &Sizes::default()).allowed);
         new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
-        assert!(validate(&request("Machine", new, old), &|_, _| None).allowed);
+        assert!(validate(&request("Machine", new, old), &Sizes::default()).allowed);
     }
 
     #[test]
@@ -360,7 +359,7 @@ mod tests {
         old["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         let mut new = old.clone();
         new["spec"]["lifecycleHooks"] = json!({"preDrain": [{"name": "late", "owner": "me"}]});
-        let response = validate(&request("Machine", new, old), &|_, _| None);
+        let response = validate(&request("Machine", new, old), &Sizes::default());
         assert!(
             refused(&response).contains("spec.lifecycleHooks.preDrain: Forbidden"),
             "{response:?}"
@@ -370,7 +369,7 @@ mod tests {
     #[test]
     fn machines_of_other_clouds_pass_by() {
         let other = machine(json!({"kind": "AWSMachineProviderConfig"}));
-        assert!(validate(&request("Machine", other.clone(), Value::Null), &|_, _| None).allowed);
+        assert!(validate(&request("Machine", other.clone(), Value::Null), &Sizes::default()).allowed);
         assert_eq!(
             default(&request("Machine", other, Value::Null), "c").patch.map(|_| ()),
             Some(()),
@@ -386,7 +385,9 @@ mod tests {
             )
             .collect();
         let object = machine(json!({"vmSize": "Standard_B1s", "dataDisks": disks}));
-        let response = validate(&request("Machine", object, Value::Null), &|_, _| Some(2));
+        let sizes = Sizes::default();
+        sizes.note("", "standard_b1s", Some(2));
+        let response = validate(&request("Machine", object, Value::Null), &sizes);
         let said = "providerSpec.dataDisks: vm size Standard_B1s takes 2 data disks, the spec has 3";
         assert!(response.warnings.contains(&said.to_owned()), "{response:?}");
     }
@@ -399,7 +400,7 @@ mod tests {
                 "template": {"metadata": {"labels": {"a": label}}, "spec": {"providerSpec": {"value": {"kind": "Other"}}}},
             }})
         };
-        let response = validate(&request("MachineSet", set("x", "y"), set("z", "y")), &|_, _| None);
+        let response = validate(&request("MachineSet", set("x", "y"), set("z", "y")), &Sizes::default());
         let message = refused(&response);
         assert!(
             message.contains("spec.selector: Forbidden: selector is immutable"),
@@ -409,7 +410,7 @@ mod tests {
             message.contains("`selector` does not match template `labels`"),
             "{message}"
         );
-        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null), &|_, _| None).allowed);
+        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null), &Sizes::default()).allowed);
     }
 
     #[test]

@@ -19,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::certificate::Certificate;
 use super::configuration::{MUTATE, VALIDATE};
-use super::review::{self, DiskLimit, Review};
+use super::review::{self, Review};
 use super::{Error, Options};
+use crate::sizes::Sizes;
 
 /// A client that does not finish its handshake by then is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -50,13 +51,13 @@ impl ResolvesServerCert for Current {
 #[derive(Clone)]
 struct Rules {
     cluster_id: Arc<str>,
-    limit: Arc<DiskLimit>,
+    sizes: Sizes,
 }
 
 fn routes(options: &Options) -> Router {
     let rules = Rules {
         cluster_id: options.cluster_id.as_str().into(),
-        limit: options.disk_limit.clone(),
+        sizes: options.sizes.clone(),
     };
     Router::new()
         .route(MUTATE, post(mutate))
@@ -76,7 +77,7 @@ async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Jso
     let response = review
         .request
         .as_ref()
-        .map(|request| review::validate(request, rules.limit.as_ref()));
+        .map(|request| review::validate(request, &rules.sizes));
     Json(review.answer(response.unwrap_or_default()))
 }
 

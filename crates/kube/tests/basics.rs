@@ -1,0 +1,181 @@
+//! Caches, the controller loop, events and patches on a real API server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use capstan_core::Class;
+use capstan_kube::patch::{self, Lock};
+use capstan_kube::{Classified, Context, Next, Options, Reconciler};
+use capstan_testkit::ControlPlane;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::runtime::reflector::ObjectRef;
+use serde_json::json;
+
+struct World {
+    context: Context,
+    namespace: String,
+    maps: Api<ConfigMap>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.context.shutdown.cancel();
+    }
+}
+
+impl World {
+    async fn new() -> Result<Self> {
+        let plane = ControlPlane::shared().await?;
+        let namespace = plane.namespace("basics").await?;
+        let options = Options { namespace: Some(namespace.clone()), ..Options::default() };
+        let context = Context::new(plane.config().await?, options)?;
+        let maps = Api::namespaced(plane.client().await?, &namespace);
+        Ok(Self { context, namespace, maps })
+    }
+
+    async fn map(&self, name: &str) -> Result<ConfigMap> {
+        let map = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        Ok(self.maps.create(&PostParams::default(), &map).await?)
+    }
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(Duration::from_secs(30), future).await.with_context(|| format!("waited in vain: {what}"))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?}")]
+struct Failure(Class);
+
+impl Classified for Failure {
+    fn class(&self) -> Class {
+        self.0
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_is_shared_trimmed_and_tells_of_deletions() -> Result<()> {
+    let world = World::new().await?;
+    world.map("a").await?;
+    let (cache, again) = (world.context.cache::<ConfigMap>(), world.context.cache::<ConfigMap>());
+    within("the first list", cache.ready()).await??;
+    let watches = world.context.metrics.kube_requests("watch") + world.context.metrics.kube_requests("get");
+    let mut changes = Box::pin(again.subscribe());
+    let present = within("what is there", async {
+        loop {
+            let change = changes.next().await?;
+            if change.object.name_any() == "a" {
+                return Some(change);
+            }
+        }
+    })
+    .await?
+    .context("ended")?;
+    assert!(!present.gone && present.object.managed_fields().is_empty());
+    world.maps.delete("a", &DeleteParams::default()).await?;
+    let gone = async {
+        loop {
+            let change = changes.next().await?;
+            if change.object.name_any() == "a" && change.gone {
+                return Some(());
+            }
+        }
+    };
+    within("the deletion", gone).await?.context("ended")?;
+    assert!(cache.get(Some(&world.namespace), "a").is_none());
+    let now = world.context.metrics.kube_requests("watch") + world.context.metrics.kube_requests("get");
+    assert!(now <= watches + 1, "a second reader costs no second watch");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_throttled_object_is_not_tried_again_early_and_a_poke_runs_one_that_rests() -> Result<()> {
+    let world = World::new().await?;
+    let reconciler = Reconciler::new("test", &world.context, world.context.cache::<ConfigMap>());
+    let trigger = reconciler.trigger();
+    let (passes, namespace) = (Arc::new(AtomicUsize::new(0)), world.namespace.clone());
+    let counted = passes.clone();
+    let throttle = Duration::from_millis(1500);
+    let running = tokio::spawn(reconciler.run(move |map| {
+        let counted = counted.clone();
+        async move {
+            match map.name_any().as_str() {
+                "throttled" if counted.fetch_add(1, Ordering::SeqCst) == 0 => Err(Failure(Class::Throttled(throttle))),
+                _ => Ok(Next::Wait),
+            }
+        }
+    }));
+    world.map("throttled").await?;
+    within("the first pass", async {
+        while passes.load(Ordering::SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await?;
+    let first = Instant::now();
+    for _ in 0..5 {
+        trigger.poke(ObjectRef::new("throttled").within(&namespace));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(passes.load(Ordering::SeqCst), 1, "pokes do not shorten what the server asked for");
+    within("the retry", async {
+        while passes.load(Ordering::SeqCst) < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await?;
+    assert!(first.elapsed() >= throttle - Duration::from_millis(100));
+    trigger.poke(ObjectRef::new("throttled").within(&namespace));
+    within("the poke", async {
+        while passes.load(Ordering::SeqCst) < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await?;
+    world.context.shutdown.cancel();
+    within("the end", running).await??;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_event_is_one_object_with_a_count() -> Result<()> {
+    let world = World::new().await?;
+    let map = world.map("a").await?;
+    let recorder = world.context.recorder("azure-controller");
+    for _ in 0..4 {
+        recorder.warning(&map, "FailedCreate", "no").await;
+    }
+    recorder.warning(&map, "FailedCreate", "other").await;
+    let events: Api<Event> = Api::namespaced(world.context.client.clone(), &world.namespace);
+    let selector = ListParams::default().fields("reason=FailedCreate,source=azure-controller,type=Warning");
+    let mut said: Vec<_> = events.list(&selector).await?.items.into_iter().map(|e| (e.message, e.count)).collect();
+    said.sort();
+    assert_eq!(said, [(Some("no".to_owned()), Some(4)), (Some("other".to_owned()), Some(1))]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finalizers_and_patches_are_written_once_and_conflicts_are_seen() -> Result<()> {
+    let world = World::new().await?;
+    let map = world.map("a").await?;
+    let held = patch::add_finalizer(&world.maps, &map, "capstan.dev/test").await?.context("added")?;
+    assert!(patch::add_finalizer(&world.maps, &held, "capstan.dev/test").await?.is_none());
+    let stale = patch::add_finalizer(&world.maps, &map, "capstan.dev/other").await;
+    assert!(stale.is_err_and(|error| error.is_conflict() && error.class() == Class::Transient));
+    let mut changed = held.clone();
+    changed.labels_mut().insert("a".into(), "b".into());
+    let patched = patch::object(&world.maps, &held, &changed, Lock::Version).await?.context("patched")?;
+    assert!(patch::object(&world.maps, &patched, &patched.clone(), Lock::Version).await?.is_none());
+    assert!(patch::object(&world.maps, &held, &changed, Lock::Version).await.is_err_and(|error| error.is_conflict()));
+    world.maps.delete("a", &DeleteParams::default()).await?;
+    let held = world.maps.get("a").await?;
+    patch::remove_finalizer(&world.maps, &held, "capstan.dev/test").await?;
+    assert!(world.maps.get_opt("a").await?.is_none());
+    assert!(patch::remove_finalizer(&world.maps, &held, "capstan.dev/test").await?.is_none());
+    Ok(())
+}

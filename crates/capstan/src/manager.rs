@@ -56,7 +56,11 @@ impl Manager {
 
     /// Every copy answers admission, the leader and those that stand by: the Service spreads over all of them.
     fn admit(&self, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
-        let Some(options) = self.webhook.clone().filter(|_| self.controllers.contains(&Name::Openshift)) else {
+        let Some(options) = self
+            .webhook
+            .clone()
+            .filter(|_| self.controllers.contains(&Name::Openshift))
+        else {
             return Ok(None);
         };
         let context = Options {
@@ -121,7 +125,11 @@ impl Manager {
         let settings = controllers::Settings {
             azure,
             resync: self.resync,
-            sizes: self.webhook.as_ref().map(|webhook| webhook.sizes.clone()).unwrap_or_default(),
+            sizes: self
+                .webhook
+                .as_ref()
+                .map(|webhook| webhook.sizes.clone())
+                .unwrap_or_default(),
         };
         let mut tasks = JoinSet::new();
         for name in &self.controllers {

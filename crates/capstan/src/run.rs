@@ -209,13 +209,22 @@ impl Admission {
             (None, None) => in_cluster.then(|| service_address(namespace, WEBHOOK_SERVICE)),
         };
         let secret_namespace = in_cluster.then(|| namespace.clone());
-        Ok(Some(webhook::Options { listen, address, secret_namespace, ..webhook::Options::default() }))
+        Ok(Some(webhook::Options {
+            listen,
+            address,
+            secret_namespace,
+            ..webhook::Options::default()
+        }))
     }
 }
 
 fn service_address(namespace: &str, name: &str) -> webhook::Address {
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
-    webhook::Address::Service { namespace, name, port: 443 }
+    webhook::Address::Service {
+        namespace,
+        name,
+        port: 443,
+    }
 }
 
 pub async fn run(args: Run) -> Result<()> {

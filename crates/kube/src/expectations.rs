@@ -103,7 +103,9 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
     /// Whether a write has been waited for longer than `limit`: what was made and deleted while a watch was interrupted
     /// is never shown, so that the owner has to read live.
     pub fn overdue(&self, owner: &O, limit: Duration) -> bool {
-        self.lock().get(owner).is_some_and(|expected| expected.values().any(|(_, since)| since.elapsed() >= limit))
+        self.lock()
+            .get(owner)
+            .is_some_and(|expected| expected.values().any(|(_, since)| since.elapsed() >= limit))
     }
 
     /// The owner is gone, or was read live.

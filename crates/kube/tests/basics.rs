@@ -32,10 +32,17 @@ impl World {
     async fn new() -> Result<Self> {
         let plane = ControlPlane::shared().await?;
         let namespace = plane.namespace("basics").await?;
-        let options = Options { namespace: Some(namespace.clone()), ..Options::default() };
+        let options = Options {
+            namespace: Some(namespace.clone()),
+            ..Options::default()
+        };
         let context = Context::new(plane.config().await?, options)?;
         let maps = Api::namespaced(plane.client().await?, &namespace);
-        Ok(Self { context, namespace, maps })
+        Ok(Self {
+            context,
+            namespace,
+            maps,
+        })
     }
 
     async fn map(&self, name: &str) -> Result<ConfigMap> {
@@ -45,7 +52,9 @@ impl World {
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(Duration::from_secs(30), future).await.with_context(|| format!("waited in vain: {what}"))
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .with_context(|| format!("waited in vain: {what}"))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +131,11 @@ async fn a_throttled_object_is_not_tried_again_early_and_a_poke_runs_one_that_re
         trigger.poke(ObjectRef::new("throttled").within(&namespace));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(passes.load(Ordering::SeqCst), 1, "pokes do not shorten what the server asked for");
+    assert_eq!(
+        passes.load(Ordering::SeqCst),
+        1,
+        "pokes do not shorten what the server asked for"
+    );
     within("the retry", async {
         while passes.load(Ordering::SeqCst) < 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -153,9 +166,18 @@ async fn the_same_event_is_one_object_with_a_count() -> Result<()> {
     recorder.warning(&map, "FailedCreate", "other").await;
     let events: Api<Event> = Api::namespaced(world.context.client.clone(), &world.namespace);
     let selector = ListParams::default().fields("reason=FailedCreate,source=azure-controller,type=Warning");
-    let mut said: Vec<_> = events.list(&selector).await?.items.into_iter().map(|e| (e.message, e.count)).collect();
+    let mut said: Vec<_> = events
+        .list(&selector)
+        .await?
+        .items
+        .into_iter()
+        .map(|e| (e.message, e.count))
+        .collect();
     said.sort();
-    assert_eq!(said, [(Some("no".to_owned()), Some(4)), (Some("other".to_owned()), Some(1))]);
+    assert_eq!(
+        said,
+        [(Some("no".to_owned()), Some(4)), (Some("other".to_owned()), Some(1))]
+    );
     Ok(())
 }
 
@@ -163,19 +185,39 @@ async fn the_same_event_is_one_object_with_a_count() -> Result<()> {
 async fn finalizers_and_patches_are_written_once_and_conflicts_are_seen() -> Result<()> {
     let world = World::new().await?;
     let map = world.map("a").await?;
-    let held = patch::add_finalizer(&world.maps, &map, "capstan.dev/test").await?.context("added")?;
-    assert!(patch::add_finalizer(&world.maps, &held, "capstan.dev/test").await?.is_none());
+    let held = patch::add_finalizer(&world.maps, &map, "capstan.dev/test")
+        .await?
+        .context("added")?;
+    assert!(
+        patch::add_finalizer(&world.maps, &held, "capstan.dev/test")
+            .await?
+            .is_none()
+    );
     let stale = patch::add_finalizer(&world.maps, &map, "capstan.dev/other").await;
     assert!(stale.is_err_and(|error| error.is_conflict() && error.class() == Class::Transient));
     let mut changed = held.clone();
     changed.labels_mut().insert("a".into(), "b".into());
-    let patched = patch::object(&world.maps, &held, &changed, Lock::Version).await?.context("patched")?;
-    assert!(patch::object(&world.maps, &patched, &patched.clone(), Lock::Version).await?.is_none());
-    assert!(patch::object(&world.maps, &held, &changed, Lock::Version).await.is_err_and(|error| error.is_conflict()));
+    let patched = patch::object(&world.maps, &held, &changed, Lock::Version)
+        .await?
+        .context("patched")?;
+    assert!(
+        patch::object(&world.maps, &patched, &patched.clone(), Lock::Version)
+            .await?
+            .is_none()
+    );
+    assert!(
+        patch::object(&world.maps, &held, &changed, Lock::Version)
+            .await
+            .is_err_and(|error| error.is_conflict())
+    );
     world.maps.delete("a", &DeleteParams::default()).await?;
     let held = world.maps.get("a").await?;
     patch::remove_finalizer(&world.maps, &held, "capstan.dev/test").await?;
     assert!(world.maps.get_opt("a").await?.is_none());
-    assert!(patch::remove_finalizer(&world.maps, &held, "capstan.dev/test").await?.is_none());
+    assert!(
+        patch::remove_finalizer(&world.maps, &held, "capstan.dev/test")
+            .await?
+            .is_none()
+    );
     Ok(())
 }

@@ -32,7 +32,13 @@ impl World {
         let namespace = plane.namespace("workload").await?;
         let context = Context::new(plane.config().await?, Options::default())?;
         let workloads = Workloads::new(&context);
-        Ok(Self { client: plane.client().await?, plane, namespace, context, workloads })
+        Ok(Self {
+            client: plane.client().await?,
+            plane,
+            namespace,
+            context,
+            workloads,
+        })
     }
 
     async fn secret(&self, kubeconfig: &str) -> Result<()> {
@@ -41,7 +47,8 @@ impl World {
             "apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": "demo-kubeconfig"}, "stringData": {"value": kubeconfig},
         });
-        api.patch("demo-kubeconfig", &PatchParams::apply("test"), &Patch::Apply(secret)).await?;
+        api.patch("demo-kubeconfig", &PatchParams::apply("test"), &Patch::Apply(secret))
+            .await?;
         Ok(())
     }
 
@@ -52,12 +59,16 @@ impl World {
     async fn node(&self, provider_id: &str) -> Result<Node> {
         let name = format!("{}-node", self.namespace);
         let node = serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"providerID": provider_id}}))?;
-        Ok(Api::<Node>::all(self.client.clone()).create(&PostParams::default(), &node).await?)
+        Ok(Api::<Node>::all(self.client.clone())
+            .create(&PostParams::default(), &node)
+            .await?)
     }
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(Duration::from_secs(40), future).await.with_context(|| format!("waited in vain: {what}"))
+    tokio::time::timeout(Duration::from_secs(40), future)
+        .await
+        .with_context(|| format!("waited in vain: {what}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,20 +82,29 @@ async fn a_node_is_found_by_provider_id_whatever_its_case_and_its_changes_are_to
     let node = world.node(&id.to_uppercase()).await?;
     let told = async {
         while let Some(event) = events.next().await {
-            if matches!(&event, NodeEvent::Node { node: changed, gone: false, .. } if changed.name_any() == node.name_any()) {
+            if matches!(&event, NodeEvent::Node { node: changed, gone: false, .. } if changed.name_any() == node.name_any())
+            {
                 return;
             }
         }
     };
     within("the new node is told", told).await?;
-    let Lookup::Found(found) = cluster.by_provider_id(&id).await else { bail!("not found") };
+    let Lookup::Found(found) = cluster.by_provider_id(&id).await else {
+        bail!("not found")
+    };
     assert_eq!(found.name_any(), node.name_any());
     assert!(matches!(cluster.by_name(&node.name_any()).await, Lookup::Found(_)));
-    assert!(matches!(world.workloads.itself().by_provider_id(&id).await, Lookup::Found(_)));
-    Api::<Node>::all(world.client.clone()).delete(&node.name_any(), &DeleteParams::default()).await?;
+    assert!(matches!(
+        world.workloads.itself().by_provider_id(&id).await,
+        Lookup::Found(_)
+    ));
+    Api::<Node>::all(world.client.clone())
+        .delete(&node.name_any(), &DeleteParams::default())
+        .await?;
     let gone = async {
         while let Some(event) = events.next().await {
-            if matches!(&event, NodeEvent::Node { node: changed, gone: true, .. } if changed.name_any() == node.name_any()) {
+            if matches!(&event, NodeEvent::Node { node: changed, gone: true, .. } if changed.name_any() == node.name_any())
+            {
                 return;
             }
         }
@@ -98,14 +118,23 @@ async fn a_node_is_found_by_provider_id_whatever_its_case_and_its_changes_are_to
 async fn a_cluster_that_does_not_answer_is_unreachable_until_its_secret_is_mended() -> Result<()> {
     let world = World::new().await?;
     let cluster = world.workloads.cluster(&world.namespace, "demo");
-    let Lookup::Unreachable(reason) = cluster.by_name("any").await else { bail!("there is no secret") };
+    let Lookup::Unreachable(reason) = cluster.by_name("any").await else {
+        bail!("there is no secret")
+    };
     assert!(reason.contains("demo-kubeconfig does not exist"), "{reason}");
     let good = world.kubeconfig()?;
-    let server = good.lines().find(|line| line.trim_start().starts_with("server:")).context("no server")?;
+    let server = good
+        .lines()
+        .find(|line| line.trim_start().starts_with("server:"))
+        .context("no server")?;
     let mut events = Box::pin(world.workloads.events());
-    world.secret(&good.replace(server, "    server: https://127.0.0.1:1")).await?;
+    world
+        .secret(&good.replace(server, "    server: https://127.0.0.1:1"))
+        .await?;
     within("the connection is told", events.next()).await?;
-    let Lookup::Unreachable(reason) = cluster.by_name("any").await else { bail!("nobody answers there") };
+    let Lookup::Unreachable(reason) = cluster.by_name("any").await else {
+        bail!("nobody answers there")
+    };
     assert!(reason.contains("does not answer"), "{reason}");
     world.secret(&good).await?;
     let mended = async {
@@ -121,7 +150,12 @@ async fn a_kubeconfig_that_cannot_be_read_is_said_without_its_content() -> Resul
     let world = World::new().await?;
     world.secret("token: [very-secret").await?;
     let cluster = world.workloads.cluster(&world.namespace, "demo");
-    let Lookup::Unreachable(reason) = cluster.by_name("any").await else { bail!("it cannot be read") };
-    assert!(reason.contains("kubeconfig") && !reason.contains("very-secret"), "{reason}");
+    let Lookup::Unreachable(reason) = cluster.by_name("any").await else {
+        bail!("it cannot be read")
+    };
+    assert!(
+        reason.contains("kubeconfig") && !reason.contains("very-secret"),
+        "{reason}"
+    );
     Ok(())
 }

@@ -28,12 +28,22 @@ impl World {
         plane.install_crds().await?;
         let namespace = plane.namespace("webhook").await?;
         let client = plane.client().await?;
-        let options = Options { namespace: Some(namespace.clone()), ..Options::default() };
+        let options = Options {
+            namespace: Some(namespace.clone()),
+            ..Options::default()
+        };
         let context = Context::new(plane.config().await?, options)?;
         let name = format!("capstan-machine-api-{namespace}");
         let dir = std::env::temp_dir().join(&name);
         std::fs::create_dir_all(&dir)?;
-        let world = Self { plane, namespace, name, client, context, dir };
+        let world = Self {
+            plane,
+            namespace,
+            name,
+            client,
+            context,
+            dir,
+        };
         world.serve(&world.context);
         world.registered().await?;
         Ok(world)
@@ -54,7 +64,15 @@ impl World {
             if self.apply(&machine("probe", json!({"vmSize": 1}))).await.is_err() {
                 return Ok(());
             }
-            self.plane.kubectl(&["-n", &self.namespace, "delete", "machines.machine.openshift.io", "probe"]).await?;
+            self.plane
+                .kubectl(&[
+                    "-n",
+                    &self.namespace,
+                    "delete",
+                    "machines.machine.openshift.io",
+                    "probe",
+                ])
+                .await?;
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         bail!("the webhook was never asked")
@@ -75,7 +93,9 @@ impl World {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let file = self.dir.join(format!("{name}.json"));
         std::fs::write(&file, object.to_string())?;
-        self.plane.kubectl(&["-n", &self.namespace, "apply", "-f", &file.display().to_string()]).await
+        self.plane
+            .kubectl(&["-n", &self.namespace, "apply", "-f", &file.display().to_string()])
+            .await
     }
 
     fn machines(&self) -> Api<Machine> {
@@ -85,8 +105,12 @@ impl World {
     async fn end(self) -> Result<()> {
         self.context.shutdown.cancel();
         let params = DeleteParams::default();
-        Api::<MutatingWebhookConfiguration>::all(self.client.clone()).delete(&self.name, &params).await?;
-        Api::<ValidatingWebhookConfiguration>::all(self.client.clone()).delete(&self.name, &params).await?;
+        Api::<MutatingWebhookConfiguration>::all(self.client.clone())
+            .delete(&self.name, &params)
+            .await?;
+        Api::<ValidatingWebhookConfiguration>::all(self.client.clone())
+            .delete(&self.name, &params)
+            .await?;
         std::fs::remove_dir_all(&self.dir)?;
         Ok(())
     }
@@ -116,7 +140,12 @@ async fn kubectl_is_told_all_errors_at_once_and_good_machines_get_their_defaults
     value["dataDisks"][0]["diskSizeGB"] = json!(1);
     value["dataDisks"][0]["lun"] = json!(64);
     value["dataDisks"][0]["cachingType"] = json!("ReadOnly");
-    let refused = world.apply(&machine("bad", value)).await.err().context("a bad machine was accepted")?.to_string();
+    let refused = world
+        .apply(&machine("bad", value))
+        .await
+        .err()
+        .context("a bad machine was accepted")?
+        .to_string();
     for part in [
         "admission webhook \"validation.machine.machine.openshift.io\" denied the request",
         "providerSpec.dataDisks[0].diskSizeGB: Invalid value: 1: diskSizeGB must be provided and at least 4GB in size",
@@ -129,7 +158,10 @@ async fn kubectl_is_told_all_errors_at_once_and_good_machines_get_their_defaults
     let made = world.machines().get("good").await?;
     let value = made.spec.provider_spec.value.clone().unwrap_or_default();
     assert_eq!(made.labels()["machine.openshift.io/cluster-api-cluster"], "demo");
-    assert_eq!((&value["vmSize"], &value["vnet"]), (&json!("Standard_D4s_V3"), &json!("demo-vnet")));
+    assert_eq!(
+        (&value["vmSize"], &value["vnet"]),
+        (&json!("Standard_D4s_V3"), &json!("demo-vnet"))
+    );
     assert_eq!(value["credentialsSecret"]["namespace"], "openshift-machine-api");
     let again = world.apply(&machine("good", good())).await?;
     assert!(again.contains("unchanged") || again.contains("configured"), "{again}");
@@ -150,8 +182,16 @@ async fn a_set_is_checked_by_the_names_its_machines_will_have() -> Result<()> {
             },
         })
     };
-    let refused = world.apply(&set("x".repeat(67))).await.err().context("too long a name was accepted")?.to_string();
-    assert!(refused.contains("too long, the overall disk name must not exceed 80 chars"), "{refused}");
+    let refused = world
+        .apply(&set("x".repeat(67)))
+        .await
+        .err()
+        .context("too long a name was accepted")?
+        .to_string();
+    assert!(
+        refused.contains("too long, the overall disk name must not exceed 80 chars"),
+        "{refused}"
+    );
     world.apply(&set("x".repeat(66))).await?;
     world.end().await
 }
@@ -164,7 +204,10 @@ async fn with_the_webhook_away_the_api_server_goes_on_and_a_new_copy_uses_the_sa
     world.context.shutdown.cancel();
     let bad = machine("bad", json!({"vmSize": 1}));
     world.accepted(&bad).await?;
-    let options = Options { namespace: Some(world.namespace.clone()), ..Options::default() };
+    let options = Options {
+        namespace: Some(world.namespace.clone()),
+        ..Options::default()
+    };
     let context = Context::new(world.plane.config().await?, options)?;
     world.serve(&context);
     world.registered().await?;

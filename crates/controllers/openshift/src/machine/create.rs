@@ -87,7 +87,9 @@ impl Controller {
         let size = account.client.size(&names.location, wanted).await;
         let size = size.map_err(Error::doing("reading the sizes that azure has"))?;
         if let Some(size) = &size {
-            self.options.sizes.note(&names.location, &size.name, size.max_data_disks);
+            self.options
+                .sizes
+                .note(&names.location, &size.name, size.max_data_disks);
         }
         check::size(names, spec, size.as_ref()).map_err(Error::Refused)?;
         Ok(size)

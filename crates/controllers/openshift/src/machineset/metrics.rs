@@ -32,13 +32,19 @@ impl std::fmt::Debug for Sets {
 type Count = fn(&MachineSet) -> i32;
 
 const COUNTS: [(&str, &str, Count); 3] = [
-    ("mapi_machine_set_status_replicas", "Machines of a set", |set| status(set, |status| Some(status.replicas))),
-    ("mapi_machine_set_status_replicas_ready", "Machines of a set whose node is ready", |set| {
-        status(set, |status| status.ready_replicas)
+    ("mapi_machine_set_status_replicas", "Machines of a set", |set| {
+        status(set, |status| Some(status.replicas))
     }),
-    ("mapi_machine_set_status_replicas_available", "Machines of a set that are available", |set| {
-        status(set, |status| status.available_replicas)
-    }),
+    (
+        "mapi_machine_set_status_replicas_ready",
+        "Machines of a set whose node is ready",
+        |set| status(set, |status| status.ready_replicas),
+    ),
+    (
+        "mapi_machine_set_status_replicas_available",
+        "Machines of a set that are available",
+        |set| status(set, |status| status.available_replicas),
+    ),
 ];
 
 fn status(set: &MachineSet, count: fn(&capstan_api::openshift::MachineSetStatus) -> Option<i32>) -> i32 {
@@ -50,13 +56,22 @@ impl Collector for Sets {
         let sets = self.0.select(None, |_| true);
         let items = ConstGauge::new(i64::try_from(sets.len()).unwrap_or(i64::MAX));
         let kind = items.metric_type();
-        items.encode(encoder.encode_descriptor("mapi_machineset_items", "Machine sets that there are", None, kind)?)?;
+        items.encode(encoder.encode_descriptor(
+            "mapi_machineset_items",
+            "Machine sets that there are",
+            None,
+            kind,
+        )?)?;
         let name = "mapi_machineset_created_timestamp_seconds";
         let mut family = encoder.encode_descriptor(name, "When a set was created", None, kind)?;
         for set in &sets {
             let created = set.creation_timestamp().map_or(0, |time| time.0.as_second());
             let Labels { name, namespace } = labels(set);
-            let labels = CreatedLabels { name, namespace, api_version: MachineSet::API_VERSION };
+            let labels = CreatedLabels {
+                name,
+                namespace,
+                api_version: MachineSet::API_VERSION,
+            };
             ConstGauge::new(created).encode(family.encode_family(&labels)?)?;
         }
         for (name, help, count) in COUNTS {
@@ -70,5 +85,8 @@ impl Collector for Sets {
 }
 
 fn labels(set: &MachineSet) -> Labels {
-    Labels { name: set.name_any(), namespace: set.namespace().unwrap_or_default() }
+    Labels {
+        name: set.name_any(),
+        namespace: set.namespace().unwrap_or_default(),
+    }
 }

@@ -74,7 +74,9 @@ pub async fn run(context: Context) {
         context.cache::<Machine>(),
         context.nodes(),
     );
-    context.metrics.register(|registry| registry.register_collector(Box::new(metrics::Sets(sets.clone()))));
+    context
+        .metrics
+        .register(|registry| registry.register_collector(Box::new(metrics::Sets(sets.clone()))));
     let this = Arc::new(Sets {
         machines: machines.clone(),
         nodes: nodes.clone(),

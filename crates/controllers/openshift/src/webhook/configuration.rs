@@ -133,8 +133,14 @@ pub async fn remove(client: &kube::Client, name: &str) -> Result<(), Error> {
     let params = DeleteParams::default();
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    mutating.delete(name, &params).await.map_err(capstan_kube::Error::from)?;
-    validating.delete(name, &params).await.map_err(capstan_kube::Error::from)?;
+    mutating
+        .delete(name, &params)
+        .await
+        .map_err(capstan_kube::Error::from)?;
+    validating
+        .delete(name, &params)
+        .await
+        .map_err(capstan_kube::Error::from)?;
     Ok(())
 }
 

@@ -103,9 +103,18 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
     }
     let current = Arc::new(Current::default());
     let bound = serve::start(&options, current.clone(), context.shutdown.clone()).await?;
-    let address = options.address.clone().unwrap_or_else(|| Address::Url(bound.to_string()));
+    let address = options
+        .address
+        .clone()
+        .unwrap_or_else(|| Address::Url(bound.to_string()));
     tracing::info!(%bound, ?address, "serving admission");
-    let mut keeper = Keeper { context: context.clone(), options, address, current, held: None };
+    let mut keeper = Keeper {
+        context: context.clone(),
+        options,
+        address,
+        current,
+        held: None,
+    };
     let mut failures = 0;
     loop {
         let wait = match keeper.look(Timestamp::now()).await {
@@ -128,9 +137,14 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
 
 /// The name that an OpenShift cluster gives its infrastructure.
 async fn cluster_id(client: &kube::Client) -> Option<String> {
-    let request = http::Request::get("/apis/config.openshift.io/v1/infrastructures/cluster").body(Vec::new()).ok()?;
+    let request = http::Request::get("/apis/config.openshift.io/v1/infrastructures/cluster")
+        .body(Vec::new())
+        .ok()?;
     let infrastructure: serde_json::Value = client.request(request).await.ok()?;
-    infrastructure.pointer("/status/infrastructureName")?.as_str().map(str::to_owned)
+    infrastructure
+        .pointer("/status/infrastructureName")?
+        .as_str()
+        .map(str::to_owned)
 }
 
 struct Keeper {

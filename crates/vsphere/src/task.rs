@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Fault, Result};
 use crate::moref::MoRef;
-use crate::properties::Object;
+use crate::properties::{Object, Want};
 use crate::vcenter::Vcenter;
 use crate::watcher::{Seen, Urgency};
 
@@ -116,5 +116,23 @@ impl Vcenter {
     /// A task known by reference, such as one remembered in a status.
     pub fn task(&self, reference: MoRef) -> Task {
         Task::new(self.clone(), reference)
+    }
+
+    /// The clones of a template that vCenter is busy with.
+    pub async fn running_clones(&self, template: &MoRef) -> Result<Vec<Task>> {
+        let recent = self.retrieve_one(template, &["recentTask"]).await?.morefs("recentTask");
+        if recent.is_empty() {
+            return Ok(Vec::new());
+        }
+        let wants = [Want {
+            kind: "Task",
+            paths: TASK_PATHS,
+        }];
+        let tasks = self.retrieve(&wants, &recent, &[]).await?;
+        let running = tasks.into_iter().filter(|task| {
+            let info = TaskInfo::read(task);
+            matches!(info.state, TaskState::Queued | TaskState::Running) && info.name.to_lowercase().contains("clone")
+        });
+        Ok(running.filter_map(|task| Some(self.task(task.reference?))).collect())
     }
 }

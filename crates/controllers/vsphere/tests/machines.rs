@@ -383,6 +383,110 @@ async fn gates_hold_a_machine_back_and_a_pause_holds_everything() -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn disks_go_where_they_are_asked_to_and_hardware_is_as_asked() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let vcenter = world.vcenter().await?;
+    let tag = vcenter
+        .create_tag(&vcenter.create_tag_category("team").await?, "blue")
+        .await?;
+    let options = json!({
+        "hardwareVersion": "vmx-19", "numCPUs": 8, "memoryMiB": 8192, "tagIDs": [tag],
+        "network": {"devices": [
+            {"networkName": "VM Network", "ipAddrs": ["192.168.7.7/24"], "gateway4": "192.168.7.1", "nameservers": ["192.168.7.2"]},
+            {"networkName": "DC0_DVPG0", "dhcp4": true, "macAddr": "00:50:56:01:02:03"},
+        ]},
+        "dataDisks": [
+            {"name": "plain", "sizeGiB": 1},
+            {"name": "other-store", "sizeGiB": 2, "datastore": "LocalDS_1"},
+            {"name": "other-bus", "sizeGiB": 3, "controller": {"type": "PVSCSI", "bus": 1}, "unitNumber": 12},
+            {"name": "fast", "sizeGiB": 4, "controller": {"type": "NVMe"}},
+        ],
+    });
+    world.machine("special", spec("pvscsi-13", options)).await?;
+    let (_, vm, info) = world.ready("special").await?;
+    assert_eq!(
+        (info.version.as_str(), info.num_cpus, info.memory_mib),
+        ("vmx-19", 8, 8192)
+    );
+    let listed = vm.status.unwrap().data_disks;
+    let places: Vec<_> = listed
+        .iter()
+        .map(|d| (d.controller.type_.as_str(), d.controller.bus, d.unit_number))
+        .collect();
+    assert_eq!(
+        places,
+        [("PVSCSI", 0, 1), ("PVSCSI", 0, 2), ("PVSCSI", 1, 12), ("NVMe", 0, 0)]
+    );
+    assert!(
+        listed[1].datastore_path.as_deref().unwrap().starts_with("[LocalDS_1]"),
+        "{listed:?}"
+    );
+    assert!(
+        listed[0].datastore_path.as_deref().unwrap().starts_with("[LocalDS_0]"),
+        "{listed:?}"
+    );
+    let nics: Vec<_> = info.devices.iter().filter_map(|d| d.nic()).collect();
+    assert_eq!((nics.len(), nics[1].mac.as_str()), (2, "00:50:56:01:02:03"));
+    let metadata = String::from_utf8(STANDARD.decode(info.extra_config("guestinfo.metadata").unwrap())?)?;
+    assert!(
+        metadata.contains("192.168.7.7/24") && metadata.contains("gateway4: \"192.168.7.1\""),
+        "{metadata}"
+    );
+    assert_eq!(vcenter.attached_tags(&info.reference).await?, [tag]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_whose_task_was_lost_is_taken_up_and_not_made_twice() -> Result<()> {
+    let options = Options {
+        clone_delay: Duration::from_secs(3),
+        ..Options::default()
+    };
+    let mut world = World::start(options).await?;
+    let lost = Fault {
+        method: "CloneVM_Task".into(),
+        kind: "lose-answer".into(),
+        times: 1,
+        ..Fault::default()
+    };
+    world.vcsim.admin.inject(&lost).await?;
+    let disks = json!({"dataDisks": [{"name": "etcd", "sizeGiB": 1}]});
+    world.machine("answer-lost", spec("pvscsi", disks.clone())).await?;
+    world.ready("answer-lost").await?;
+    world.machine("crashed", spec("pvscsi", disks.clone())).await?;
+    world.machine("deleted", spec("pvscsi", disks)).await?;
+    let started = |vm: &VSphereVM| vm.status.as_ref().is_some_and(|status| status.task_ref.is_some());
+    for name in ["crashed", "deleted"] {
+        world.until::<VSphereVM>(name, started).await?;
+    }
+    world.crash().await;
+    let forgotten = json!({"status": {"taskRef": null, "cloneMode": null, "dataDisks": null}});
+    let vms = world.api::<VSphereVM>();
+    for name in ["crashed", "deleted"] {
+        vms.patch_status(name, &PatchParams::default(), &Patch::Merge(forgotten.clone()))
+            .await?;
+    }
+    world.run(Default::default()).await?;
+    let deleted = vms.get("deleted").await?;
+    world.delete("deleted").await?;
+    assert!(
+        world.in_vcenter(&deleted).await?.is_none(),
+        "a clone must not outlive its object"
+    );
+    for name in ["answer-lost", "crashed"] {
+        let (_, vm, _) = world.ready(name).await?;
+        let disks = vm.status.unwrap().data_disks;
+        assert_eq!(
+            (disks.len(), disks[0].unit_number, disks[0].uuid.is_some()),
+            (1, 1, true)
+        );
+    }
+    let clones = world.vcsim.admin.counters().await?["CloneVM_Task"];
+    assert_eq!(clones, 3, "one clone for each object");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn machines_cost_few_calls_and_few_writes_however_long_they_wait() -> Result<()> {
     const MACHINES: u64 = 20;
     let options = Options {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::vsphere::{CloneMode, VSphereVM};
+use capstan_api::vsphere::VSphereVM;
 use capstan_core::disks::vsphere::allocate;
 use capstan_kube::Next;
 use capstan_vsphere::{
@@ -34,11 +34,18 @@ impl Vms {
         if plan::waits_for_static_address(&from_api::wanted(vm).networks) {
             return self.waiting_for_static_address(vm, working).await;
         }
+        if let Some(index) = from_api::wanted(vm).networks.iter().position(|device| device.pooled) {
+            let text = format!("network.devices[{index}].addressesFromPools cannot be used yet: set ipAddrs or DHCP");
+            return Err(Error::Spec(text));
+        }
         if working.name_taken {
             self.name_is_taken(vm, working, vcenter).await?;
             if working.reference.is_some() {
                 return Ok(Next::After(Duration::ZERO));
             }
+        }
+        if self.others_are_cloning(vm, working, vcenter).await? {
+            return Ok(Next::Wait);
         }
         self.load_user_data(vm, working).await?;
         let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
@@ -76,7 +83,10 @@ impl Vms {
                 self.name_is_taken(vm, working, vcenter).await?;
                 return Ok(Next::After(NAME_RETRY));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                working.doubtful = error.fault().is_none();
+                return Err(error.into());
+            }
         };
         working.started = Some(Started {
             task: task.reference().value().to_owned(),
@@ -269,19 +279,12 @@ impl Vms {
             return Ok(());
         };
         let noted = vm.status.as_ref().and_then(|status| status.task_ref.as_deref());
-        if noted == Some(started.task.as_str()) || working.task_over || working.written.is_some() && noted.is_some() {
+        if noted == Some(started.task.as_str()) || working.task_over || started.task.is_empty() {
             return Ok(());
         }
         self.write(vm, working, |status, now| {
             status.task_ref = Some(started.task.clone());
-            let mode = if started.linked {
-                CloneMode::LinkedClone
-            } else {
-                CloneMode::FullClone
-            };
-            status.clone_mode = Some(mode.as_str().to_owned());
-            status.snapshot = started.snapshot.clone();
-            status.data_disks = started.disks.clone();
+            started.note(status);
             tell::in_progress(status, terms::CLONING, "", now);
         })
         .await
@@ -315,6 +318,57 @@ impl Vms {
                 Err(tell::because(terms::CLONING_FAILED, error))
             }
         }
+    }
+
+    /// Whether a process before this one may have started a clone that is still under way; if so, leaves a waiter behind.
+    /// An object that is younger than this process cannot have been cloned by another.
+    pub(super) async fn others_are_cloning(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+    ) -> Result<bool, Error> {
+        let young = vm.creation_timestamp().is_some_and(|made| made.0 > self.started);
+        if !working.doubtful && (working.alone || young) {
+            return Ok(false);
+        }
+        let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
+        let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
+        let tasks = vcenter.running_clones(&template.reference).await?;
+        if tasks.is_empty() {
+            (working.alone, working.doubtful) = (true, false);
+            return Ok(false);
+        }
+        self.await_others(vm, working, tasks);
+        Ok(true)
+    }
+
+    /// The units that were given out by a process that did not live to write them down: the same template and the same
+    /// spec give the same units.
+    pub(super) async fn recall_disks(
+        &self,
+        vm: &VSphereVM,
+        working: &mut Working,
+        vcenter: &Vcenter,
+    ) -> Result<(), Error> {
+        let memory = self.memory(vm, working);
+        let mode = vm.status.as_ref().is_some_and(|status| status.clone_mode.is_some()) || working.started.is_some();
+        let known = mode && memory.placements.len() == vm.spec.clone_spec.data_disks.len();
+        if known || memory.ready || working.facts.is_none() {
+            return Ok(());
+        }
+        let wanted = from_api::wanted(vm);
+        let datacenter = vcenter.datacenter(wanted.datacenter.as_deref()).await?;
+        let template = vcenter.template(&datacenter, &wanted.template).await?;
+        let snapshot = self.snapshot(vm, &wanted, &template).await;
+        let allocation = allocate(&template.hardware(), &wanted.disks).map_err(|p| Error::Spec(p.to_string()))?;
+        working.started = Some(Started {
+            task: String::new(),
+            linked: snapshot.is_some(),
+            snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
+            disks: from_api::planned_disks(&wanted.disks, &allocation.placements),
+        });
+        Ok(())
     }
 
     /// Who has the name that a clone was refused for.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use capstan_api::vsphere::VSphereVM;
+use capstan_core::Class;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::workload::Lookup;
 use capstan_kube::{Next, patch};
@@ -52,6 +53,9 @@ impl Vms {
             (in_progress.reason.as_deref() == Some(terms::SOFT_OFF_IN_PROGRESS))
                 .then_some(in_progress.last_transition_time.0)
         });
+        if working.facts.is_none() && never_cloned(vm, working) && self.may_be_cloning(vm, working, &vcenter).await? {
+            return Ok(Some(Next::Wait));
+        }
         let facts = working.facts.as_ref();
         let step = plan::farewell(facts, &memory, wanted.power_off, wanted.soft_timeout, asked, now);
         let Some(reference) = working.reference.clone().filter(|_| step != Farewell::Gone) else {
@@ -60,6 +64,20 @@ impl Vms {
         self.take_leave(vm, working, &vcenter, &reference, step, now)
             .await
             .map(Some)
+    }
+
+    /// A clone that nobody wrote down may still be under way: it must not outlive its object. A template that is gone has
+    /// no clones.
+    async fn may_be_cloning(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        vcenter: &Vcenter,
+    ) -> Result<bool, Error> {
+        match self.others_are_cloning(vm, working, vcenter).await {
+            Err(Error::Vsphere(error)) if error.class() == Class::Terminal => Ok(false),
+            result => result,
+        }
     }
 
     async fn take_leave(
@@ -144,6 +162,10 @@ impl Vms {
         };
         working.stale();
         match (purpose, news) {
+            (Purpose::OtherClones, _) => {
+                (working.alone, working.doubtful) = (true, false);
+                Ok(false)
+            }
             (Purpose::Clone, News::Task(Err(_))) => {
                 working.task_over = true;
                 Ok(false)

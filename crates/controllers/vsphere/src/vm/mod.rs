@@ -18,6 +18,7 @@ use capstan_kube::expectations::Version;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, Next, Recorder, Trigger};
 use capstan_vsphere::{MoRef, Task, Vcenter};
+use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
@@ -48,6 +49,7 @@ pub struct Vms {
     workloads: Workloads,
     desk: Desk,
     trigger: OnceLock<Trigger<VSphereVM>>,
+    started: Timestamp,
 }
 
 impl Vms {
@@ -65,6 +67,7 @@ impl Vms {
             workloads,
             desk: Desk::default(),
             trigger: OnceLock::new(),
+            started: Timestamp::now(),
         })
     }
 
@@ -137,6 +140,7 @@ impl Vms {
             return Ok(Next::Wait);
         }
         self.locate(vm, working, &vcenter).await?;
+        self.recall_disks(vm, working, &vcenter).await?;
         let memory = self.memory(vm, working);
         let wanted = from_api::wanted(vm);
         let resolved = if memory.ready || working.facts.is_none() {
@@ -291,6 +295,10 @@ impl Vms {
     async fn take_in(&self, vm: &VSphereVM, working: &mut Working, purpose: Purpose, news: News) -> Result<(), Error> {
         match (purpose, news) {
             (Purpose::Clone, News::Task(result)) => self.clone_ended(vm, working, result).await,
+            (Purpose::OtherClones, _) => {
+                (working.alone, working.doubtful) = (true, false);
+                Ok(())
+            }
             (Purpose::Reconfigure(changes), News::Task(Ok(_))) => {
                 working.mended.extend(changes.dropped.clone());
                 match working.facts.as_mut().filter(|_| !facts::touches_devices(&changes)) {
@@ -402,6 +410,20 @@ impl Vms {
         Next::Wait
     }
 
+    /// Leaves a waiter behind that asks for a pass when all of these tasks have ended, however they do.
+    fn await_others(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, tasks: Vec<Task>) {
+        let this = self.clone();
+        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
+        let waiter = tokio::spawn(async move {
+            futures::future::join_all(tasks.iter().map(Task::wait)).await;
+            this.report(&uid, &object, News::Task(Ok(None)));
+        });
+        working.job = Some(Job {
+            purpose: Purpose::OtherClones,
+            waiter: waiter.abort_handle(),
+        });
+    }
+
     /// Leaves a waiter behind that asks for a pass when the guest has told an address.
     fn await_address(self: &Arc<Self>, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter, reference: &MoRef) {
         let known = working.facts.clone().unwrap_or_default();
@@ -472,7 +494,7 @@ fn apply(changes: &Changes, facts: &mut Facts) {
 
 fn reason_of(purpose: &Purpose) -> &'static str {
     match purpose {
-        Purpose::Clone => terms::CLONING_FAILED,
+        Purpose::Clone | Purpose::OtherClones => terms::CLONING_FAILED,
         Purpose::PowerOn => terms::POWERING_ON_FAILED,
         Purpose::PowerOff | Purpose::Detach | Purpose::Destroy | Purpose::Shutdown => terms::DELETION_FAILED,
         Purpose::Upgrade | Purpose::Reconfigure(_) | Purpose::Address => terms::TASK_FAILURE,

@@ -85,6 +85,7 @@ impl Vms {
         };
         let template = &vm.spec.clone_spec.template;
         let (reason, text) = match purpose {
+            Purpose::OtherClones => (terms::CLONING, "waiting for clones that are under way".into()),
             Purpose::Clone => (terms::CLONING, format!("cloning template {template:?}")),
             Purpose::Upgrade => (terms::CLONING, "upgrading the virtual hardware".into()),
             Purpose::Reconfigure(_) => (terms::CLONING, "setting up devices and metadata".into()),
@@ -159,13 +160,13 @@ impl Vms {
             .collect();
         self.write_bios_uuid(vm, working, &facts.bios_uuid).await?;
         let first = !vm.status.as_ref().is_some_and(|status| status.ready);
-        let planned = working.started.as_ref().map(|started| started.disks.clone());
+        let started = working.started.clone();
         let address = report.addresses.join(", ");
         self.write(vm, working, |status, now| {
-            let planned = planned
-                .filter(|_| status.data_disks.is_empty())
-                .unwrap_or(status.data_disks.clone());
-            status.data_disks = from_api::found_disks(&planned, &listed, &keys);
+            if let Some(started) = started.filter(|_| status.clone_mode.is_none() || status.data_disks.is_empty()) {
+                started.note(status);
+            }
+            status.data_disks = from_api::found_disks(&status.data_disks, &listed, &keys);
             status.ready = true;
             status.host = host.or(status.host.take());
             status.vm_ref = Some(reference.to_string());

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use capstan_api::vsphere::DataDiskStatus;
+use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::expectations::Version;
 use capstan_vsphere::{Device, MoRef, VmState};
 
@@ -16,6 +16,8 @@ use crate::plan::Changes;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Clone,
+    /// Clones that another process may have started for this VM.
+    OtherClones,
     Upgrade,
     Reconfigure(Box<Changes>),
     PowerOn,
@@ -57,6 +59,20 @@ pub struct Started {
     pub disks: Vec<DataDiskStatus>,
 }
 
+impl Started {
+    /// What the status keeps of it, besides the task.
+    pub fn note(&self, status: &mut VSphereVMStatus) {
+        let mode = if self.linked {
+            CloneMode::LinkedClone
+        } else {
+            CloneMode::FullClone
+        };
+        status.clone_mode = Some(mode.as_str().to_owned());
+        status.snapshot = self.snapshot.clone();
+        status.data_disks = self.disks.clone();
+    }
+}
+
 /// What is known of one VM.
 #[derive(Debug, Default)]
 pub struct Working {
@@ -65,6 +81,10 @@ pub struct Working {
     pub started: Option<Started>,
     /// The task in the status has ended.
     pub task_over: bool,
+    /// It is certain that no clone from another process is under way.
+    pub alone: bool,
+    /// The answer to a clone was lost: it may be under way.
+    pub doubtful: bool,
     /// A clone was refused because somebody has the name.
     pub name_taken: bool,
     pub reference: Option<MoRef>,

@@ -231,7 +231,9 @@ pub async fn run(args: Run) -> Result<()> {
     logs::start(args.log_format, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context).await?;
     let status = Arc::new(Status::default());
-    if args.health.0.is_some() && args.health.0 == args.metrics.0 {
+    // Port 0 is a free one for each.
+    let together = args.health.0.is_some_and(|address| address.port() != 0) && args.health.0 == args.metrics.0;
+    if together {
         serve_on(
             args.health,
             serve::health(status.clone()).merge(serve::metrics(status.clone())),

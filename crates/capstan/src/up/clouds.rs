@@ -1,5 +1,6 @@
 //! The simulated clouds of `capstan up`, and what their users must know.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,7 +16,8 @@ pub struct Clouds {
 
 impl Clouds {
     /// Starts what the controllers need. Instances of the simulated Azure join the cluster as Nodes.
-    pub async fn start(controllers: &[Name], cluster: &super::Cluster) -> Result<Self> {
+    /// `state` keeps Azure over restarts, as the cluster's own state is kept.
+    pub async fn start(controllers: &[Name], cluster: &super::Cluster, state: Option<PathBuf>) -> Result<Self> {
         let mut clouds = Self {
             azure: None,
             vsphere: None,
@@ -26,6 +28,7 @@ impl Clouds {
         {
             let config = azure::Config {
                 joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
+                state,
                 ..azure::Config::quick()
             };
             clouds.azure = Some(
@@ -44,6 +47,10 @@ impl Clouds {
             clouds.vsphere = Some(vcsim.context("cannot start the simulated vCenter")?);
         }
         Ok(clouds)
+    }
+
+    pub fn stop(self) -> Result<()> {
+        self.azure.map_or(Ok(()), azure::Handle::stop)
     }
 
     pub fn azure_settings(&self) -> Result<capstan_azure::Settings> {

@@ -19,6 +19,7 @@ use kube::api::DynamicObject;
 use kube::{Client, Config};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::controllers::Name;
 use crate::manager::Manager;
@@ -130,7 +131,12 @@ impl Running {
         say(format!("cluster at {}", cluster.config.cluster_url));
         install_definitions(args, &cluster, &controllers).await?;
         say("definitions installed");
-        let clouds = Clouds::start(&controllers, &cluster).await?;
+        let clouds = Clouds::start(
+            &controllers,
+            &cluster,
+            args.dir.is_some().then(|| dir.join("azure.json")),
+        )
+        .await?;
         let variables = clouds.variables();
         write_variables(dir, &variables)?;
         say(format!("simulated clouds: {}", clouds_line(&clouds)));
@@ -171,7 +177,9 @@ impl Running {
         self.stop_manager.cancel();
         // The manager bounds its own end.
         let _ = self.manager.await;
-        drop(self.clouds);
+        if let Err(error) = self.clouds.stop() {
+            warn!(error = format!("{error:#}"), "the simulated Azure was not saved");
+        }
         drop(self.cluster);
     }
 }

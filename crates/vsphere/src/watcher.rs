@@ -30,6 +30,8 @@ use crate::xml::{Element, Writer};
 const WINDOW: usize = 8;
 /// The window grows by this factor with every quiet round, and shrinks by it with every change.
 const GROWTH: usize = 4;
+/// No window is wider: vCenter does not like views without bounds.
+const WIDEST: usize = 8192;
 /// The longest wait in one call: shorter than the idle limits of usual proxies, and it keeps the session alive.
 const LONG_WAIT: Duration = Duration::from_secs(55);
 /// The longest time that somebody outside the window goes unread.
@@ -201,7 +203,8 @@ struct Poll {
     collector: MoRef,
     view: MoRef,
     version: String,
-    listed: HashSet<MoRef>,
+    /// Who is in the view, and which interest put him there.
+    listed: HashMap<MoRef, u64>,
     window: usize,
     read: Instant,
 }
@@ -228,15 +231,23 @@ impl Poll {
             };
             let all_watched = poll.arrange(&vcenter).await?;
             if wait.is_none() && !poll.listed.is_empty() {
-                wait = Some(poll.wait(&vcenter, all_watched));
+                wait = Some(poll.wait(&vcenter));
             }
             drop(vcenter);
             let waiting = wait.is_some();
+            let next_read = poll.read + SHORT_WAIT;
             let answer = tokio::select! {
                 answer = async { match &mut wait { Some(wait) => wait.await, None => std::future::pending().await } },
                     if waiting => answer?,
                 () = changed.notified() => {
                     tokio::time::sleep(GATHER).await;
+                    continue;
+                }
+                () = tokio::time::sleep_until(next_read), if !all_watched => {
+                    let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
+                    if !poll.read_others(&vcenter).await? {
+                        poll.widen();
+                    }
                     continue;
                 }
                 _ = generation.changed() => {
@@ -281,7 +292,7 @@ impl Poll {
             collector,
             view,
             version: String::new(),
-            listed: HashSet::new(),
+            listed: HashMap::new(),
             window: WINDOW,
             read: Instant::now(),
         })
@@ -290,24 +301,29 @@ impl Poll {
     /// Brings the view in line with what is waited for; tells whether nobody is left outside.
     async fn arrange(&mut self, vcenter: &Vcenter) -> Result<bool> {
         let (wanted, all) = vcenter.wanted(self.window);
-        let add: Vec<MoRef> = wanted
-            .iter()
-            .filter(|wanted| !self.listed.contains(wanted))
-            .cloned()
-            .collect();
-        let keep: HashSet<MoRef> = wanted.into_iter().collect();
+        let is_new = |(reference, _): &&(MoRef, u64)| !self.listed.contains_key(reference);
+        let add: Vec<(MoRef, u64)> = wanted.iter().filter(is_new).cloned().collect();
+        // Whoever comes back before he was taken out does not enter again, and would be told nothing.
+        let is_back = |(reference, order): &&(MoRef, u64)| self.listed.get(reference).is_some_and(|o| o != order);
+        let back: Vec<(MoRef, u64)> = wanted.iter().filter(is_back).cloned().collect();
+        let keep: HashSet<MoRef> = wanted.into_iter().map(|(reference, _)| reference).collect();
         let remove: Vec<MoRef> = self
             .listed
-            .iter()
+            .keys()
             .filter(|listed| !keep.contains(*listed))
             .cloned()
             .collect();
+        if !back.is_empty() {
+            let references: Vec<MoRef> = back.iter().map(|(reference, _)| reference.clone()).collect();
+            self.listed.extend(back);
+            vcenter.read_and_tell(&references).await?;
+        }
         // Leaving costs a call too, so those that are done stay until somebody enters or too many have gathered.
-        if add.is_empty() && remove.len() <= self.window {
+        if add.is_empty() && remove.len() <= WINDOW {
             return Ok(all);
         }
         let mut body = Writer::new();
-        for reference in &add {
+        for (reference, _) in &add {
             body.moref("add", reference);
         }
         for reference in &remove {
@@ -327,11 +343,10 @@ impl Poll {
         Ok(all)
     }
 
-    fn wait(&self, vcenter: &Vcenter, all_watched: bool) -> Wait {
-        let longest = if all_watched { LONG_WAIT } else { SHORT_WAIT };
+    fn wait(&self, vcenter: &Vcenter) -> Wait {
         let mut body = Writer::new();
         body.text("version", &self.version).nest("options", |w| {
-            w.value("maxWaitSeconds", longest.as_secs());
+            w.value("maxWaitSeconds", LONG_WAIT.as_secs());
         });
         let (weak, collector, body) = (Arc::downgrade(&vcenter.0), self.collector.clone(), body.finish());
         Box::pin(async move {
@@ -339,7 +354,7 @@ impl Poll {
                 return Ok(Element::default());
             };
             let call = Call {
-                timeout: longest + GRACE,
+                timeout: LONG_WAIT + GRACE,
                 ..Call::read("WaitForUpdatesEx", &collector, body)
             };
             vcenter.call_once(call).await
@@ -349,8 +364,8 @@ impl Poll {
     /// Tells the waiters what an answer says, and reads those that are outside the window.
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
-            self.window = self.window.saturating_mul(GROWTH);
-            return self.read_others(vcenter).await;
+            self.widen();
+            return Ok(());
         };
         self.version = updates.string_at("version").unwrap_or_default();
         let mut doubtful = Vec::new();
@@ -360,7 +375,7 @@ impl Poll {
             };
             match update.text_at("kind") {
                 // Also said of what we took out of the view ourselves.
-                Some("leave") if self.listed.contains(&reference) => doubtful.push(reference),
+                Some("leave") if self.listed.contains_key(&reference) => doubtful.push(reference),
                 Some("leave") => {}
                 _ => vcenter.merge(&reference, update),
             }
@@ -372,17 +387,19 @@ impl Poll {
             return Ok(());
         }
         self.window = (self.window / GROWTH).max(WINDOW);
-        self.read_others(vcenter).await
+        self.read_others(vcenter).await.map(|_| ())
     }
 
-    async fn read_others(&mut self, vcenter: &Vcenter) -> Result<()> {
-        let others: Vec<MoRef> = vcenter
-            .pending()
-            .into_iter()
-            .filter(|reference| !self.listed.contains(reference))
-            .collect();
+    fn widen(&mut self) {
+        self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
+    }
+
+    /// Reads those who expect something and are outside the window; tells whether there was news.
+    async fn read_others(&mut self, vcenter: &Vcenter) -> Result<bool> {
+        let mut others = vcenter.pending();
+        others.retain(|reference| !self.listed.contains_key(reference));
         if others.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         tokio::time::sleep_until(self.read + BETWEEN_READS).await;
         self.read = Instant::now();
@@ -422,7 +439,7 @@ const WANTS: [Want<'static>; 2] = [
 
 impl Vcenter {
     /// Who is to be in the view, and whether that is everybody.
-    fn wanted(&self, window: usize) -> (Vec<MoRef>, bool) {
+    fn wanted(&self, window: usize) -> (Vec<(MoRef, u64)>, bool) {
         let interests = lock(&self.0.watcher.interests);
         choose(
             interests
@@ -443,20 +460,21 @@ impl Vcenter {
             .collect()
     }
 
-    async fn read_and_tell(&self, references: &[MoRef]) -> Result<()> {
+    async fn read_and_tell(&self, references: &[MoRef]) -> Result<bool> {
         let found = self.retrieve(&WANTS, references, &[]).await?;
         let mut missing: HashSet<&MoRef> = references.iter().collect();
+        let mut news = false;
         for object in found {
             let Some(reference) = object.reference.clone() else {
                 continue;
             };
             missing.remove(&reference);
-            self.tell(&reference, Seen::Object(Arc::new(object)));
+            news |= self.tell(&reference, Seen::Object(Arc::new(object)));
         }
         for reference in missing {
-            self.tell(reference, Seen::Gone);
+            news |= self.tell(reference, Seen::Gone);
         }
-        Ok(())
+        Ok(news)
     }
 
     /// Merges an object update into what is known, and tells the waiters if that changed anything.
@@ -488,10 +506,12 @@ impl Vcenter {
             .send_if_modified(|seen| replace(seen, Seen::Object(Arc::new(object))));
     }
 
-    fn tell(&self, reference: &MoRef, news: Seen) {
-        if let Some(entry) = lock(&self.0.watcher.interests).entries.get(reference) {
-            entry.seen.send_if_modified(|seen| replace(seen, news));
-        }
+    fn tell(&self, reference: &MoRef, news: Seen) -> bool {
+        let interests = lock(&self.0.watcher.interests);
+        let Some(entry) = interests.entries.get(reference) else {
+            return false;
+        };
+        entry.seen.send_if_modified(|seen| replace(seen, news))
     }
 
     fn fail_all(&self, error: &Error) {
@@ -513,7 +533,7 @@ fn replace(seen: &mut Seen, news: Seen) -> bool {
 }
 
 /// The window: those who expect something, oldest first; everybody when there is room.
-fn choose<'a>(entries: impl Iterator<Item = (&'a MoRef, u64, bool)>, window: usize) -> (Vec<MoRef>, bool) {
+fn choose<'a>(entries: impl Iterator<Item = (&'a MoRef, u64, bool)>, window: usize) -> (Vec<(MoRef, u64)>, bool) {
     let (mut pending, standing): (Vec<_>, Vec<_>) = entries.partition(|(_, _, pending)| *pending);
     let all = pending.len() + standing.len() <= window;
     if all {
@@ -523,7 +543,10 @@ fn choose<'a>(entries: impl Iterator<Item = (&'a MoRef, u64, bool)>, window: usi
     let nobody_pending_outside = pending.len() <= window;
     pending.truncate(window);
     (
-        pending.into_iter().map(|(reference, _, _)| reference.clone()).collect(),
+        pending
+            .into_iter()
+            .map(|(reference, order, _)| (reference.clone(), order))
+            .collect(),
         all || nobody_pending_outside,
     )
 }
@@ -541,11 +564,12 @@ mod tests {
                 .enumerate()
                 .map(|(n, reference)| (reference, n as u64, n >= 5))
         };
+        let names = |chosen: Vec<(MoRef, u64)>| chosen.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let (chosen, all) = choose(entries(), 8);
-        assert_eq!(chosen, references[5..13]);
+        assert_eq!(names(chosen), references[5..13]);
         assert!(!all);
         let (chosen, all) = choose(entries(), 16);
-        assert_eq!(chosen, references[5..]);
+        assert_eq!(names(chosen), references[5..]);
         assert!(all, "nobody who expects something is outside");
         assert_eq!(choose(entries(), 20).0.len(), 20);
     }

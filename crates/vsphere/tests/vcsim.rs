@@ -571,6 +571,32 @@ async fn fifty_machines_cost_few_calls_and_waiting_costs_none() -> Result<()> {
     .await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_comes_back_or_stands_behind_idle_waiters_is_told_all_the_same() -> Result<()> {
+    in_time(async {
+        let (_sim, _sessions, vcenter) = start(Options::default()).await?;
+        let vms = try_join_all((0..12).map(|n| {
+            let vcenter = vcenter.clone();
+            async move { clone(&vcenter, "pvscsi", &format!("idle-{n}"), 0, true).await }
+        }))
+        .await?;
+        for _ in 0..3 {
+            let mut watch = vcenter.watch_vm(&vms[0]);
+            assert_eq!(watch.next().await?.name, "idle-0");
+        }
+        let mut idle: Vec<_> = vms.iter().map(|vm| vcenter.watch_vm(vm)).collect();
+        for watch in &mut idle {
+            watch.next().await?;
+        }
+        let started = std::time::Instant::now();
+        vcenter.power_on(&vms[11]).await?.wait().await?;
+        while idle[11].next().await?.power != PowerState::On {}
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        Ok(())
+    })
+    .await
+}
+
 #[derive(Default)]
 struct Counting {
     writes: AtomicUsize,

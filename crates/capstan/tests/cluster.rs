@@ -83,6 +83,12 @@ async fn up_once_brings_every_example_to_ready_and_leaves_nothing_behind() -> Re
         ensure!(text.contains(kind), "no {kind} in:\n{text}");
     }
     ensure!(!is_mentioned(&dir), "a process is left");
+    let log = std::fs::read_to_string(dir.join("capstan.log"))?;
+    let forbidden = log.lines().find(|line| line.contains("is forbidden"));
+    ensure!(
+        forbidden.is_none(),
+        "deploy/rbac.yaml lacks a permission: {forbidden:?}"
+    );
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

@@ -14,6 +14,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::controlplane::{ControlPlane, Options};
 use crate::files::{self, Lock};
+use crate::parts;
 use crate::process::Lifeline;
 
 /// How many ended runs keep their logs.
@@ -37,6 +38,8 @@ pub fn find_or_start() -> Result<PathBuf> {
     let _ = fs::remove_dir_all(&dir);
     prune();
     files::write(&owner, identity)?;
+    // Tests call it under time limits of theirs, which must not run while it is built.
+    parts::KUBECTL.path()?;
     // A runtime of its own: the caller's ends with its test, and the processes must not hang on it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let options = Options::default();

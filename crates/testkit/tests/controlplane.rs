@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capstan_testkit::{ControlPlane, Options};
+use capstan_testkit::{ControlPlane, Options, parts};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction;
 use kube::Api;
@@ -28,8 +28,8 @@ fn has_condition(node: &Node, kind: &str, status: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_become_ready_pods_run_and_budgets_refuse_evictions() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
     tokio::time::timeout(LIMIT, async {
-        let plane = ControlPlane::shared().await?;
         let client = plane.client().await?;
         let namespace = plane.namespace("testkit").await?;
         let name = format!("node-{namespace}");
@@ -91,8 +91,8 @@ async fn nodes_become_ready_pods_run_and_budgets_refuse_evictions() -> Result<()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kwok_leaves_a_node_alone_that_asks_for_it() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
     tokio::time::timeout(LIMIT, async {
-        let plane = ControlPlane::shared().await?;
         let nodes: Api<Node> = Api::all(plane.client().await?);
         let unmanaged = format!("left-alone-{}", std::process::id());
         let managed = format!("looked-after-{}", std::process::id());
@@ -173,6 +173,16 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
 }
 
 fn kill_the_runner_and_look(hold: &str) -> Result<()> {
+    // Built here, where no time limit runs.
+    for part in [
+        &parts::ETCD,
+        &parts::KUBE_APISERVER,
+        &parts::KUBE_CONTROLLER_MANAGER,
+        &parts::KWOK,
+        &parts::KWOK_STAGES,
+    ] {
+        part.path()?;
+    }
     let report = std::env::temp_dir().join(format!("capstan-testkit-{}-{hold}", std::process::id()));
     let _ = std::fs::remove_file(&report);
     // The shell stands for cargo: it starts the test program and outlives it or not.

@@ -62,9 +62,18 @@ pub struct Up {
     cluster_api: bool,
 }
 
+/// What the controllers of a local cluster may do: the same as in a real one.
+const RBAC: [&str; 2] = [
+    include_str!("../../../../deploy/namespace.yaml"),
+    include_str!("../../../../deploy/rbac.yaml"),
+];
+const ACCOUNT_NAMESPACE: &str = "capstan-system";
+const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
+
 /// The cluster that is worked on.
 struct Cluster {
     kubeconfig: PathBuf,
+    /// The controllers' access.
     config: Config,
     client: Client,
     /// Ours, unless an existing one is used.
@@ -94,14 +103,27 @@ pub async fn run(args: Up) -> Result<()> {
 }
 
 async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
-    let up = tokio::select! {
+    let mut up = tokio::select! {
         up = Running::start(args, dir) => up?,
         () = stop.cancelled() => return Ok(()),
     };
-    let result = if args.once {
-        once(args, &up.rows, &up.applied, &up.cluster.kubeconfig, stop).await
-    } else {
-        stay(&up.rows, &up.cluster.kubeconfig, dir, stop).await
+    let Running {
+        rows,
+        applied,
+        cluster,
+        manager,
+        ..
+    } = &mut up;
+    let work = async {
+        if args.once {
+            once(args, rows, applied, &cluster.kubeconfig, stop).await
+        } else {
+            stay(rows, &cluster.kubeconfig, dir, stop).await
+        }
+    };
+    let result = tokio::select! {
+        result = work => result,
+        ended = manager => bail!("the controllers ended: {ended:?}"),
     };
     up.end().await;
     result
@@ -176,7 +198,9 @@ impl Running {
     async fn end(self) {
         self.stop_manager.cancel();
         // The manager bounds its own end.
-        let _ = self.manager.await;
+        if let Ok(Err(error)) = self.manager.await {
+            warn!(error = format!("{error:#}"), "the controllers ended");
+        }
         if let Err(error) = self.clouds.stop() {
             warn!(error = format!("{error:#}"), "the simulated Azure was not saved");
         }
@@ -202,7 +226,24 @@ async fn open_cluster(args: &Up, dir: &Path) -> Result<Cluster> {
         ..Options::default()
     };
     let plane = ControlPlane::start(options).await?;
-    let (config, client) = (plane.config().await?, plane.client().await?);
+    let (mut config, client) = (plane.config().await?, plane.client().await?);
+    for text in RBAC {
+        let objects = manifests::parse(text).context("cannot read deploy/")?;
+        manifests::apply(&client, ACCOUNT_NAMESPACE, &objects)
+            .await
+            .context("cannot apply deploy/")?;
+    }
+    // A permission that is missing in deploy/ shows here and not only in production.
+    config.auth_info.impersonate = Some(ACCOUNT.to_owned());
+    config.auth_info.impersonate_groups = Some(
+        [
+            "system:serviceaccounts",
+            "system:serviceaccounts:capstan-system",
+            "system:authenticated",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    );
     Ok(Cluster {
         kubeconfig: plane.kubeconfig().to_owned(),
         config,

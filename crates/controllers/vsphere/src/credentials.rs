@@ -37,7 +37,9 @@ impl std::fmt::Debug for Account {
     }
 }
 
-type Known = HashMap<(String, String), (Account, Instant)>;
+type Known = HashMap<Key, (Account, Instant)>;
+/// A cluster by namespace and name, and the identity that it names.
+type Key = (String, String, String);
 
 /// Finds accounts and logs in with them.
 pub struct Credentials {
@@ -197,8 +199,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn key(cluster: &VSphereCluster) -> (String, String) {
-    (cluster.namespace().unwrap_or_default(), cluster.name_any())
+fn key(cluster: &VSphereCluster) -> Key {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let identity = cluster.spec.identity_ref.as_ref();
+    (
+        namespace,
+        name,
+        identity.map(|i| format!("{}/{}", i.kind, i.name)).unwrap_or_default(),
+    )
 }
 
 fn matches(selector: &LabelSelector, namespace: &Namespace) -> Result<bool, Error> {

@@ -82,6 +82,8 @@ async fn every_worker_gets_its_own_disk_for_images_and_goes_with_it() -> Result<
     assert_eq!(paths.len(), 3, "{paths:?}");
     let vm = world.api::<VSphereVM>().get("w-1").await?;
     world.delete("w-1").await?;
+    let again = world.api::<VSphereMachine>().get_opt("w-1").await?;
+    assert!(again.is_none(), "{again:?}");
     assert!(world.in_vcenter(&vm).await?.is_none());
     assert!(world.api::<VSphereVM>().get_opt("w-1").await?.is_none());
     Ok(())

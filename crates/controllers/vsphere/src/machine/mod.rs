@@ -107,15 +107,20 @@ impl Machines {
         if lock(&self.written).get(&uid).is_some_and(lagging) {
             return Ok(Next::Wait);
         }
-        let Some(machine) = self.machine_of(&own) else {
+        let Some(name) = machine_name(&own) else {
             return Ok(Next::Wait);
         };
-        if has_paused_annotation(own.as_ref()) || self.cluster_of(&machine).is_some_and(|cluster| cluster.is_paused()) {
+        let machine = self.machines.get(own.namespace().as_deref(), &name);
+        let cluster = machine.as_ref().and_then(|machine| self.cluster_of(machine));
+        if has_paused_annotation(own.as_ref()) || cluster.is_some_and(|cluster| cluster.is_paused()) {
             return Ok(Next::Wait);
         }
         if own.meta().deletion_timestamp.is_some() {
-            return self.end(&own, &machine).await;
+            return self.end(&own, &name).await;
         }
+        let Some(machine) = machine else {
+            return Ok(Next::Wait);
+        };
         match self.bring_up(&own, &machine).await {
             Err(error) if error.is_told() => {
                 let text = error.to_string();
@@ -126,16 +131,6 @@ impl Machines {
             }
             result => result,
         }
-    }
-
-    /// The Machine that owns this object.
-    fn machine_of(&self, own: &VSphereMachine) -> Option<Arc<Machine>> {
-        let is_machine = |api_version: &str| api_version.split('/').next() == Some(GROUP);
-        let owner = own
-            .owner_references()
-            .iter()
-            .find(|o| o.kind == "Machine" && is_machine(&o.api_version))?;
-        self.machines.get(own.namespace().as_deref(), &owner.name)
     }
 
     fn cluster_of(&self, machine: &Machine) -> Option<Arc<capstan_kube::capi::Cluster>> {
@@ -314,10 +309,11 @@ impl Machines {
         Ok(Next::Wait)
     }
 
-    async fn end(&self, own: &VSphereMachine, machine: &Machine) -> Result<Next, Error> {
+    /// The Machine itself may be gone already.
+    async fn end(&self, own: &VSphereMachine, machine: &str) -> Result<Next, Error> {
         let namespace = own.namespace().unwrap_or_default();
         let vms: Api<VSphereVM> = self.context.api(&namespace);
-        let name = desired::name(own, &machine.name_any()).unwrap_or_else(|_| machine.name_any());
+        let name = desired::name(own, machine).unwrap_or_else(|_| machine.to_owned());
         // Live, not cached: a VM that was made a moment ago must not be forgotten.
         let ours = |vm: &VSphereVM| {
             vm.owner_references()
@@ -415,6 +411,14 @@ impl Machines {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name of the Machine that owns this object.
+fn machine_name(own: &VSphereMachine) -> Option<String> {
+    let is_core = |api_version: &str| api_version.split('/').next() == Some(GROUP);
+    let owners = own.owner_references().iter();
+    let mut machines = owners.filter(|owner| owner.kind == "Machine" && is_core(&owner.api_version));
+    machines.next().map(|owner| owner.name.clone())
 }
 
 fn reference(name: &str, namespace: Option<String>) -> ObjectRef<VSphereMachine> {

@@ -79,8 +79,13 @@ impl World {
             shutdown: shutdown.clone(),
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
+        let home = self.namespace.clone();
         let task = tokio::spawn(async move {
-            if let Err(error) = capstan_vsphere_machines::run(context, Default::default()).await {
+            let options = capstan_vsphere_machines::Options {
+                identity_namespace: home,
+                ..Default::default()
+            };
+            if let Err(error) = capstan_vsphere_machines::run(context, options).await {
                 panic!("the controllers ended: {error}");
             }
         });

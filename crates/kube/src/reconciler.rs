@@ -144,6 +144,15 @@ impl<K: Object> Reconciler<K> {
             trigger: _trigger,
         } = self;
         let shutdown = context.shutdown.clone();
+        // kube's controller would wait on the store itself, which wakes only one of several that share it.
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            ready = cache.ready() => {
+                if ready.is_err() {
+                    return;
+                }
+            }
+        }
         let state = Arc::new(Running {
             name,
             context,

@@ -1,8 +1,10 @@
 //! Carries a plan out: adopts, creates and deletes in parallel, and writes the status when it changed.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use capstan_api::openshift::{Machine, MachineSet, MachineSetStatus};
+use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_kube::patch::{self, Lock};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -206,11 +208,47 @@ fn machine(set: &MachineSet) -> Machine {
             generate_name: Some(format!("{}-", set.name_any())),
             namespace: set.namespace(),
             labels: Some(template.metadata.labels.clone()),
-            annotations: (!template.metadata.annotations.is_empty()).then(|| template.metadata.annotations.clone()),
+            annotations: Some(annotations(set)).filter(|annotations| !annotations.is_empty()),
             owner_references: Some(vec![controller_reference(set)]),
             ..ObjectMeta::default()
         },
         spec: template.spec.clone(),
         status: None,
+    }
+}
+
+/// The template's, and the set's own wish for mounts where the template has none.
+fn annotations(set: &MachineSet) -> BTreeMap<String, String> {
+    let mut annotations = set.spec.template.metadata.annotations.clone();
+    if let Some(mounts) = set.annotations().get(MOUNTS_ANNOTATION) {
+        annotations
+            .entry(MOUNTS_ANNOTATION.to_owned())
+            .or_insert_with(|| mounts.clone());
+    }
+    annotations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_named_on_the_set_reach_its_machines_unless_the_template_names_its_own() {
+        let mut set = MachineSet::new("workers", Default::default());
+        assert_eq!(machine(&set).metadata.annotations, None);
+        set.annotations_mut()
+            .insert(MOUNTS_ANNOTATION.into(), "lun0:/a:xfs".into());
+        set.annotations_mut().insert("other".into(), "stays".into());
+        let of = |set: &MachineSet| machine(set).annotations().clone();
+        assert_eq!(
+            of(&set),
+            BTreeMap::from([(MOUNTS_ANNOTATION.into(), "lun0:/a:xfs".into())])
+        );
+        let template = &mut set.spec.template.metadata.annotations;
+        template.insert(MOUNTS_ANNOTATION.into(), "lun0:/b:xfs".into());
+        assert_eq!(
+            of(&set),
+            BTreeMap::from([(MOUNTS_ANNOTATION.into(), "lun0:/b:xfs".into())])
+        );
     }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use capstan_api::vsphere::{VSphereMachine, VSphereVM};
+use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
 use capstan_testkit::vcsim::{Fault, Options};
 use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, NewDisk, PowerState};
+use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use world::{World, disks, spec};
@@ -131,6 +132,43 @@ async fn the_proposals_machine_gets_its_disks_and_its_spelling_is_refused() -> R
     let metadata = STANDARD.decode(info.extra_config("guestinfo.metadata").unwrap())?;
     let mac = info.devices.iter().find_map(|d| d.nic()).unwrap().mac.clone();
     assert!(String::from_utf8(metadata)?.contains(&format!("macaddress: \"{mac}\"")));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_examples_are_accepted_as_they_stand() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/vsphere");
+    let mut templates = 0;
+    for file in std::fs::read_dir(folder)? {
+        let text = std::fs::read_to_string(file?.path())?.replace("${VSPHERE_SERVER}", &world.vcsim.server);
+        for object in capstan_testkit::manifests::parse(&text)? {
+            if object.types.as_ref().unwrap().kind != VSphereMachineTemplate::KIND {
+                continue;
+            }
+            let mut value = serde_json::to_value(&object)?;
+            value["metadata"]["namespace"] = json!(world.namespace);
+            let template: VSphereMachineTemplate = world.create(value).await?;
+            let findings = capstan_core::validate::vsphere::machine_template(&template.spec);
+            assert_eq!(findings, Default::default(), "{}", template.name_any());
+            world
+                .machine(
+                    &template.name_any(),
+                    serde_json::to_value(&template.spec.template.spec)?,
+                )
+                .await?;
+            templates += 1;
+        }
+    }
+    for name in ["control-plane-etcd", "workers-images", "disks-placed-by-hand"] {
+        let (_, vm, _) = world.ready(name).await?;
+        let disks = vm.status.unwrap().data_disks;
+        assert!(
+            !disks.is_empty() && disks.iter().all(|disk| disk.uuid.is_some()),
+            "{name}: {disks:?}"
+        );
+    }
+    assert_eq!(templates, 3);
     Ok(())
 }
 

@@ -125,7 +125,15 @@ impl ControlPlane {
     async fn bring_up(&mut self, programs: &Programs, pki: &Pki, options: &Options, lifeline: Lifeline) -> Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         let dir = self.dir.clone();
-        let [etcd, peer, secure] = free_ports()?;
+        let [etcd, peer, fresh] = free_ports()?;
+        // One that is started again in its place stays where its clients know it.
+        let kept = std::fs::read_to_string(dir.join("port"))
+            .ok()
+            .and_then(|text| text.parse().ok());
+        let secure = kept
+            .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+            .unwrap_or(fresh);
+        files::write(&dir.join("port"), secure.to_string())?;
         self.processes
             .push(lifeline.start(&dir, "etcd", etcd_command(&programs.etcd, &dir, etcd, peer))?);
         let mut apiserver = apiserver_command(&programs.apiserver, pki, etcd, secure);

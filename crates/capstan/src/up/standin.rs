@@ -3,6 +3,8 @@
 //!
 //! Every step is a patch that changes nothing when it was done before.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use futures::StreamExt;
 use k8s_openapi::ByteString;
@@ -20,6 +22,8 @@ use tracing::warn;
 const GROUP: &str = "cluster.x-k8s.io";
 const VERSION: &str = "v1beta2";
 const INFRASTRUCTURE_VERSION: &str = "v1beta1";
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 
 /// Watches Clusters, Machines and MachinePools until the returned set is dropped.
@@ -43,13 +47,17 @@ async fn follow(kind: &'static str, client: Client, kubeconfig: String) {
         if object.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        if let Err(error) = attend(kind, &client, &resource, &object, &kubeconfig).await {
-            warn!(
-                kind,
-                name = object.name_any(),
-                error = format!("{error:#}"),
-                "cannot stand in for Cluster API"
-            );
+        for attempt in 1.. {
+            match attend(kind, &client, &resource, &object, &kubeconfig).await {
+                Ok(()) => break,
+                // Somebody else wrote at the same moment, mostly.
+                Err(_) if attempt < ATTEMPTS => tokio::time::sleep(PAUSE).await,
+                Err(error) => {
+                    let (name, error) = (object.name_any(), format!("{error:#}"));
+                    warn!(kind, name, error, "cannot stand in for Cluster API");
+                    break;
+                }
+            }
         }
     }
 }
@@ -195,7 +203,7 @@ async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str
 
 /// Manifests come in any order: what is referred to may be applied a moment later.
 async fn wait_for(api: &Api<DynamicObject>, name: &str) -> Result<Option<DynamicObject>> {
-    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(10);
     let exists = |object: Option<&DynamicObject>| object.is_some();
     match tokio::time::timeout(
         PATIENCE,

@@ -99,6 +99,17 @@ impl World {
     }
 
     pub async fn start(options: Options) -> Result<Self> {
+        Self::prepare(options).await?.started().await
+    }
+
+    /// Runs the controllers.
+    pub async fn started(mut self) -> Result<Self> {
+        self.run(Doors::default()).await?;
+        Ok(self)
+    }
+
+    /// Everything but the controllers.
+    pub async fn prepare(options: Options) -> Result<Self> {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -391,6 +402,90 @@ impl World {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Whether `look` finds something within so many seconds.
+    pub async fn until_either(&self, look: impl AsyncFn() -> Result<Option<()>>, seconds: u64) -> Result<bool> {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(seconds) {
+            if look().await?.is_some() {
+                return Ok(true);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(false)
+    }
+
+    pub async fn until_rolling(&self) -> Result<()> {
+        let told = async || Ok(self.condition("ScaleSetModelUpdated").await?.filter(|(status, _)| status == "False"));
+        self.until("the rollout's begin", told).await.map(drop)
+    }
+
+    pub async fn until_gone(&self, name: &str) -> Result<()> {
+        let gone = async || Ok(self.api::<AzureMachinePoolMachine>().get_opt(name).await?.is_none().then_some(()));
+        self.until(&format!("end of {name}"), gone).await
+    }
+
+    pub async fn until_uncordoned(&self) -> Result<()> {
+        let prefix = format!("azure://{}/", self.set_id()).to_lowercase();
+        self.until("uncordoned nodes", async || {
+            let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?;
+            let cordoned = nodes.iter().filter_map(|node| node.spec.as_ref()).any(|spec| {
+                let ours = spec.provider_id.as_deref().unwrap_or_default().to_lowercase().starts_with(&prefix);
+                ours && spec.unschedulable.unwrap_or_default()
+            });
+            Ok((!cordoned).then_some(()))
+        })
+        .await
+    }
+
+    /// Nothing is written and Azure is not called once all is done.
+    pub async fn assert_quiet(&self) -> Result<()> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let versions = async || -> Result<Vec<Option<String>>> {
+            let mut versions: Vec<_> = self.machines().await?.iter().map(ResourceExt::resource_version).collect();
+            versions.push(self.pool().await?.resource_version());
+            Ok(versions)
+        };
+        self.sim.clear_requests();
+        let before = versions().await?;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(versions().await?, before, "something was written");
+        assert!(self.sim.arm_requests().is_empty(), "{:?}", self.sim.arm_requests());
+        Ok(())
+    }
+
+    pub fn instance_ids(&self) -> Vec<String> {
+        let instances = self.sim.instances(&self.set_id());
+        instances.iter().filter_map(|instance| instance["id"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Whether there are as many instances as wanted, and all of that image.
+    pub fn all_have(&self, version: u32) -> Result<bool> {
+        let instances = self.sim.instances(&self.set_id());
+        let image_of = |instance: &Value| instance.pointer("/properties/storageProfile/imageReference/id").cloned();
+        let new = |instance: &Value| image_of(instance) == Some(json!(image(version)));
+        Ok(instances.len() == 2 && instances.iter().all(new))
+    }
+
+    /// A pod on a node, under a disruption budget that never lets it go.
+    pub async fn guarded_pod(&self, name: &str, node: &str) -> Result<()> {
+        self.create::<k8s_openapi::api::core::v1::Pod>(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "labels": { "app": name } },
+            "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] }
+        }))
+        .await?;
+        self.create::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": name },
+            "spec": { "maxUnavailable": 0, "selector": { "matchLabels": { "app": name } } }
+        }))
+        .await?;
+        let budgets = self.api::<k8s_openapi::api::policy::v1::PodDisruptionBudget>();
+        self.until("a budget that counts its pod", async || {
+            let status = budgets.get(name).await?.status.unwrap_or_default();
+            Ok((status.expected_pods > 0 && status.observed_generation.is_some()).then_some(()))
+        })
+        .await
     }
 
     /// The message of one of the pool's conditions.

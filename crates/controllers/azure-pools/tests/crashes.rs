@@ -1,0 +1,55 @@
+//! The process dies after every effect of a rollout, one run for each, and a new one ends what was begun.
+
+mod harness;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Result;
+use capstan_core::door::{Door, Doors, Effect, Verdict};
+use harness::{Options, World};
+
+/// Lets so many writes pass, and then nothing any more: the process is as good as dead.
+struct Deadly {
+    writes: AtomicUsize,
+    lives: usize,
+}
+
+impl Door for Deadly {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        let dead = self.writes.load(Ordering::SeqCst) >= self.lives;
+        if dead && effect.write { Verdict::Hang } else { Verdict::Pass }
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        if !effect.write {
+            return Verdict::Pass;
+        }
+        let done = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
+        if done >= self.lives { Verdict::Hang } else { Verdict::Pass }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
+    let mut world = World::with_pool(Options { replicas: 2, ..Options::default() }).await?;
+    world.watch_bounds(2, 3);
+    world.crash().await;
+    let mut crashes = 0;
+    world.upgrade(2).await?;
+    // Each life does one effect and dies; together they end the rollout.
+    while !world.all_have(2)? {
+        let deadly = Arc::new(Deadly { writes: AtomicUsize::new(0), lives: 1 });
+        world.run(Doors::new(vec![deadly.clone()])).await?;
+        let died = async || Ok((deadly.writes.load(Ordering::SeqCst) >= 1).then_some(()));
+        let died = world.until_either(died, 3).await?;
+        world.crash().await;
+        crashes += usize::from(died);
+        assert!(crashes < 200, "the rollout does not come to an end");
+    }
+    println!("{crashes} crashes, one after each effect of a rollout of 2 machines");
+    world.run(Doors::default()).await?;
+    world.until_ready(2).await?;
+    world.bounds.assert_kept();
+    Ok(())
+}

@@ -18,7 +18,11 @@ struct Deadly {
 impl Door for Deadly {
     fn enter(&self, effect: &Effect) -> Verdict {
         let dead = self.writes.load(Ordering::SeqCst) >= self.lives;
-        if dead && effect.write { Verdict::Hang } else { Verdict::Pass }
+        if dead && effect.write {
+            Verdict::Hang
+        } else {
+            Verdict::Pass
+        }
     }
 
     fn leave(&self, effect: &Effect) -> Verdict {
@@ -26,20 +30,31 @@ impl Door for Deadly {
             return Verdict::Pass;
         }
         let done = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
-        if done >= self.lives { Verdict::Hang } else { Verdict::Pass }
+        if done >= self.lives {
+            Verdict::Hang
+        } else {
+            Verdict::Pass
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
-    let mut world = World::with_pool(Options { replicas: 2, ..Options::default() }).await?;
+    let mut world = World::with_pool(Options {
+        replicas: 2,
+        ..Options::default()
+    })
+    .await?;
     world.watch_bounds(2, 3);
     world.crash().await;
     let mut crashes = 0;
     world.upgrade(2).await?;
     // Each life does one effect and dies; together they end the rollout.
     while !world.all_have(2)? {
-        let deadly = Arc::new(Deadly { writes: AtomicUsize::new(0), lives: 1 });
+        let deadly = Arc::new(Deadly {
+            writes: AtomicUsize::new(0),
+            lives: 1,
+        });
         world.run(Doors::new(vec![deadly.clone()])).await?;
         let died = async || Ok((deadly.writes.load(Ordering::SeqCst) >= 1).then_some(()));
         let died = world.until_either(died, 3).await?;

@@ -92,7 +92,10 @@ fn a_scale_set_is_made_of_pool_cluster_and_machine_pool() {
     let model = model(&world);
     assert_eq!((model.group.as_str(), model.name.as_str()), ("rg", "workers"));
     let mut set = model.set;
-    set.tags.as_mut().unwrap().retain(|name, _| !name.starts_with("capstan"));
+    set.tags
+        .as_mut()
+        .unwrap()
+        .retain(|name, _| !name.starts_with("capstan"));
     insta::assert_json_snapshot!(set);
 }
 

@@ -329,9 +329,15 @@ impl Cloud<'_> {
             return Ok(());
         }
         let list: Vec<String> = ids.iter().cloned().collect();
-        let started = self.client.delete_instances(&self.group, &self.name, &list).await;
-        self.memory.stale |= started.is_err();
-        self.deleted(ids, started?);
+        match self.client.delete_instances(&self.group, &self.name, &list).await {
+            Ok(operation) => self.deleted(ids, operation),
+            // One of them is gone already: look before asking again.
+            Err(error) if is_about_instances(&error) => self.memory.stale = true,
+            Err(error) => {
+                self.memory.stale = true;
+                return Err(error.into());
+            }
+        }
         Ok(())
     }
 
@@ -400,4 +406,14 @@ fn is_outcome(error: &capstan_azure::Error) -> bool {
         Some(arm) => arm.status == 0 || matches!(error.class(), Class::Terminal),
         None => false,
     }
+}
+
+/// Whether Azure refused because an instance that was named does not exist any more.
+fn is_about_instances(error: &capstan_azure::Error) -> bool {
+    let Some(arm) = error.arm() else { return false };
+    let named = arm
+        .target
+        .as_deref()
+        .is_some_and(|target| target.contains("instanceIds"));
+    (arm.status == 400 && (named || arm.message.contains("instanceId"))) || arm.status == 404
 }

@@ -37,9 +37,6 @@ impl Actor<'_> {
         if !self.pool.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
             return Ok(Next::Wait);
         }
-        if self.lagging() {
-            return Ok(Next::After(super::LAG));
-        }
         let removing = self.memory.busy(Kind::Remove);
         for failure in self.look().await? {
             self.world

@@ -134,13 +134,15 @@ impl Writer<'_> {
         if let Some(owner) = &member.owner {
             self.delete_owner(owner).await?;
         }
+        // Without the finalizer a delete is one write, and takes effect at once.
+        let released = patch::remove_finalizer(&self.api(), object.as_ref(), FINALIZER).await?;
         if !member.object_deleting() {
             delete(&self.api(), object.as_ref()).await?;
         }
-        if let Some(released) = patch::remove_finalizer(&self.api(), object.as_ref(), FINALIZER).await? {
+        if released.is_some() || !member.object_deleting() {
             self.world
                 .expectations
-                .deleted(&self.uid(), released.uid().unwrap_or_default());
+                .deleted(&self.uid(), object.uid().unwrap_or_default());
         }
         Ok(())
     }

@@ -47,6 +47,10 @@ const LAG: Duration = Duration::from_secs(2);
 
 /// One pass over a pool.
 pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
+    // What asked for the pass may be older than what the cache has by now.
+    let Some(pool) = world.pools.get(pool.namespace().as_deref(), &pool.name_any()) else {
+        return Ok(Next::Wait);
+    };
     let memory = world.memory(&pool);
     let memory = memory.lock().await;
     let owners = match owners::find(&world, &pool) {
@@ -173,6 +177,9 @@ impl<'a> Actor<'a> {
     }
 
     async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
+        if self.lagging() {
+            return Ok(Next::After(LAG));
+        }
         if self.pool.metadata.deletion_timestamp.is_some() {
             return self.delete(draft).await;
         }
@@ -180,7 +187,8 @@ impl<'a> Actor<'a> {
             .world
             .context
             .api::<AzureMachinePool>(&self.pool.namespace().unwrap_or_default());
-        if patch::add_finalizer(&api, self.pool, FINALIZER).await?.is_some() {
+        if let Some(written) = patch::add_finalizer(&api, self.pool, FINALIZER).await? {
+            self.world.wrote(self.pool, Some(&written));
             return Ok(Next::Wait);
         }
         let findings = azure_pool::validate(self.pool);
@@ -203,9 +211,6 @@ impl<'a> Actor<'a> {
         };
         let model = self.model(&bootstrap).await?;
         draft.bootstrapped(&model);
-        if self.lagging() {
-            return Ok(Next::After(LAG));
-        }
         self.reconcile(draft, &model).await
     }
 
@@ -254,9 +259,9 @@ impl<'a> Actor<'a> {
         }
         let mut after = self.pool.clone();
         after.spec.template.ssh_public_key = model::generate_ssh_key();
-        Ok(patch::object(api, self.pool, &after, patch::Lock::Version)
-            .await?
-            .is_some())
+        let written = patch::object(api, self.pool, &after, patch::Lock::Version).await?;
+        self.world.wrote(self.pool, written.as_ref());
+        Ok(written.is_some())
     }
 
     /// The bootstrap data, no older than `age`; nothing while there is none.

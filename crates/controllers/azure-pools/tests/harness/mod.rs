@@ -132,7 +132,7 @@ impl World {
         .await?;
         let (sim, bounds) = (Arc::new(sim), Arc::new(Bounds::default()));
         let sampler = tokio::spawn(async {});
-        let mut world = Self {
+        let world = Self {
             plane,
             client,
             namespace,
@@ -144,7 +144,6 @@ impl World {
         };
         world.make_cluster().await?;
         world.make_pool(&options).await?;
-        world.run(Doors::default()).await?;
         Ok(world)
     }
 
@@ -417,21 +416,40 @@ impl World {
     }
 
     pub async fn until_rolling(&self) -> Result<()> {
-        let told = async || Ok(self.condition("ScaleSetModelUpdated").await?.filter(|(status, _)| status == "False"));
+        let told = async || {
+            Ok(self
+                .condition("ScaleSetModelUpdated")
+                .await?
+                .filter(|(status, _)| status == "False"))
+        };
         self.until("the rollout's begin", told).await.map(drop)
     }
 
     pub async fn until_gone(&self, name: &str) -> Result<()> {
-        let gone = async || Ok(self.api::<AzureMachinePoolMachine>().get_opt(name).await?.is_none().then_some(()));
+        let gone = async || {
+            Ok(self
+                .api::<AzureMachinePoolMachine>()
+                .get_opt(name)
+                .await?
+                .is_none()
+                .then_some(()))
+        };
         self.until(&format!("end of {name}"), gone).await
     }
 
     pub async fn until_uncordoned(&self) -> Result<()> {
         let prefix = format!("azure://{}/", self.set_id()).to_lowercase();
         self.until("uncordoned nodes", async || {
-            let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?;
+            let nodes = Api::<Node>::all(self.client.clone())
+                .list(&ListParams::default())
+                .await?;
             let cordoned = nodes.iter().filter_map(|node| node.spec.as_ref()).any(|spec| {
-                let ours = spec.provider_id.as_deref().unwrap_or_default().to_lowercase().starts_with(&prefix);
+                let ours = spec
+                    .provider_id
+                    .as_deref()
+                    .unwrap_or_default()
+                    .to_lowercase()
+                    .starts_with(&prefix);
                 ours && spec.unschedulable.unwrap_or_default()
             });
             Ok((!cordoned).then_some(()))
@@ -443,7 +461,12 @@ impl World {
     pub async fn assert_quiet(&self) -> Result<()> {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let versions = async || -> Result<Vec<Option<String>>> {
-            let mut versions: Vec<_> = self.machines().await?.iter().map(ResourceExt::resource_version).collect();
+            let mut versions: Vec<_> = self
+                .machines()
+                .await?
+                .iter()
+                .map(ResourceExt::resource_version)
+                .collect();
             versions.push(self.pool().await?.resource_version());
             Ok(versions)
         };
@@ -457,13 +480,20 @@ impl World {
 
     pub fn instance_ids(&self) -> Vec<String> {
         let instances = self.sim.instances(&self.set_id());
-        instances.iter().filter_map(|instance| instance["id"].as_str().map(str::to_owned)).collect()
+        instances
+            .iter()
+            .filter_map(|instance| instance["id"].as_str().map(str::to_owned))
+            .collect()
     }
 
     /// Whether there are as many instances as wanted, and all of that image.
     pub fn all_have(&self, version: u32) -> Result<bool> {
         let instances = self.sim.instances(&self.set_id());
-        let image_of = |instance: &Value| instance.pointer("/properties/storageProfile/imageReference/id").cloned();
+        let image_of = |instance: &Value| {
+            instance
+                .pointer("/properties/storageProfile/imageReference/id")
+                .cloned()
+        };
         let new = |instance: &Value| image_of(instance) == Some(json!(image(version)));
         Ok(instances.len() == 2 && instances.iter().all(new))
     }
@@ -477,13 +507,13 @@ impl World {
         .await?;
         self.create::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": name },
-            "spec": { "maxUnavailable": 0, "selector": { "matchLabels": { "app": name } } }
+            "spec": { "minAvailable": 1, "selector": { "matchLabels": { "app": name } } }
         }))
         .await?;
         let budgets = self.api::<k8s_openapi::api::policy::v1::PodDisruptionBudget>();
         self.until("a budget that counts its pod", async || {
             let status = budgets.get(name).await?.status.unwrap_or_default();
-            Ok((status.expected_pods > 0 && status.observed_generation.is_some()).then_some(()))
+            Ok((status.expected_pods > Some(0) && status.observed_generation.is_some()).then_some(()))
         })
         .await
     }

@@ -184,6 +184,23 @@ impl Actor<'_> {
                 self.memory.retry.failed(why, true, Instant::now());
             }
         }
+        self.note_shortage(members).await
+    }
+
+    /// A scale operation that ended without all its instances is a failure, wherever it was told: we may have been away.
+    async fn note_shortage(&mut self, members: &[Member]) -> Result<(), Error> {
+        let set = self.set().unwrap_or_default();
+        let there = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
+        let short = members.iter().filter(there).count() < set.capacity;
+        let over = set.state.eq_ignore_ascii_case("Failed") && !self.memory.busy(Kind::Change);
+        if short && over && !self.memory.retry.failing() {
+            let why = self.cloud().await?.shortage().await?;
+            self.world
+                .recorder
+                .warning(self.pool, "InstancesNotCreated", why.clone())
+                .await;
+            self.memory.retry.failed(why, false, Instant::now());
+        }
         Ok(())
     }
 
@@ -546,18 +563,13 @@ impl Actor<'_> {
         let reports: Vec<_> = reports.collect();
         let written: Vec<_> = futures::stream::iter(reports).buffer_unordered(WRITES).collect().await;
         written.into_iter().collect::<Result<Vec<_>, _>>()?;
-        if members
+        let failing = members
             .iter()
-            .any(|member| member.node.is_ready() && !self.memory.counted.is_empty())
-        {
-            let failing = members
-                .iter()
-                .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
-            let waiting = members.iter().any(|m| !m.node.is_ready());
-            if !failing && !waiting {
-                self.memory.counted.clear();
-                self.memory.retry.succeeded();
-            }
+            .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
+        let waiting = members.len() < set.capacity || members.iter().any(|member| !member.node.is_ready());
+        if self.memory.retry.failing() && !failing && !waiting {
+            self.memory.counted.clear();
+            self.memory.retry.succeeded();
         }
         Ok(())
     }

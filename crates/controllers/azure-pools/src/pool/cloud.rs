@@ -310,6 +310,21 @@ impl Cloud<'_> {
         Ok(())
     }
 
+    /// Azure's words for why instances were not made.
+    pub async fn shortage(&self) -> Result<String, Error> {
+        let view = self.client.get_scale_set_view(&self.group, &self.name).await?;
+        let statuses = view.and_then(|view| view.statuses).unwrap_or_default();
+        let told = statuses
+            .into_iter()
+            .find(|status| status.level.as_deref() == Some("Error"));
+        let told = told.and_then(|status| status.message.or(status.display_status));
+        let why = told.unwrap_or_else(|| "provisioningState is Failed".to_owned());
+        Ok(format!(
+            "Azure did not make all instances of scale set {}: {why}",
+            self.name
+        ))
+    }
+
     /// Deletes these instances, all in one call where Azure offers one.
     pub async fn delete(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
         if ids.is_empty() {

@@ -216,6 +216,11 @@ impl Retry {
         *self = Self::default();
     }
 
+    /// Whether the last try failed.
+    pub fn failing(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Whether a try is due after at least one failure.
     pub fn due(&self, now: Instant) -> bool {
         self.until.is_some() && self.remaining(now).is_none()

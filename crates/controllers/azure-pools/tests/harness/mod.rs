@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 /// Nothing in these tests takes longer, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 pub const GROUP: &str = "capstan";
 
 static NUMBER: AtomicUsize = AtomicUsize::new(0);

@@ -15,6 +15,8 @@ pub const USER_AGENT: &str = "capstan-bench";
 pub struct Usage {
     pub cpu_seconds: f64,
     pub peak_mib: f64,
+    /// Without the pages of the program file.
+    pub anonymous_mib: f64,
 }
 
 /// CPU time so far and the largest resident set so far.
@@ -26,14 +28,16 @@ pub fn usage(pid: u32) -> Result<Usage> {
         .map(|field| field.parse().unwrap_or_default())
         .collect();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the controllers ended")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib: f64 = peak
-        .and_then(|text| text.split_whitespace().next()?.parse().ok())
-        .unwrap_or_default();
+    let mib = |name: &str| -> f64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib: Option<f64> = line.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        kib.unwrap_or_default() / 1024.0
+    };
     Ok(Usage {
         cpu_seconds: (fields.get(11).copied().unwrap_or_default() + fields.get(12).copied().unwrap_or_default())
             / TICKS,
-        peak_mib: kib / 1024.0,
+        peak_mib: mib("VmHWM:"),
+        anonymous_mib: mib("RssAnon:"),
     })
 }
 

@@ -123,8 +123,8 @@ pub async fn run(args: &Args) -> Result<()> {
     println!("kube writes each      {:.1}", (sum(&writes) - writes_before) as f64 / n);
     println!("CPU seconds each      {:.4}", cpu / n);
     println!(
-        "peak memory           {:.0} MiB (before: {:.0})",
-        after.peak_mib, before.peak_mib
+        "peak memory           {:.0} MiB (before: {:.0}); now {:.0} MiB without program pages",
+        after.peak_mib, before.peak_mib, after.anonymous_mib
     );
     if args.details {
         println!("calls: {calls:?}\nwrites: {writes:?}");

@@ -1,5 +1,5 @@
-//! Virtual devices: read as far as disks and networks need them, and kept whole beside that so that nothing is lost when
-//! one is sent back.
+//! Virtual devices: read as far as disks and networks need them; those are kept whole beside that, so that nothing is lost
+//! when one is sent back.
 
 use capstan_core::disks::vsphere as disks;
 use capstan_core::disks::vsphere::ControllerKind;
@@ -17,7 +17,7 @@ pub struct Device {
     /// The vim25 type, such as `VirtualDisk`.
     pub type_name: String,
     pub kind: DeviceKind,
-    /// The device as vCenter told it.
+    /// The device as vCenter told it, or a reference for those that are never sent back with their content.
     pub(crate) raw: Element,
 }
 
@@ -85,9 +85,12 @@ impl Device {
             controller_key: element.number_at("controllerKey"),
             unit: element.number_at("unitNumber"),
             label: element.string_at("deviceInfo.label").unwrap_or_default(),
+            raw: match kind {
+                DeviceKind::Disk(_) | DeviceKind::Nic(_) | DeviceKind::PciPassthrough => element.clone(),
+                DeviceKind::Controller(_) | DeviceKind::Other => reference_to(element),
+            },
             type_name,
             kind,
-            raw: element.clone(),
         })
     }
 
@@ -110,6 +113,17 @@ impl Device {
             DeviceKind::Nic(nic) => Some(nic),
             _ => None,
         }
+    }
+}
+
+/// Type and key, which are enough to name a device: a machine has a dozen that nobody ever changes.
+fn reference_to(element: &Element) -> Element {
+    let key = element.child("key").cloned();
+    Element {
+        name: element.name.clone(),
+        kind: element.kind.clone(),
+        children: key.into_iter().collect(),
+        ..Element::default()
     }
 }
 

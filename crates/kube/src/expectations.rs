@@ -42,9 +42,12 @@ pub struct Shown {
     pub deleting: bool,
 }
 
+/// By the UID of the object written: what is expected, and since when.
+type Writes = HashMap<String, (Expected, Instant)>;
+
 /// The writes of each owner `O` that its cache has not shown yet, by the UID of the object written.
 pub struct Expectations<O> {
-    owners: Mutex<HashMap<O, HashMap<String, (Expected, Instant)>>>,
+    owners: Mutex<HashMap<O, Writes>>,
 }
 
 impl<O> Default for Expectations<O> {
@@ -113,7 +116,7 @@ impl<O: Hash + Eq + Clone> Expectations<O> {
         self.lock().remove(owner);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<O, HashMap<String, (Expected, Instant)>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<O, Writes>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

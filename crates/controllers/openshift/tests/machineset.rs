@@ -73,6 +73,10 @@ fn parse<T: DeserializeOwned>(value: Value) -> T {
 
 impl World {
     async fn new() -> Result<Self> {
+        Self::with(true).await
+    }
+
+    async fn with(controller: bool) -> Result<Self> {
         let plane = ControlPlane::shared().await?;
         plane.install_crds().await?;
         let namespace = plane.namespace("set").await?;
@@ -83,7 +87,9 @@ impl World {
             ..Options::default()
         };
         let context = Context::new(plane.config().await?, options)?;
-        tokio::spawn(capstan_openshift::machineset::run(context.clone()));
+        if controller {
+            tokio::spawn(capstan_openshift::machineset::run(context.clone()));
+        }
         Ok(Self {
             client: plane.client().await?,
             plane,
@@ -214,6 +220,75 @@ async fn kubectl_scale_makes_and_deletes_exactly_the_difference() -> Result<()> 
         writes,
         "a settled set writes nothing"
     );
+    Ok(())
+}
+
+/// Lets the first writes pass and then nothing more come back: the process is dead after its n-th effect.
+struct Killer {
+    left: AtomicUsize,
+    dead: tokio::sync::Notify,
+}
+
+impl Door for Killer {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        match self.left.load(Ordering::SeqCst) {
+            0 if effect.write => Verdict::Hang,
+            _ => Verdict::Pass,
+        }
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        if !effect.write {
+            return Verdict::Pass;
+        }
+        match self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+        {
+            Ok(2..) => Verdict::Pass,
+            _ => {
+                self.dead.notify_one();
+                Verdict::Hang
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many() -> Result<()> {
+    const REPLICAS: usize = 4;
+    let mut points = 0;
+    for effects in 1..=8 {
+        let world = World::with(false).await?;
+        let killer = Arc::new(Killer {
+            left: AtomicUsize::new(effects),
+            dead: tokio::sync::Notify::new(),
+        });
+        let options = Options {
+            doors: Doors::new(vec![killer.clone()]),
+            namespace: Some(world.namespace.clone()),
+            ..Options::default()
+        };
+        let context = Context::new(world.plane.config().await?, options)?;
+        world.set(REPLICAS as i32, json!({})).await?;
+        let doomed = tokio::spawn(capstan_openshift::machineset::run(context.clone()));
+        let killed = tokio::time::timeout(Duration::from_secs(4), killer.dead.notified())
+            .await
+            .is_ok();
+        doomed.abort();
+        context.shutdown.cancel();
+        points += usize::from(killed);
+        tokio::spawn(capstan_openshift::machineset::run(world.context.clone()));
+        world
+            .status("all replicas", |status| status.replicas == REPLICAS as i32)
+            .await?;
+        assert_eq!(world.names().await?.len(), REPLICAS, "killed after effect {effects}");
+        if !killed {
+            break;
+        }
+    }
+    println!("{points} points at which the controller was killed");
+    ensure!(points >= REPLICAS);
     Ok(())
 }
 

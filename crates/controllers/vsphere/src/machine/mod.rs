@@ -89,7 +89,9 @@ impl Machines {
             .watches(&self.clusters.clusters, move |cluster| {
                 let name = cluster.name_any();
                 let waiting = |machine: &VSphereMachine| {
-                    cluster_name(machine).as_ref() == Some(&name) && !machine.status.as_ref().is_some_and(|s| s.ready)
+                    let busy = !machine.status.as_ref().is_some_and(|s| s.ready);
+                    let going = machine.meta().deletion_timestamp.is_some();
+                    cluster_name(machine).as_ref() == Some(&name) && (busy || going)
                 };
                 let found = by_cluster.select(cluster.namespace().as_deref(), waiting);
                 found

@@ -22,7 +22,7 @@ use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
-use crate::clusters::Clusters;
+use crate::clusters::{Clusters, cluster_name};
 use crate::credentials::Credentials;
 use crate::domain::{Facts, Memory, Wanted};
 use crate::error::Error;
@@ -73,19 +73,23 @@ impl Vms {
 
     /// The controller, until shutdown.
     pub async fn run(self: Arc<Self>, cache: Cache<VSphereVM>, concurrency: u16) {
-        let reconciler = capstan_kube::Reconciler::new("vspherevm", &self.context, cache.clone())
+        let (by_infrastructure, by_cluster) = (cache.clone(), cache.clone());
+        let clusters = self.clusters.clone();
+        let reconciler = capstan_kube::Reconciler::new("vspherevm", &self.context, cache)
             .concurrency(concurrency)
-            .watches(&self.clusters.infrastructure, {
-                let (clusters, vms) = (self.clusters.clone(), cache);
-                move |changed| {
-                    let of_it = |vm: &VSphereVM| {
-                        let cluster = clusters.of(vm).and_then(|cluster| clusters.infrastructure_of(&cluster));
-                        cluster.is_ok_and(|cluster| cluster.name_any() == changed.name_any())
-                    };
-                    let waiting = |vm: &VSphereVM| !vm.status.as_ref().is_some_and(|status| status.ready);
-                    let found = vms.select(changed.namespace().as_deref(), |vm| waiting(vm) && of_it(vm));
-                    found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
-                }
+            .watches(&self.clusters.infrastructure, move |changed| {
+                let of_it = |vm: &VSphereVM| {
+                    let cluster = clusters.of(vm).and_then(|cluster| clusters.infrastructure_of(&cluster));
+                    cluster.is_ok_and(|cluster| cluster.name_any() == changed.name_any())
+                };
+                let found = by_infrastructure.select(changed.namespace().as_deref(), |vm| is_busy(vm) && of_it(vm));
+                found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
+            })
+            .watches(&self.clusters.clusters, move |changed| {
+                let name = changed.name_any();
+                let of_it = |vm: &VSphereVM| is_busy(vm) && cluster_name(vm).as_ref() == Some(&name);
+                let found = by_cluster.select(changed.namespace().as_deref(), of_it);
+                found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
             });
         let _ = self.trigger.set(reconciler.trigger());
         reconciler.run(move |vm| self.clone().pass(vm)).await;
@@ -128,6 +132,14 @@ impl Vms {
         let findings = capstan_core::validate::vsphere::virtual_machine(&vm.name_any(), &vm.spec);
         if !findings.is_ok() {
             return Err(Error::Spec(findings.message()));
+        }
+        let ready = vm.status.as_ref().is_some_and(|status| status.ready);
+        if let Some(looked) = working
+            .looked
+            .map(|at| at.elapsed())
+            .filter(|ago| ready && *ago < RESYNC)
+        {
+            return Ok(Next::After(RESYNC - looked));
         }
         if working.started.is_some() {
             self.record_clone(vm, working).await?;
@@ -482,6 +494,12 @@ impl Vms {
     fn api(&self, vm: &VSphereVM) -> Api<VSphereVM> {
         self.context.api(&vm.namespace().unwrap_or_default())
     }
+}
+
+/// Whether a change of its cluster may matter to a VM.
+fn is_busy(vm: &VSphereVM) -> bool {
+    let ready = vm.status.as_ref().is_some_and(|status| status.ready);
+    !ready || vm.meta().deletion_timestamp.is_some()
 }
 
 /// Facts as they are after a reconfiguration that touched no device.

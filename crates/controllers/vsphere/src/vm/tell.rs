@@ -189,6 +189,7 @@ impl Vms {
         *working = Working {
             task_over: true,
             tagged: true,
+            looked: Some(std::time::Instant::now()),
             ..kept
         };
         Ok(Next::After(RESYNC))

@@ -95,6 +95,8 @@ pub struct Working {
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
+    /// When it was last seen to be up.
+    pub looked: Option<std::time::Instant>,
     /// What vCenter had left out and was put right.
     pub mended: Vec<String>,
     pub job: Option<Job>,

@@ -82,10 +82,13 @@ fn pid_namespace() -> String {
     }
 }
 
-/// The kernel's own count at which a process started.
+/// The kernel's own count at which a process started; none for one that has ended and was not reaped yet.
 fn process_start(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let start = fields.nth(18)?;
+    (!matches!(state, "Z" | "X")).then(|| start.to_owned())
 }
 
 /// A moment by both clocks: the steady one stands still while a virtual machine is suspended, the wall clock may be set.
@@ -395,6 +398,17 @@ mod tests {
             "the number belongs to another process by now"
         );
         assert!(!us.is_certainly_gone(&us.0), "we live");
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let (pid, start) = (ended.id().to_string(), process_start(ended.id()));
+        while process_start(ended.id()).is_some() {
+            std::thread::yield_now();
+        }
+        let start = start.unwrap_or_else(|| "1".to_owned());
+        assert!(
+            us.is_certainly_gone(&with(&pid, &start)),
+            "it ended, though nobody reaped it"
+        );
+        ended.wait().unwrap();
         assert!(
             !us.is_certainly_gone("other-host_4026531836_4194305_1"),
             "we cannot know"

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::discovery::{Discovery, Scope};
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
@@ -65,32 +65,60 @@ pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<(
 
 /// Applies objects in the order given; one without a namespace goes to `namespace` when its kind has one.
 pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
-    let discovery = Discovery::new(client.clone())
-        .run()
-        .await
-        .context("cannot discover the cluster's kinds")?;
+    let discovery = discover(client).await?;
     let params = PatchParams::apply(FIELD_MANAGER).force();
     for object in objects {
-        let types = object.types.clone().unwrap_or_default();
+        let (api, kind) = api_of(client, &discovery, object, namespace)?;
         let name = object.name_any();
-        let gvk = kube::core::GroupVersionKind::try_from(&types).context("cannot read apiVersion and kind")?;
-        let Some((resource, capabilities)) = discovery.resolve_gvk(&gvk) else {
-            bail!(
-                "the cluster has no kind {} in {}: install its CRD first",
-                types.kind,
-                types.api_version
-            );
-        };
-        let api: Api<DynamicObject> = match capabilities.scope {
-            Scope::Cluster => Api::all_with(client.clone(), &resource),
-            Scope::Namespaced => {
-                let namespace = object.namespace().unwrap_or_else(|| namespace.to_owned());
-                Api::namespaced_with(client.clone(), &namespace, &resource)
-            }
-        };
-        api.patch(&name, &params, &Patch::Apply(object))
-            .await
-            .with_context(|| format!("cannot apply {} {name}", types.kind))?;
+        let applied = api.patch(&name, &params, &Patch::Apply(object)).await;
+        applied.with_context(|| format!("cannot apply {kind} {name}"))?;
     }
     Ok(())
+}
+
+/// As [`apply`], but what is there already is left as it is: somebody may have changed it since.
+pub async fn create_missing(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
+    let discovery = discover(client).await?;
+    for object in objects {
+        let (api, kind) = api_of(client, &discovery, object, namespace)?;
+        match api.create(&PostParams::default(), object).await {
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+            made => {
+                made.with_context(|| format!("cannot create {kind} {}", object.name_any()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn discover(client: &Client) -> Result<Discovery> {
+    Discovery::new(client.clone())
+        .run()
+        .await
+        .context("cannot discover the cluster's kinds")
+}
+
+fn api_of(
+    client: &Client,
+    discovery: &Discovery,
+    object: &DynamicObject,
+    namespace: &str,
+) -> Result<(Api<DynamicObject>, String)> {
+    let types = object.types.clone().unwrap_or_default();
+    let gvk = kube::core::GroupVersionKind::try_from(&types).context("cannot read apiVersion and kind")?;
+    let Some((resource, capabilities)) = discovery.resolve_gvk(&gvk) else {
+        bail!(
+            "the cluster has no kind {} in {}: install its CRD first",
+            types.kind,
+            types.api_version
+        );
+    };
+    let api = match capabilities.scope {
+        Scope::Cluster => Api::all_with(client.clone(), &resource),
+        Scope::Namespaced => {
+            let namespace = object.namespace().unwrap_or_else(|| namespace.to_owned());
+            Api::namespaced_with(client.clone(), &namespace, &resource)
+        }
+    };
+    Ok((api, types.kind))
 }

@@ -1,6 +1,7 @@
 //! The simulated clouds of `capstan up`, and what their users must know.
 
-use std::path::PathBuf;
+use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,10 +15,20 @@ pub struct Clouds {
     pub vsphere: Option<Vcsim>,
 }
 
+const VCENTER_ADDRESS: &str = "vcenter-address";
+
+/// Where the vCenter of an earlier start was, if that is still free.
+fn kept_address(dir: &Path) -> Option<String> {
+    let address = std::fs::read_to_string(dir.join(VCENTER_ADDRESS)).ok()?;
+    TcpListener::bind(&address).is_ok().then_some(address)
+}
+
 impl Clouds {
     /// Starts what the controllers need. Instances of the simulated Azure join the cluster as Nodes.
-    /// `state` keeps Azure over restarts, as the cluster's own state is kept.
-    pub async fn start(controllers: &[Name], cluster: &super::Cluster, state: Option<PathBuf>) -> Result<Self> {
+    ///
+    /// In `dir` Azure is kept over restarts, as the cluster is. The vCenter starts empty each time, but where its clients
+    /// know it.
+    pub async fn start(controllers: &[Name], cluster: &super::Cluster, dir: Option<&Path>) -> Result<Self> {
         let mut clouds = Self {
             azure: None,
             vsphere: None,
@@ -28,7 +39,7 @@ impl Clouds {
         {
             let config = azure::Config {
                 joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
-                state,
+                state: dir.map(|dir| dir.join("azure.json")),
                 ..azure::Config::quick()
             };
             clouds.azure = Some(
@@ -39,12 +50,17 @@ impl Clouds {
         }
         if controllers.contains(&Name::Vsphere) {
             let options = capstan_testkit::vcsim::Options {
+                listen: dir.and_then(kept_address),
                 clone_delay: Duration::from_secs(1),
                 guest_ip_delay: Some(Duration::from_millis(500)),
                 ..Default::default()
             };
             let vcsim = capstan_testkit::vcsim(options).await;
-            clouds.vsphere = Some(vcsim.context("cannot start the simulated vCenter")?);
+            let vcsim = vcsim.context("cannot start the simulated vCenter")?;
+            if let Some(dir) = dir {
+                std::fs::write(dir.join(VCENTER_ADDRESS), &vcsim.server)?;
+            }
+            clouds.vsphere = Some(vcsim);
         }
         Ok(clouds)
     }

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use capstan_openshift::webhook;
-use capstan_testkit::{ControlPlane, Options, cache_dir, manifests};
+use capstan_testkit::{ControlPlane, Options, cache_dir, manifests, parts};
 use clap::Args;
-use kube::api::DynamicObject;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject};
 use kube::{Client, Config};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -151,20 +152,15 @@ impl Running {
         };
         let cluster = open_cluster(args, dir).await?;
         say(format!("cluster at {}", cluster.config.cluster_url));
-        install_definitions(args, &cluster, &controllers).await?;
+        let stand_in = install_definitions(args, &cluster, &controllers).await?;
         say("definitions installed");
-        let clouds = Clouds::start(
-            &controllers,
-            &cluster,
-            args.dir.is_some().then(|| dir.join("azure.json")),
-        )
-        .await?;
+        let clouds = Clouds::start(&controllers, &cluster, args.dir.is_some().then_some(dir)).await?;
         let variables = clouds.variables();
         write_variables(dir, &variables)?;
         say(format!("simulated clouds: {}", clouds_line(&clouds)));
 
         let access = std::fs::read_to_string(&cluster.kubeconfig)?;
-        let standin = (!args.cluster_api).then(|| standin::start(&cluster.client, &access));
+        let standin = stand_in.then(|| standin::start(&cluster.client, &access));
         let stop_manager = CancellationToken::new();
         let manager = start_manager(&cluster, &controllers, &clouds, stop_manager.clone())?;
         say("controllers started");
@@ -174,7 +170,7 @@ impl Running {
         } else {
             examples::load(&controllers, &variables)?
         };
-        manifests::apply(&cluster.client, examples::NAMESPACE, &applied)
+        manifests::create_missing(&cluster.client, examples::NAMESPACE, &applied)
             .await
             .context("cannot apply the examples")?;
         say(format!(
@@ -252,19 +248,28 @@ async fn open_cluster(args: &Up, dir: &Path) -> Result<Cluster> {
     })
 }
 
-async fn install_definitions(args: &Up, cluster: &Cluster, controllers: &[Name]) -> Result<()> {
+/// Installs what is missing, and answers whether Cluster API core's part has to be played.
+async fn install_definitions(args: &Up, cluster: &Cluster, controllers: &[Name]) -> Result<bool> {
     let mut objects = Vec::new();
     for crd in capstan_api::crds() {
         objects.extend(manifests::parse(&capstan_api::manifest(&crd)?)?);
     }
     manifests::install_crds(&cluster.client, objects).await?;
     let needs_cluster_api = controllers.iter().any(|name| *name != Name::Openshift);
-    match &cluster.plane {
-        // The manager brought them, with conversion.
-        _ if args.cluster_api || !needs_cluster_api => Ok(()),
-        Some(plane) => plane.install_cluster_api_crds().await,
-        None => Ok(()),
+    if args.cluster_api || !needs_cluster_api {
+        return Ok(false);
     }
+    // An existing cluster that has Cluster API has a manager of its own for it.
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let there = crds.get_opt("clusters.cluster.x-k8s.io").await?.is_some();
+    if there && cluster.plane.is_none() {
+        return Ok(false);
+    }
+    if !there {
+        let dir = tokio::task::spawn_blocking(|| parts::CLUSTER_API_CRDS.path()).await??;
+        manifests::install_crds(&cluster.client, manifests::read_dir(&dir)?).await?;
+    }
+    Ok(true)
 }
 
 fn start_manager(

@@ -4,6 +4,7 @@
 //! `cargo run --release -p capstan-bench -- vsphere --machines 200`
 
 mod measure;
+mod openshift;
 mod vsphere;
 
 use clap::{Parser, Subcommand};
@@ -17,6 +18,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// OpenShift machines with data disks on a simulated Azure
+    Openshift(openshift::Args),
+    /// What `openshift` measures: the controllers alone
+    #[command(hide = true)]
+    OpenshiftControllers { namespace: String },
     /// Machines with data disks on a simulated vCenter
     Vsphere(vsphere::Args),
     /// What `vsphere` measures: the controllers alone
@@ -31,6 +37,8 @@ async fn main() -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .init();
     match Cli::parse().command {
+        Command::Openshift(args) => openshift::run(&args).await,
+        Command::OpenshiftControllers { namespace } => openshift::controllers(namespace).await,
         Command::Vsphere(args) => vsphere::run(&args).await,
         Command::VsphereControllers { namespace } => vsphere::controllers(namespace).await,
     }

@@ -21,6 +21,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Azure answers within a minute or not at all; a slower answer is looked up afterwards instead.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// So many calls are under way at once: each holds a connection, and connections cost memory on both sides.
+const AT_ONCE: usize = 32;
+
 /// Connections that nobody used for this long are closed, so that an idle program holds none.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
 
@@ -30,6 +33,7 @@ pub(crate) struct Shared {
     http: reqwest::Client,
     tokens: Tokens,
     budget: Budget,
+    lines: tokio::sync::Semaphore,
     pub(crate) catalogues: Catalogues,
 }
 
@@ -50,6 +54,7 @@ impl Clients {
             http,
             tokens,
             budget,
+            lines: tokio::sync::Semaphore::new(AT_ONCE),
             catalogues: Catalogues::default(),
         });
         Ok(Self {
@@ -277,7 +282,9 @@ impl Client {
         };
         pass(doors.enter(&effect), call).await?;
         let token = self.shared.tokens.get(&self.credential).await?;
+        let line = self.shared.lines.acquire().await.ok();
         let result = self.transmit(call, &token).await;
+        drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);
         let labels = crate::metrics::CallLabels {
             policy: call.policy.name(),

@@ -4,7 +4,10 @@ mod support;
 
 use anyhow::Result;
 use capstan_sim::azure::{Action, Config, Fault};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -323,6 +326,62 @@ async fn hooks_hold_a_deletion_until_they_are_removed() -> Result<()> {
     assert_eq!(world.azure("virtualMachines"), [name.clone()]);
     world.patch(&name, json!({"spec": {"lifecycleHooks": null}})).await?;
     world.until_gone(&name).await?;
+    assert!(world.azure("virtualMachines").is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
+    let world = World::new("drain", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    world.join(&machine).await?;
+    world.until_phase(&name, "Running").await?;
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), &world.namespace);
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "stubborn", "labels": {"app": "stubborn"}},
+        "spec": {"nodeName": name, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]},
+    }))?;
+    pods.create(&PostParams::default(), &pod).await?;
+    let running = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    pods.patch_status("stubborn", &PatchParams::default(), &Patch::Merge(running))
+        .await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.clone(), &world.namespace);
+    let budget = serde_json::from_value(json!({
+        "metadata": {"name": "keep"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "stubborn"}}},
+    }))?;
+    budgets.create(&PostParams::default(), &budget).await?;
+
+    world.delete(&name).await?;
+    let blocked = |machine: Option<&capstan_api::openshift::Machine>| {
+        machine
+            .and_then(|machine| machine.status.as_ref())
+            .is_some_and(|status| {
+                status.conditions.iter().any(|condition| {
+                    condition.type_ == "Drained"
+                        && condition.status == "False"
+                        && condition
+                            .message
+                            .as_deref()
+                            .is_some_and(|message| message.contains("stubborn"))
+                })
+            })
+    };
+    world.until(&name, "blocked by its pod", blocked).await?;
+    assert_eq!(
+        world.azure("virtualMachines"),
+        [name.clone()],
+        "the machine stays while a pod is in the way"
+    );
+    budgets.delete("keep", &DeleteParams::default()).await?;
+    world.until_gone(&name).await?;
+    assert!(
+        pods.get_opt("stubborn")
+            .await?
+            .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    );
     assert!(world.azure("virtualMachines").is_empty());
     Ok(())
 }

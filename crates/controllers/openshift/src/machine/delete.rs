@@ -309,10 +309,12 @@ impl Controller {
             text.push_str(&format!("; its Data Disk was detached and is kept as {id}"));
         }
         self.events.normal(work.machine.as_ref(), "Deleted", text).await;
-        let api = self.api(&work.machine);
-        if let Some(written) = patch::remove_finalizer(&api, work.machine.as_ref(), MACHINE_FINALIZER).await? {
-            // A late cache must not make us do it all again.
-            self.memory.wrote(&written);
+        patch::remove_finalizer(&self.api(&work.machine), work.machine.as_ref(), MACHINE_FINALIZER).await?;
+        // A late cache must not make us do it all again.
+        self.memory.set_released(&work.uid);
+        let cached = self.machines.get(work.machine.namespace().as_deref(), &name);
+        if cached.is_none_or(|cached| cached.uid().as_deref() != Some(work.uid.as_str())) {
+            self.memory.forget(&work.uid);
         }
         Ok(Flow::Rest(Next::Wait))
     }

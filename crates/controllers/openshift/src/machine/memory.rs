@@ -20,6 +20,8 @@ struct Entry {
     looked: Option<Look>,
     /// Azure has confirmed that the virtual machine is gone.
     vm_gone: bool,
+    /// Our finalizer is off. The API server answers that with the object's old version, so versions do not tell.
+    released: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +82,14 @@ impl Memory {
 
     pub fn set_vm_gone(&self, uid: &str) {
         self.change(uid, |entry| entry.vm_gone = true);
+    }
+
+    pub fn released(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.released)
+    }
+
+    pub fn set_released(&self, uid: &str) {
+        self.change(uid, |entry| entry.released = true);
     }
 
     pub fn looked(&self, machine: &Machine) {

@@ -172,6 +172,9 @@ struct Target {
 impl Controller {
     async fn pass(&self, cached: Arc<Machine>) -> Result<Next, Error> {
         let uid = cached.uid().unwrap_or_default();
+        if self.memory.released(&uid) {
+            return Ok(Next::Wait);
+        }
         let mut work = Work {
             machine: self.memory.newest(&cached),
             uid,

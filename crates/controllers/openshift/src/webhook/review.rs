@@ -5,7 +5,9 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine, MachineSet, ProviderSpec};
+use capstan_api::openshift::{
+    AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine, MachineSet, ProviderSpec,
+};
 use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX};
 use capstan_core::validate::{FieldError, Findings};
 use kube::ResourceExt;
@@ -212,7 +214,11 @@ fn is_azure(value: &Value) -> bool {
 /// Fill in what users leave out. `cluster_id` is used where the object does not name its cluster itself.
 pub fn default(request: &Request, cluster_id: &str) -> Response {
     let operations = match request.kind.kind.as_str() {
-        Machine::KIND => default_machine(&request.object, cluster_id),
+        Machine::KIND => {
+            let mut operations = default_machine(&request.object, cluster_id);
+            operations.extend(request.old_object.is_null().then(|| guarded(&request.object)).flatten());
+            operations
+        }
         MachineSet::KIND => default_set(&request.object, cluster_id),
         _ => Vec::new(),
     };
@@ -259,6 +265,23 @@ fn default_machine(object: &Value, cluster_id: &str) -> Vec<Operation> {
         &cluster_id,
     ));
     operations
+}
+
+/// A new machine is born with our finalizer: one write less, and no moment in which it can go unnoticed.
+fn guarded(object: &Value) -> Option<Operation> {
+    let machine = read::<Machine>(object)?;
+    let azure = machine.spec.provider_spec.value.as_ref().is_some_and(is_azure);
+    let there = machine
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == MACHINE_FINALIZER);
+    let mut finalizers = machine.finalizers().to_vec();
+    finalizers.push(MACHINE_FINALIZER.to_owned());
+    (azure && !there).then(|| Operation {
+        op: "add",
+        path: "/metadata/finalizers".to_owned(),
+        value: json!(finalizers),
+    })
 }
 
 fn default_set(object: &Value, cluster_id: &str) -> Vec<Operation> {
@@ -430,6 +453,11 @@ mod tests {
         );
         assert_eq!(value["userDataSecret"]["name"], "worker-user-data");
         assert_eq!(value["location"], "westeurope");
+        assert_eq!(
+            patch[2]["value"],
+            json!([MACHINE_FINALIZER]),
+            "a new machine is guarded from the start"
+        );
     }
 
     #[test]
@@ -438,6 +466,7 @@ mod tests {
         let patch: Value = serde_json::from_slice(&STANDARD.decode(first.patch.unwrap()).unwrap()).unwrap();
         let mut object = machine(patch[1]["value"].clone());
         object["metadata"]["labels"] = patch[0]["value"].clone();
+        object["metadata"]["finalizers"] = patch[2]["value"].clone();
         assert_eq!(default(&request("Machine", object, Value::Null), "demo").patch, None);
     }
 }

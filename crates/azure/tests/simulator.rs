@@ -1,0 +1,329 @@
+//! The client against the simulated Resource Manager: every resource, operation, page, precondition and refusal.
+
+use anyhow::{Context as _, Result};
+use capstan_azure::client::When;
+use capstan_azure::model::*;
+use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Secret, Settings};
+use capstan_core::Class;
+use capstan_sim::azure::{Action, Azure, Config, Fault, Handle};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+const GROUP: &str = "capstan";
+
+fn settings(sim: &Handle) -> Result<Settings> {
+    let cloud = Cloud::custom("sim", &sim.url, &sim.url)?;
+    Ok(Settings {
+        ca_file: Some(sim.ca_file.clone()),
+        ..Settings::new(cloud)
+    })
+}
+
+fn credential(sim: &Handle) -> Credential {
+    Credential::Secret {
+        tenant: sim.tenant.clone(),
+        client_id: sim.client_id.clone(),
+        secret: Secret::new(sim.client_secret.clone()),
+    }
+}
+
+fn client(sim: &Handle) -> Result<Client> {
+    Ok(Clients::new(settings(sim)?)?
+        .client(&credential(sim), &sim.subscription)
+        .at("eastus"))
+}
+
+fn of<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> Result<T> {
+    Ok(serde_json::from_value(value)?)
+}
+
+fn subnet(sim: &Handle) -> String {
+    format!(
+        "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Network/virtualNetworks/capstan-vnet/subnets/default",
+        sim.subscription
+    )
+}
+
+async fn nic(client: &Client, sim: &Handle, name: &str) -> Result<NetworkInterface> {
+    let body = of(json!({"location": "eastus", "properties": {"ipConfigurations": [
+        {"name": "a", "properties": {"primary": true, "subnet": {"id": subnet(sim)}}}]}}))?;
+    let put = client.put_nic(GROUP, name, &body, When::Always).await?;
+    Ok(client.settled(put).await?)
+}
+
+fn vm(nic: &NetworkInterface, over: serde_json::Value) -> Result<VirtualMachine> {
+    let mut body = json!({"location": "eastus", "zones": ["1"], "properties": {
+        "hardwareProfile": {"vmSize": "Standard_D4s_v3"},
+        "storageProfile": {
+            "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "latest"},
+            "osDisk": {"name": "m_OSDisk", "createOption": "FromImage", "deleteOption": "Delete"}},
+        "osProfile": {"computerName": "m", "adminUsername": "a", "adminPassword": "Passw0rd!xyz"},
+        "networkProfile": {"networkInterfaces": [{"id": nic.id}]}}});
+    for (key, value) in over.as_object().into_iter().flatten() {
+        body["properties"][key] = value.clone();
+    }
+    of(body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
+    let sim = Azure::start(Config::quick()).await?;
+    let client = client(&sim)?;
+    let nic = nic(&client, &sim, "n").await?;
+    assert_eq!(nic.private_addresses().len(), 1);
+
+    let put = client.put_vm(GROUP, "m", &vm(&nic, json!({}))?, When::Absent).await?;
+    let operation = put.operation.context("making a machine takes a while")?;
+    let stored = serde_json::to_string(&operation)?;
+    let resumed: Operation = serde_json::from_str(&stored)?;
+    client.wait(resumed).await?;
+    let made = client.get_vm_with_instance_view(GROUP, "m").await?.context("made")?;
+    assert_eq!(
+        (made.provisioning_state(), made.power_state()),
+        ("Succeeded", Some("running"))
+    );
+    let again = client
+        .put_vm(GROUP, "m", &vm(&nic, json!({}))?, When::Absent)
+        .await
+        .unwrap_err();
+    assert!(again.is_precondition_failed(), "{again}");
+    assert_eq!(client.list_vms(GROUP).await?.len(), 1);
+
+    let disk: Disk = of(
+        json!({"location": "eastus", "zones": ["1"], "sku": {"name": "UltraSSD_LRS"}, "properties": {
+        "creationData": {"createOption": "Empty"}, "diskSizeGB": 8, "diskIOPSReadWrite": 500}}),
+    )?;
+    let put = client.put_disk(GROUP, "d", &disk).await?;
+    let disk = client.settled(put).await?;
+    assert_eq!(disk.properties.as_ref().and_then(|p| p.disk_iops_read_write), Some(500));
+    assert!(!disk.is_attached());
+    assert_eq!(client.list_disks(GROUP).await?.len(), 2);
+
+    let operation = client.delete_vm(GROUP, "m").await?.context("deleting takes a while")?;
+    client.wait(operation).await?;
+    assert!(client.get_vm(GROUP, "m").await?.is_none());
+    assert!(
+        client.delete_vm(GROUP, "m").await?.is_none(),
+        "deleting what is not there succeeds"
+    );
+    for operation in [
+        client.delete_disk(GROUP, "d").await?,
+        client.delete_nic(GROUP, "n").await?,
+    ]
+    .into_iter()
+    .flatten()
+    {
+        client.wait(operation).await?;
+    }
+    assert!(client.get_disk(GROUP, "d").await?.is_none() && client.get_nic(GROUP, "n").await?.is_none());
+    assert_eq!(sim.sign_ins(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
+    let sim = Azure::start(Config {
+        page_size: 2,
+        ..Config::quick()
+    })
+    .await?;
+    let client = client(&sim)?;
+    let set: ScaleSet = of(json!({
+        "location": "eastus", "zones": ["1"], "sku": {"name": "Standard_D4s_v3", "capacity": 3},
+        "properties": {"orchestrationMode": "Uniform", "overprovision": false, "upgradePolicy": {"mode": "Manual"},
+            "virtualMachineProfile": {
+                "osProfile": {"computerNamePrefix": "p", "adminUsername": "a", "adminPassword": "Passw0rd!xyz"},
+                "storageProfile": {"imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "1"},
+                                   "osDisk": {"createOption": "FromImage"}},
+                "networkProfile": {"networkInterfaceConfigurations": [{"name": "n", "properties": {"primary": true,
+                    "ipConfigurations": [{"name": "i", "properties": {"subnet": {"id": subnet(&sim)}}}]}}]}}},
+    }))?;
+    let made = client
+        .settled(client.put_scale_set(GROUP, "p", &set, When::Absent).await?)
+        .await?;
+    assert_eq!((made.capacity(), made.is_flexible()), (3, false));
+    let instances = client.list_instances(GROUP, "p").await?;
+    assert_eq!(instances.len(), 3, "all pages of two are read");
+    assert!(
+        instances
+            .iter()
+            .all(|instance| instance.latest_model_applied() && instance.power_state() == Some("running"))
+    );
+    assert_eq!(client.list_scale_set_nics(GROUP, "p").await?.len(), 3);
+
+    let change: ScaleSet = of(json!({"properties": {"virtualMachineProfile": {"storageProfile": {
+        "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "2"}}}}}))?;
+    client
+        .settled(client.patch_scale_set(GROUP, "p", &change, When::Always).await?)
+        .await?;
+    let stale: Vec<String> = client
+        .list_instances(GROUP, "p")
+        .await?
+        .iter()
+        .filter(|instance| !instance.latest_model_applied())
+        .filter_map(|i| i.instance_id.clone())
+        .collect();
+    assert_eq!(stale.len(), 3);
+    if let Some(operation) = client.upgrade_instances(GROUP, "p", &stale[..1]).await? {
+        client.wait(operation).await?;
+    }
+    let upgraded = client.get_instance(GROUP, "p", &stale[0]).await?.context("there")?;
+    assert!(upgraded.latest_model_applied());
+    let protection = ProtectionPolicy {
+        protect_from_scale_in: Some(true),
+        ..ProtectionPolicy::default()
+    };
+    let put = client.protect_instance(GROUP, "p", &stale[0], protection).await?;
+    if let Some(operation) = put.operation {
+        client.wait(operation).await?;
+    }
+    for operation in [
+        client.reimage_instances(GROUP, "p", &stale[..1]).await?,
+        client.delete_instances(GROUP, "p", &stale[1..]).await?,
+    ]
+    .into_iter()
+    .flatten()
+    {
+        client.wait(operation).await?;
+    }
+    assert_eq!(client.list_instances(GROUP, "p").await?.len(), 1);
+    assert!(client.get_scale_set_view(GROUP, "p").await?.is_some());
+    if let Some(operation) = client.delete_scale_set(GROUP, "p").await? {
+        client.wait(operation).await?;
+    }
+    assert!(client.get_scale_set(GROUP, "p").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_tags_addresses_sets_and_sizes_are_read_and_written() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let client = client(&sim)?;
+    let group = ResourceGroup {
+        location: Some("eastus".into()),
+        ..ResourceGroup::default()
+    };
+    client.put_resource_group("other", &group).await?;
+    assert!(client.get_resource_group("other").await?.is_some() && client.get_resource_group("nope").await?.is_none());
+
+    let address: PublicIpAddress = of(json!({"location": "eastus", "sku": {"name": "Standard"},
+        "properties": {"publicIPAllocationMethod": "Static"}}))?;
+    let address = client
+        .settled(client.put_public_ip("other", "a", &address, When::Always).await?)
+        .await?;
+    let id = address.id.context("an id")?;
+    client
+        .merge_tags(&id, &[("owner".to_owned(), "me".to_owned())].into())
+        .await?;
+    let tagged = client.get_public_ip("other", "a").await?.context("there")?;
+    assert_eq!(tagged.tags.context("tags")?["owner"], "me");
+
+    let set: AvailabilitySet = of(json!({"location": "eastus", "sku": {"name": "Aligned"}}))?;
+    client.put_availability_set("other", "s", &set).await?;
+    assert!(client.get_availability_set("other", "s").await?.is_some());
+    client.delete_availability_set("other", "s").await?;
+    assert!(client.get_subnet(GROUP, "capstan-vnet", "default").await?.is_some());
+
+    let size = client.size("eastus", "standard_d4s_v3").await?.context("known")?;
+    assert!(size.supports_ultra(Some("1")) && !size.supports_ultra(None) && size.max_data_disks == Some(8));
+    assert!(client.size("eastus", "Standard_Nope").await?.is_none());
+    assert_eq!(
+        sim.arm_requests()
+            .iter()
+            .filter(|request| request.policy == "GetSkus")
+            .count(),
+        1
+    );
+    if let Some(operation) = client.delete_resource_group("other").await? {
+        client.wait(operation).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn azures_refusals_keep_their_words() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let client = client(&sim)?;
+    let nic = nic(&client, &sim, "n").await?;
+    let ultra = json!({"storageProfile": {
+        "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "latest"},
+        "osDisk": {"createOption": "FromImage"},
+        "dataDisks": [{"lun": 0, "name": "u", "createOption": "Empty", "diskSizeGB": 4,
+                       "managedDisk": {"storageAccountType": "UltraSSD_LRS"}}]}});
+    let error = client
+        .put_vm(GROUP, "m", &vm(&nic, ultra)?, When::Absent)
+        .await
+        .unwrap_err();
+    let arm = error.arm().context("azure spoke")?;
+    assert_eq!(
+        (arm.status, arm.code.as_str(), arm.target.as_deref()),
+        (400, "InvalidParameter", Some("managedDisk.storageAccountType"))
+    );
+    assert_eq!(error.class(), Class::Terminal);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_429_is_obeyed_by_everybody_who_shares_the_budget() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let clients = Clients::new(settings(&sim)?)?;
+    let client = clients.client(&credential(&sim), &sim.subscription).at("eastus");
+    sim.fault(Fault::throttle(2).policy("GetVM").times(1))?;
+    let error = client.get_vm(GROUP, "m").await.unwrap_err();
+    assert_eq!(error.class(), Class::Throttled(Duration::from_secs(2)));
+    let before = sim.arm_requests().len();
+    let other = clients.client(&credential(&sim), &sim.subscription).at("eastus");
+    for _ in 0..50 {
+        assert!(matches!(other.get_vm(GROUP, "x").await, Err(Error::Held { .. })));
+    }
+    assert_eq!(sim.arm_requests().len(), before, "nothing was sent meanwhile");
+    tokio::time::sleep(Duration::from_millis(2050)).await;
+    assert!(other.get_vm(GROUP, "x").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_callers_sign_in_once_and_a_wrong_secret_does_not_storm() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let clients = Clients::new(settings(&sim)?)?;
+    let client = clients.client(&credential(&sim), &sim.subscription);
+    let calls = (0..100).map(|n| {
+        let client = client.clone();
+        async move { client.get_vm(GROUP, &format!("m{n}")).await }
+    });
+    futures::future::try_join_all(calls).await?;
+    assert_eq!(sim.sign_ins(), 1);
+
+    let Credential::Secret { tenant, client_id, .. } = credential(&sim) else {
+        unreachable!()
+    };
+    let wrong = Credential::Secret {
+        tenant,
+        client_id,
+        secret: Secret::new("wrong"),
+    };
+    let before = sim.requests().len();
+    let started = Instant::now();
+    for _ in 0..20 {
+        let error = clients
+            .client(&wrong, &sim.subscription)
+            .get_vm(GROUP, "m")
+            .await
+            .unwrap_err();
+        assert_eq!(error.class(), Class::Transient, "{error}");
+        assert!(!error.to_string().contains("wrong\""), "{error}");
+    }
+    assert!(sim.requests().len() - before <= 1 || started.elapsed() > Duration::from_secs(10));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_never_came_is_told_as_passing() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let client = client(&sim)?;
+    sim.fault(Fault::new(Action::Drop).policy("GetVM").times(1))?;
+    let error = client.get_vm(GROUP, "m").await.unwrap_err();
+    assert_eq!(error.class(), Class::Transient);
+    assert!(client.get_vm(GROUP, "m").await?.is_none());
+    Ok(())
+}

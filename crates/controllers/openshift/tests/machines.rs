@@ -82,7 +82,15 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
         creating.iter().filter(|policy| **policy != "GetSkus").count() <= 6,
         "{creating:?}"
     );
-    assert!(writes <= 7, "{writes} writes");
+    // The Node's own controller writes its taints too: a patch of ours may have to be sent again.
+    let own = seen
+        .log
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|line| line.starts_with("Kube") && !line.contains("/nodes/"))
+        .count();
+    assert!(own <= 6, "{own} writes besides the Node's");
 
     world.sim.clear_requests();
     world.delete(&name).await?;

@@ -32,6 +32,8 @@ pub struct Changes {
     pub memory_mib: Option<i64>,
     /// What vCenter left out although its task succeeded, each with its name.
     pub dropped: Vec<String>,
+    /// What no reconfiguration can put right.
+    pub wrong: Vec<String>,
 }
 
 impl Changes {
@@ -40,6 +42,7 @@ impl Changes {
         *self
             == Self {
                 dropped: self.dropped.clone(),
+                wrong: self.wrong.clone(),
                 ..Self::default()
             }
     }
@@ -129,9 +132,12 @@ fn disks(wanted: &Wanted, memory: &Memory, facts: &Facts, changes: &mut Changes)
         let Some(placement) = memory.placements.iter().find(|p| p.index == deviation.index()) else {
             continue;
         };
-        changes
-            .dropped
-            .push(deviation.describe(&wanted.disks, &memory.placements));
+        let text = deviation.describe(&wanted.disks, &memory.placements);
+        let list = match deviation {
+            Deviation::Larger { .. } => &mut changes.wrong,
+            _ => &mut changes.dropped,
+        };
+        list.push(text);
         match deviation {
             Deviation::Missing { .. } => add_disk(facts, *placement, changes),
             Deviation::Smaller { index, key, .. } => {
@@ -215,7 +221,8 @@ fn extra_config(
         keys.insert(GUESTINFO_KEY.into(), document(&listed));
     }
     keys.retain(|key, value| {
-        facts.extra_config.get(key) != Some(value) && !(value.is_empty() && !facts.extra_config.contains_key(key))
+        let there = facts.extra_config.get(key);
+        there != Some(value) && (there.is_some() || !value.is_empty())
     });
     keys
 }

@@ -32,6 +32,8 @@ pub enum Step {
     },
     /// Something is not as asked for.
     Reconfigure(Box<Changes>),
+    /// Something is not as asked for and cannot be put right.
+    Wrong(String),
     PowerOn,
     /// It runs, but has told no address yet.
     AwaitAddresses(Report),
@@ -49,13 +51,17 @@ pub fn plan(
     let Some(facts) = facts else {
         return if memory.seen { Step::Lost } else { Step::Clone };
     };
-    if !memory.ready && facts.power == Power::Off {
-        if let Some(to) = upgrade(wanted, facts) {
-            return Step::Upgrade { to };
-        }
+    if !memory.ready
+        && facts.power == Power::Off
+        && let Some(to) = upgrade(wanted, facts)
+    {
+        return Step::Upgrade { to };
     }
     if !memory.ready {
         let changes = changes(wanted, networks, user, memory, facts);
+        if !changes.wrong.is_empty() {
+            return Step::Wrong(changes.wrong.join("; "));
+        }
         if !changes.is_empty() {
             return Step::Reconfigure(Box::new(changes));
         }

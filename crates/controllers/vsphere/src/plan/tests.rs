@@ -165,6 +165,16 @@ fn dropped_devices_are_named_and_put_right_before_the_first_power_on() {
 }
 
 #[test]
+fn a_disk_that_is_larger_than_asked_for_is_not_ours_and_nothing_is_started() {
+    let mut facts = finished();
+    facts.hardware = hardware(&[(0, 10), (1, 500), (2, 90)]);
+    let Step::Wrong(text) = next(&memory(), Some(&facts)) else {
+        panic!("a disk cannot shrink")
+    };
+    assert!(text.contains("dataDisks[0] \"images\""), "{text}");
+}
+
+#[test]
 fn a_machine_that_was_ready_keeps_the_hardware_it_has() {
     let mut facts = finished();
     facts.hardware = hardware(&[(0, 10)]);

@@ -16,7 +16,7 @@ use capstan_api::vsphere::VSphereVM;
 use capstan_core::Class;
 use capstan_kube::expectations::Version;
 use capstan_kube::workload::Workloads;
-use capstan_kube::{Cache, Context, Next, Recorder, Trigger};
+use capstan_kube::{Cache, Context, Next, Recorder, Trigger, patch};
 use capstan_vsphere::{MoRef, Task, Vcenter};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
@@ -141,6 +141,8 @@ impl Vms {
         {
             return Ok(Next::After(RESYNC - looked));
         }
+        // Ours are made with it; one that a predecessor made may lack it.
+        patch::add_finalizer(&self.api(vm), vm.as_ref(), terms::VM_FINALIZER).await?;
         if working.started.is_some() {
             self.record_clone(vm, working).await?;
         }
@@ -184,6 +186,7 @@ impl Vms {
         match (step, reference) {
             (Step::Clone, _) | (_, None) => self.start_clone(vm, working, vcenter).await,
             (Step::Lost, _) => self.lost(vm, working).await,
+            (Step::Wrong(text), _) => Err(Error::Spec(text)),
             (Step::Upgrade { to }, Some(reference)) => {
                 let task = vcenter.upgrade_hardware(&reference, &to).await?;
                 Ok(self.await_task(vm, working, Purpose::Upgrade, task))

@@ -30,6 +30,8 @@ pub fn because(reason: &'static str, error: capstan_vsphere::Error) -> Error {
 
 /// Says that something is under way.
 pub fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, now: Timestamp) {
+    // Whoever gets this far has been let in.
+    conditions::mark_true(&mut status.conditions, terms::VCENTER_AVAILABLE, now);
     conditions::mark_false(
         &mut status.conditions,
         terms::VM_PROVISIONED,
@@ -253,9 +255,17 @@ impl Vms {
         let (text, connection) = (error.to_string(), error.is_connection());
         let said = if connection { terms::VCENTER_UNREACHABLE } else { reason };
         self.recorder.warning(vm, said, text.as_str()).await;
+        let answered = !connection && error.vsphere().is_some();
         self.write(vm, working, |status, now| {
-            let (list, type_) = (&mut status.conditions, terms::VM_PROVISIONED);
-            let type_ = if connection { terms::VCENTER_AVAILABLE } else { type_ };
+            let list = &mut status.conditions;
+            if answered {
+                conditions::mark_true(list, terms::VCENTER_AVAILABLE, now);
+            }
+            let type_ = if connection {
+                terms::VCENTER_AVAILABLE
+            } else {
+                terms::VM_PROVISIONED
+            };
             conditions::mark_false(list, type_, severity, said, &text, now);
         })
         .await?;

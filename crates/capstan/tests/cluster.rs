@@ -228,3 +228,20 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }
+
+#[test]
+fn without_go_and_without_the_parts_one_sentence_says_what_to_install() -> Result<()> {
+    let dir = scratch("bare");
+    let out = capstan()
+        .arg("up")
+        .env("PATH", "/nowhere")
+        .env("CAPSTAN_CACHE", &dir)
+        .output()?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    ensure!(
+        !out.status.success() && said.contains("install Go 1.26 or newer"),
+        "{said}"
+    );
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}

@@ -96,9 +96,9 @@ fn installed(name: &str, version: &Version) -> Option<PathBuf> {
 
 fn go() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    dirs.push("/usr/local/go/bin".into());
-    dirs.into_iter().map(|dir| dir.join("go")).find(|file| file.is_file())
+    std::env::split_paths(&path)
+        .map(|dir| dir.join("go"))
+        .find(|file| file.is_file())
 }
 
 fn build(go: &Path, part: &Part, cache: &Path, place: &Path) -> Result<()> {

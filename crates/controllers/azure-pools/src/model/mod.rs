@@ -250,19 +250,21 @@ struct Hashed<'a> {
 fn model_hash(input: &Input<'_>, set: &ScaleSet, image: &Image) -> String {
     let mut set = set.clone();
     set.sku = set.sku.map(|sku| Sku { capacity: None, ..sku });
-    if let Some(properties) = set.properties.as_mut() {
-        if let Some(profile) = properties.virtual_machine_profile.as_mut() {
-            profile.os_profile.iter_mut().for_each(|os| os.custom_data = None);
-            let network = profile
-                .network_profile
+    let profile = set
+        .properties
+        .as_mut()
+        .and_then(|properties| properties.virtual_machine_profile.as_mut());
+    if let Some(profile) = profile {
+        profile.os_profile.iter_mut().for_each(|os| os.custom_data = None);
+        let network = profile
+            .network_profile
+            .iter_mut()
+            .flat_map(|n| &mut n.network_interface_configurations);
+        for interface in network.flatten() {
+            interface
+                .properties
                 .iter_mut()
-                .flat_map(|n| &mut n.network_interface_configurations);
-            for interface in network.flatten() {
-                interface
-                    .properties
-                    .iter_mut()
-                    .for_each(|p| p.enable_accelerated_networking = None);
-            }
+                .for_each(|p| p.enable_accelerated_networking = None);
         }
     }
     let template = &input.pool.spec.template;

@@ -16,7 +16,7 @@ use super::drain::{self, Progress, Terms};
 use super::memory::{Kind, Set};
 use super::observe::{Frame, MODEL_ANNOTATION, Member, NodeState, machine};
 use super::status::Draft;
-use super::{Actor, BOOTSTRAP_AGE};
+use super::{Actor, BOOTSTRAP_AGE, STATUS_PACE};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -101,7 +101,16 @@ impl Actor<'_> {
         let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(resync);
         let retry = self.memory.retry.remaining(Instant::now()).unwrap_or(resync);
         let stale = if self.memory.stale { Duration::ZERO } else { resync };
-        resync.saturating_sub(looked).min(poll).min(retry).min(stale)
+        let unsaid = self
+            .memory
+            .unsaid
+            .map_or(resync, |at| STATUS_PACE.saturating_sub(at.elapsed()));
+        resync
+            .saturating_sub(looked)
+            .min(poll)
+            .min(retry)
+            .min(stale)
+            .min(unsaid)
     }
 
     /// How many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
@@ -485,13 +494,17 @@ impl Actor<'_> {
         }
         let capacity = wanted.unwrap_or(set.capacity);
         let (mut fresh, mut model) = (false, model.clone());
-        if capacity > set.capacity && !new_model && self.bootstrap_age() > FRESH_BOOTSTRAP {
-            if let Some(bootstrap) = self.bootstrap(FRESH_BOOTSTRAP).await? {
-                let reread = self.model(&bootstrap).await?;
-                // A change of more than a token is the next pass's business.
-                if reread.hash == model.hash {
-                    model = reread;
-                }
+        let old = capacity > set.capacity && !new_model && self.bootstrap_age() > FRESH_BOOTSTRAP;
+        let bootstrap = if old {
+            self.bootstrap(FRESH_BOOTSTRAP).await?
+        } else {
+            None
+        };
+        if let Some(bootstrap) = bootstrap {
+            let reread = self.model(&bootstrap).await?;
+            // A change of more than a token is the next pass's business.
+            if reread.hash == model.hash {
+                model = reread;
             }
         }
         if capacity > set.capacity || again {
@@ -556,7 +569,9 @@ impl Actor<'_> {
         let set = self.set().unwrap_or_default();
         let version = self.owners.machine_pool.spec.template.spec.version.clone();
         let writer = self.writer();
-        let reports = members.iter().map(|member| {
+        // What goes now needs no more words: its object is on its way out.
+        let going = |m: &&Member| m.object_deleting() && m.instance.as_ref().is_some_and(|i| i.is("Deleting"));
+        let reports = members.iter().filter(|member| !going(member)).map(|member| {
             let latest = member.model(set.model.as_deref()) == Some(&model.hash);
             writer.report(member, latest, version.as_deref())
         });
@@ -574,14 +589,18 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Keeps `providerID` and `providerIDList` as they are.
-    async fn spec(&self, members: &[Member]) -> Result<(), Error> {
+    /// Keeps `providerID` and `providerIDList` as they are; like the status, not at every step of many.
+    async fn spec(&mut self, members: &[Member]) -> Result<(), Error> {
         let mut after = self.pool.clone();
         let set = self.set().unwrap_or_default();
         after.spec.provider_id = (!set.id.is_empty()).then(|| format!("azure://{}", set.id));
         let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
+        if self.just_written() {
+            self.ids_unsaid = after.spec != self.pool.spec;
+            return Ok(());
+        }
         let api = self.world.context.api(&self.pool.namespace().unwrap_or_default());
         let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
         self.world.wrote(self.pool, written.as_ref());

@@ -42,6 +42,8 @@ pub const FINALIZER: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
 const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 /// Bootstrap data is read again when it is older than this.
 const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
+/// While much happens, a pool's own object is written no more often than this; its machines tell at once.
+const STATUS_PACE: Duration = Duration::from_secs(2);
 /// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
 const LAG: Duration = Duration::from_secs(2);
 
@@ -76,7 +78,7 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         }
     }
     draft.operations(&actor.memory, &actor.group());
-    draft.write(&world).await?;
+    actor.tell(&draft, result.is_err()).await?;
     result
 }
 
@@ -87,6 +89,8 @@ struct Actor<'a> {
     owners: &'a Owners,
     memory: MutexGuard<'a, Memory>,
     workload: Workload,
+    /// The list of provider ids has changed and was not written yet.
+    ids_unsaid: bool,
 }
 
 impl<'a> Actor<'a> {
@@ -112,6 +116,7 @@ impl<'a> Actor<'a> {
             owners,
             memory,
             workload,
+            ids_unsaid: false,
         }
     }
 
@@ -174,6 +179,30 @@ impl<'a> Actor<'a> {
     fn wake(&self) -> capstan_kube::drain::Wake {
         let (trigger, pool) = (self.world.trigger.clone(), ObjectRef::from_obj(self.pool));
         Arc::new(move || trigger.poke(pool.clone()))
+    }
+
+    /// Whether the pool's object was written a moment ago.
+    fn just_written(&self) -> bool {
+        self.memory.written.is_some_and(|at| at.elapsed() < STATUS_PACE)
+    }
+
+    /// Writes the pool's status: at once when it has been quiet, or when something is wrong; else a little later.
+    async fn tell(&mut self, draft: &Draft, urgent: bool) -> Result<(), Error> {
+        let late = |unsaid: Option<Instant>| Some(unsaid.unwrap_or_else(Instant::now));
+        if self.just_written() && !urgent && !draft.is_urgent() {
+            let news = draft.differs() || self.ids_unsaid;
+            self.memory.unsaid = if news { late(self.memory.unsaid) } else { None };
+            return Ok(());
+        }
+        if draft.write(self.world).await? {
+            self.memory.written = Some(Instant::now());
+        }
+        self.memory.unsaid = if self.ids_unsaid {
+            late(self.memory.unsaid)
+        } else {
+            None
+        };
+        Ok(())
     }
 
     async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {

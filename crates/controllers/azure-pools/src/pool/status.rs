@@ -154,19 +154,31 @@ impl Draft {
             .collect();
     }
 
-    /// Writes the status, if it differs.
-    pub async fn write(&self, world: &World) -> Result<(), Error> {
+    /// Whether there is anything new to say.
+    pub fn differs(&self) -> bool {
+        self.before.status.as_ref() != Some(&self.status)
+    }
+
+    /// Whether it is news that others wait for: readiness and where the pool stands.
+    pub fn is_urgent(&self) -> bool {
+        let before = self.before.status.clone().unwrap_or_default();
+        let same = before.ready == self.status.ready && before.provisioning_state == self.status.provisioning_state;
+        !same || self.before.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Writes the status, if it differs. Whether it did.
+    pub async fn write(&self, world: &World) -> Result<bool, Error> {
         let mut after = self.before.clone();
         after.status = Some(self.status.clone());
         let api = world
             .context
             .api::<AzureMachinePool>(&self.before.namespace().unwrap_or_default());
         match patch::status(&api, &self.before, &after, patch::Lock::Open).await {
-            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error.into()),
             Ok(written) => {
                 world.wrote(&self.before, written.as_ref());
-                Ok(())
+                Ok(written.is_some())
             }
         }
     }

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 /// Nothing in these tests takes longer, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const GROUP: &str = "capstan";
 
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -110,13 +110,18 @@ impl World {
 
     /// Everything but the controllers.
     pub async fn prepare(options: Options) -> Result<Self> {
+        let plane = ControlPlane::shared().await?;
+        plane.install_cluster_api_crds().await?;
+        Self::prepare_on(plane, options).await
+    }
+
+    /// The same on a control plane that has Cluster API's definitions already.
+    pub async fn prepare_on(plane: ControlPlane, options: Options) -> Result<Self> {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        let plane = ControlPlane::shared().await?;
         plane.install_crds().await?;
-        plane.install_cluster_api_crds().await?;
         let client = plane.client().await?;
         let namespace = plane.namespace("pools").await?;
         let name = format!(
@@ -276,7 +281,8 @@ impl World {
         .await?;
         let kubeconfig = std::fs::read_to_string(self.plane.kubeconfig())?;
         self.create::<Secret>(json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "c-kubeconfig" },
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": { "name": "c-kubeconfig", "labels": { "cluster.x-k8s.io/cluster-name": "c" } },
             "stringData": { "value": kubeconfig }
         }))
         .await?;

@@ -14,7 +14,7 @@ use crate::error::{Error, Fault, Result};
 use crate::vcenter::Vcenter;
 
 /// How long a refused login is remembered: retries of many machines must not lock the account.
-const REFUSED: Duration = Duration::from_secs(30);
+pub(crate) const REFUSED: Duration = Duration::from_secs(30);
 /// A session that nobody has asked for during this time, and that nobody holds, is logged out.
 const IDLE: Duration = Duration::from_secs(30 * 60);
 /// At stop, a vCenter that does not answer a logout is left alone after this time.
@@ -76,9 +76,7 @@ impl Sessions {
     /// The session for this login, logged in if there is none yet.
     pub async fn get(&self, login: &Login) -> Result<Vcenter> {
         let (slot, idle) = self.slot(login);
-        for slot in idle {
-            tokio::spawn(logout(slot));
-        }
+        end(idle);
         let mut state = slot.state.lock().await;
         match &*state {
             State::Open(vcenter) if !vcenter.is_closed() => return Ok(vcenter.clone()),
@@ -88,6 +86,7 @@ impl Sessions {
         match Vcenter::connect(login.clone(), self.0.settings.clone()).await {
             Ok(vcenter) => {
                 *state = State::Open(vcenter.clone());
+                end(self.replaced_by(login));
                 Ok(vcenter)
             }
             Err(Error::Login { fault, .. }) => {
@@ -104,16 +103,25 @@ impl Sessions {
         futures::future::join_all(slots.into_iter().map(logout)).await;
     }
 
-    /// The slot of a login, and slots to log out: those with an older password and those left idle.
+    /// Slots of the same account with another password: it has just been proven old. Not before, or somebody with a wrong
+    /// password would end the session of somebody with the right one.
+    fn replaced_by(&self, login: &Login) -> Vec<Arc<Slot>> {
+        let same = |key: &Login| key.server == login.server && key.username == login.username;
+        let mut slots = lock(&self.0.slots);
+        let old: Vec<Login> = slots
+            .keys()
+            .filter(|key| same(key) && key.password != login.password)
+            .cloned()
+            .collect();
+        old.iter().filter_map(|key| slots.remove(key)).collect()
+    }
+
+    /// The slot of a login, and slots that have been idle for long.
     fn slot(&self, login: &Login) -> (Arc<Slot>, Vec<Arc<Slot>>) {
         let mut slots = lock(&self.0.slots);
         let stale: Vec<Login> = slots
             .iter()
-            .filter(|(key, slot)| {
-                let replaced = key.server == login.server && key.username == login.username && *key != login;
-                let idle = lock(&slot.used).elapsed() > IDLE;
-                (replaced && key.password != login.password) || (idle && *key != login)
-            })
+            .filter(|(key, slot)| *key != login && lock(&slot.used).elapsed() > IDLE)
             .map(|(key, _)| key.clone())
             .collect();
         let gone = stale.iter().filter_map(|key| slots.remove(key)).collect();
@@ -125,6 +133,13 @@ impl Sessions {
         });
         *lock(&slot.used) = Instant::now();
         (slot.clone(), gone)
+    }
+}
+
+/// Logs out without making anybody wait for it.
+fn end(slots: Vec<Arc<Slot>>) {
+    for slot in slots {
+        tokio::spawn(logout(slot));
     }
 }
 

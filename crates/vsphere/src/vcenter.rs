@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::Cache;
 use crate::error::{Error, Fault, Result};
 use crate::moref::MoRef;
-use crate::session::{Login, Settings, lock};
+use crate::session::{Login, REFUSED, Settings, lock};
 use crate::tls;
 use crate::watcher::Watcher;
 use crate::xml::{Element, Writer, escape};
@@ -57,7 +57,8 @@ pub(crate) struct Inner {
     pub doors: Doors,
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
-    renewing: tokio::sync::Mutex<()>,
+    /// When vCenter last refused to renew the session, and with what; also keeps two renewals apart.
+    renewing: tokio::sync::Mutex<Option<(Error, tokio::time::Instant)>>,
     /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
@@ -119,7 +120,7 @@ impl Vcenter {
             doors: settings.doors,
             content: OnceLock::new(),
             session: RwLock::default(),
-            renewing: tokio::sync::Mutex::new(()),
+            renewing: tokio::sync::Mutex::new(None),
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
             cache: Cache::default(),
@@ -228,16 +229,23 @@ impl Vcenter {
 
     /// Logs in again, unless somebody else has done so since `seen`.
     pub(crate) async fn renew(&self, seen: u64) -> Result<()> {
-        let _one_at_a_time = self.0.renewing.lock().await;
+        let mut refused = self.0.renewing.lock().await;
         if self.session().0 != seen {
             return Ok(());
+        }
+        if let Some((error, _)) = refused.as_ref().filter(|(_, at)| at.elapsed() < REFUSED) {
+            return Err(error.clone());
         }
         let manager = self.content()?.session_manager.clone();
         let mut body = Writer::new();
         body.text("userName", &self.0.login.username)
             .text("password", &self.0.login.password);
         let result = self.exchange(&Call::read("Login", &manager, body.finish()), None).await;
-        let (_, cookie) = result.map_err(|error| self.login_error(error))?;
+        let (_, cookie) = result.map_err(|error| self.login_error(error)).inspect_err(|error| {
+            if matches!(error, Error::Login { .. }) {
+                *refused = Some((error.clone(), tokio::time::Instant::now()));
+            }
+        })?;
         let generation = {
             let mut session = self
                 .0

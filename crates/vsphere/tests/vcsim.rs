@@ -163,7 +163,13 @@ async fn wrong_credentials_are_refused_once_and_not_tried_again_at_once() -> Res
             );
         }
         assert_eq!(sim.admin.counters().await?["Login"], 1);
-        sessions.get(&login(&sim, Trust::Insecure)).await?;
+        let right = sessions.get(&login(&sim, Trust::Insecure)).await?;
+        sessions.get(&wrong).await.expect_err("still wrong");
+        right.find_vm_by_instance_uuid(None, "nobody").await?;
+        assert!(
+            !right.is_closed(),
+            "who has the right password is not logged out by who has not"
+        );
         Ok(())
     })
     .await

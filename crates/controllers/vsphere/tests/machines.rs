@@ -477,6 +477,36 @@ async fn disks_go_where_they_are_asked_to_and_hardware_is_as_asked() -> Result<(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_storage_policy_chooses_the_datastore_and_an_unknown_one_is_named() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let by_policy = |name: &str| {
+        let mut wanted = spec(
+            "pvscsi",
+            json!({"storagePolicyName": name, "dataDisks": [{"name": "a", "sizeGiB": 1}]}),
+        );
+        wanted.as_object_mut().unwrap().remove("datastore");
+        wanted
+    };
+    world
+        .machine("by-policy", by_policy("vSAN Default Storage Policy"))
+        .await?;
+    world.machine("unknown", by_policy("no such policy")).await?;
+    let (_, vm, info) = world.ready("by-policy").await?;
+    assert!(info.path.starts_with("[LocalDS_"), "{}", info.path);
+    assert!(
+        vm.status.unwrap().data_disks[0]
+            .datastore_path
+            .as_deref()
+            .unwrap()
+            .starts_with("[LocalDS_")
+    );
+    world
+        .condition_of_vm("unknown", "storage policy \"no such policy\" does not exist")
+        .await?;
+    world.delete("unknown").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_clone_whose_task_was_lost_is_taken_up_and_not_made_twice() -> Result<()> {
     let options = Options {
         clone_delay: Duration::from_secs(3),

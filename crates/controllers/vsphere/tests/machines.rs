@@ -61,7 +61,18 @@ async fn a_control_plane_machine_gets_a_disk_for_etcd() -> Result<()> {
             .iter()
             .any(|(reason, _)| reason == "Provisioned")
     );
-    Ok(())
+
+    let vcenter = world.vcenter().await?;
+    vcenter.power_off(&info.reference).await?.wait().await?;
+    let look = json!({"metadata": {"annotations": {"look": "again"}}});
+    let vms = world.api::<VSphereVM>();
+    vms.patch("cp-0", &PatchParams::default(), &Patch::Merge(look)).await?;
+    let mut watch = vcenter.watch_vm(&info.reference);
+    let on = async {
+        while watch.next().await?.power != PowerState::On {}
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(world::PATIENCE, on).await?
 }
 
 #[tokio::test(flavor = "multi_thread")]

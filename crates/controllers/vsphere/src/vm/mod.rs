@@ -9,6 +9,7 @@ mod end;
 mod tell;
 mod working;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -134,12 +135,9 @@ impl Vms {
             return Err(Error::Spec(findings.message()));
         }
         let ready = vm.status.as_ref().is_some_and(|status| status.ready);
-        if let Some(looked) = working
-            .looked
-            .map(|at| at.elapsed())
-            .filter(|ago| ready && *ago < RESYNC)
-        {
-            return Ok(Next::After(RESYNC - looked));
+        let looked = working.looked.filter(|(_, by)| ready && *by == marks(vm));
+        if let Some(ago) = looked.map(|(at, _)| at.elapsed()).filter(|ago| *ago < RESYNC) {
+            return Ok(Next::After(RESYNC - ago));
         }
         // Ours are made with it; one that a predecessor made may lack it.
         patch::add_finalizer(&self.api(vm), vm.as_ref(), terms::VM_FINALIZER).await?;
@@ -503,6 +501,13 @@ impl Vms {
 fn is_busy(vm: &VSphereVM) -> bool {
     let ready = vm.status.as_ref().is_some_and(|status| status.ready);
     !ready || vm.meta().deletion_timestamp.is_some()
+}
+
+/// Tells apart what people mark an object with: whoever does so wants it to be looked at.
+fn marks(vm: &VSphereVM) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (vm.annotations(), vm.labels()).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Facts as they are after a reconfiguration that touched no device.

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use super::working::{Purpose, Working};
-use super::{RECHECK, RESYNC, Vms, answer};
+use super::{RECHECK, RESYNC, Vms, answer, marks};
 use crate::domain::Wanted;
 use crate::error::Error;
 use crate::from_api;
@@ -191,7 +191,7 @@ impl Vms {
         *working = Working {
             task_over: true,
             tagged: true,
-            looked: Some(std::time::Instant::now()),
+            looked: Some((std::time::Instant::now(), marks(vm))),
             ..kept
         };
         Ok(Next::After(RESYNC))

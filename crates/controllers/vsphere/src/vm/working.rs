@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::expectations::Version;
@@ -95,8 +96,8 @@ pub struct Working {
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
-    /// When it was last seen to be up.
-    pub looked: Option<std::time::Instant>,
+    /// When it was last seen to be up, and how it was marked then.
+    pub looked: Option<(Instant, u64)>,
     /// What vCenter had left out and was put right.
     pub mended: Vec<String>,
     pub job: Option<Job>,

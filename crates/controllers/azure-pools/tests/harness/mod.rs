@@ -465,7 +465,8 @@ impl World {
 
     /// Nothing is written and Azure is not called once all is done.
     pub async fn assert_quiet(&self) -> Result<()> {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // What a pool says of itself may follow a little later.
+        tokio::time::sleep(Duration::from_secs(5)).await;
         let versions = async || -> Result<Vec<Option<String>>> {
             let mut versions: Vec<_> = self
                 .machines()

@@ -168,3 +168,83 @@ async fn an_etag_that_is_out_of_date_is_refused() {
         .await;
     assert_eq!(third.status(), 412);
 }
+
+#[tokio::test]
+async fn a_put_sent_again_while_the_vm_is_made_makes_no_second_one_and_no_haste() {
+    let azure = Client::start(Config::quick()).await;
+    let nic = azure.make_nic("nic").await;
+    let vm = azure.id(VM, "vm");
+    let body = azure.vm_body(&nic, json!({}));
+    let first = azure.send(Method::PUT, &vm, body.clone(), &[]).await;
+    let again = azure.send(Method::PUT, &vm, body, &[]).await;
+    assert_eq!((first.status().as_u16(), again.status().as_u16()), (201, 200));
+    let operation = |answer: &reqwest::Response| answer.headers()["azure-asyncoperation"].to_str().unwrap().to_owned();
+    assert_eq!(operation(&first), operation(&again));
+    assert_eq!(
+        again.json::<Value>().await.unwrap()["properties"]["provisioningState"],
+        "Creating"
+    );
+}
+
+#[tokio::test]
+async fn a_namespace_must_be_registered_and_a_group_must_exist() {
+    let config = Config {
+        unregistered: vec!["Microsoft.Network".into()],
+        ..Config::instant()
+    };
+    let azure = Client::start(config).await;
+    let ip = azure.id("Microsoft.Network/publicIPAddresses", "ip");
+    let body = json!({ "location": "eastus" });
+    let (status, refused) = azure.run(Method::PUT, &ip, body.clone()).await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (409, &json!("MissingSubscriptionRegistration"))
+    );
+    let register = format!(
+        "/subscriptions/{}/providers/Microsoft.Network/register",
+        azure.sim.subscription
+    );
+    azure.run(Method::POST, &register, Value::Null).await;
+    let (status, _) = azure.run(Method::PUT, &ip, body.clone()).await;
+    assert_eq!(status, 201);
+    let (status, refused) = azure
+        .run(Method::PUT, &ip.replace("/capstan/", "/nowhere/"), body)
+        .await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (404, &json!("ResourceGroupNotFound"))
+    );
+}
+
+#[tokio::test]
+async fn a_vm_can_be_told_to_leave_its_disks_behind_and_a_quota_is_kept() {
+    let azure = Client::start(Config {
+        regional_cores: 4,
+        ..Config::instant()
+    })
+    .await;
+    let nic = azure.make_nic("nic").await;
+    let vm = azure.id(VM, "vm");
+    azure.run(Method::PUT, &vm, azure.vm_body(&nic, json!({}))).await;
+    let other = azure.make_nic("other").await;
+    let more = json!({ "properties": { "storageProfile": { "osDisk": { "name": "other" } } } });
+    let (status, refused) = azure
+        .run(Method::PUT, &azure.id(VM, "other"), azure.vm_body(&other, more))
+        .await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (409, &json!("OperationNotAllowed"))
+    );
+    assert!(
+        refused["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("Total Regional Cores quota")
+    );
+    azure
+        .sim
+        .fault(Fault::new(Action::KeepDisks).policy("DeleteVM"))
+        .unwrap();
+    azure.run(Method::DELETE, &vm, Value::Null).await;
+    assert_eq!(azure.sim.ids("disks").len(), 1);
+}

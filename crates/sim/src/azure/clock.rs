@@ -45,6 +45,12 @@ impl Clock {
         stamp(self.wall())
     }
 
+    /// The same for a time that has passed.
+    pub fn stamp_ago(&self, ago: Duration) -> String {
+        let ago = SignedDuration::try_from(ago).unwrap_or_default();
+        stamp(self.wall().checked_sub(ago).unwrap_or(self.wall))
+    }
+
     pub fn advance(&mut self, by: Duration) {
         self.added += by;
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::wire::Call;
 
 /// Requests that are kept; older ones only stay in the counts.
-const KEPT: usize = 200_000;
+const KEPT: usize = 50_000;
 
 /// One request. `status` is 0 while it is being worked on, and 599 when it got no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -8,6 +8,10 @@ use serde_json::{Value, json};
 use super::wire::{Answer, Call, Fail, Reply};
 use super::world::{Effect, World};
 
+/// So many operations are kept without looking at their age.
+const REMEMBERED: usize = 20_000;
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+
 /// Which of ARM's shapes an operation has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lane {
@@ -48,6 +52,7 @@ impl World {
     /// Starts an operation that has these effects, each after its own time, and ends with the last of them. A stalled one
     /// has no effect until it is released.
     pub fn begin(&mut self, call: &Call, lane: Lane, effects: Vec<(Duration, Effect)>, fail: Option<&Fail>) -> String {
+        self.forget_operations();
         let id = self.chance.uuid();
         let takes = effects.iter().map(|(takes, _)| *takes).max().unwrap_or_default();
         let mut operation = Operation {
@@ -72,6 +77,15 @@ impl World {
         }
         self.later(takes, Effect::Operation(id.clone()));
         id
+    }
+
+    /// Operations that ended long ago are no longer known, as in Azure.
+    fn forget_operations(&mut self) {
+        if self.operations.len() > REMEMBERED {
+            let long_ago = self.clock.stamp_ago(REMEMBERED_FOR);
+            self.operations
+                .retain(|_, operation| operation.end.as_ref().is_none_or(|end| *end > long_ago));
+        }
     }
 
     /// Lets every stalled operation go on to its end.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::rules::{self, Model};
 use super::storage::{self, Home};
-use crate::azure::operations::Lane;
+use crate::azure::operations::{Lane, Operation};
 use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, object, same, text};
 use crate::azure::world::{Doc, Effect, World};
@@ -164,6 +164,13 @@ impl World {
         if doc.state() == "Deleting" {
             return Err(being_deleted(doc));
         }
+        if doc.state() == "Creating"
+            && let Some(operation) = self.running_operation(&key)
+        {
+            // A PUT that is sent again while the first is worked on changes nothing.
+            let (location, body) = (doc.location().to_owned(), self.render(&key, call).unwrap_or_default());
+            return Ok(self.follow(call, Answer::ok(body), &operation, &location));
+        }
         unchangeable(doc, &call.body)?;
         let mut body = doc.body.clone();
         merge(&mut body, &call.body);
@@ -256,12 +263,8 @@ impl World {
         let location = doc.location().to_owned();
         let key = call.key.clone();
         if doc.state() == "Deleting"
-            && let Some((id, _)) = self
-                .operations
-                .iter()
-                .find(|(_, operation)| operation.target == key && operation.end.is_none())
+            && let Some(id) = self.running_operation(&key)
         {
-            let id = id.clone();
             return Ok(self.follow(call, Answer::accepted(), &id, &location));
         }
         self.forget(|effect| matches!(effect, Effect::VmCreated(vm, _) | Effect::VmUpdated(vm) | Effect::VmPower(vm, _) if *vm == key));
@@ -282,6 +285,14 @@ impl World {
             Answer::empty()
         };
         Ok(self.follow(call, answer, &operation, &location))
+    }
+
+    fn running_operation(&self, key: &str) -> Option<String> {
+        let running = |operation: &Operation| operation.target == key && operation.end.is_none();
+        self.operations
+            .iter()
+            .find(|(_, operation)| running(operation))
+            .map(|(id, _)| id.clone())
     }
 
     /// What was going on with a resource that is deleted now is told to have been preempted.

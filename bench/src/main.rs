@@ -3,8 +3,11 @@
 //!
 //! `cargo run --release -p capstan-bench -- vsphere --machines 200`
 
+mod azure;
 mod measure;
 mod openshift;
+mod pools;
+mod simulator;
 mod vsphere;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +21,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The simulated Azure itself: requests per second and memory
+    Simulator(simulator::Args),
+    /// A machine pool that is created and rolled on a simulated Azure
+    Pools(pools::Args),
     /// OpenShift machines with data disks on a simulated Azure
     Openshift(openshift::Args),
     /// What `openshift` measures: the controllers alone
@@ -37,6 +44,8 @@ async fn main() -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .init();
     match Cli::parse().command {
+        Command::Simulator(args) => simulator::run(&args).await,
+        Command::Pools(args) => pools::run(&args).await,
         Command::Openshift(args) => openshift::run(&args).await,
         Command::OpenshiftControllers { namespace } => openshift::controllers(namespace).await,
         Command::Vsphere(args) => vsphere::run(&args).await,

@@ -50,6 +50,11 @@ pub struct Audited {
 
 impl Audited {
     pub async fn start() -> Result<Self> {
+        Self::start_with(false).await
+    }
+
+    /// With kwok, which keeps Nodes alive.
+    pub async fn start_with(kwok: bool) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("capstan-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         let (policy, log) = (dir.join("policy.yaml"), dir.join("audit.log"));
@@ -59,7 +64,7 @@ impl Audited {
              - {level: Metadata, verbs: [create, update, patch, delete]}\n- {level: None}\n",
         )?;
         let options = capstan_testkit::Options {
-            kwok: false,
+            kwok,
             apiserver_flags: vec![
                 format!("--audit-policy-file={}", policy.display()),
                 format!("--audit-log-path={}", log.display()),
@@ -85,7 +90,7 @@ impl Audited {
         Ok(kube::Client::try_from(config)?)
     }
 
-    /// Writes in a namespace by anybody but the benchmark, by verb and kind.
+    /// Writes in a namespace, and to Nodes, by the controllers, by verb and kind.
     pub fn writes(&self, namespace: &str) -> Result<BTreeMap<String, u64>> {
         let mut writes = BTreeMap::new();
         for line in std::fs::read_to_string(&self.log).unwrap_or_default().lines() {
@@ -99,8 +104,9 @@ impl Audited {
                     .unwrap_or_default()
             };
             let agent = text("/userAgent");
-            if text("/objectRef/namespace") != namespace || agent == USER_AGENT || agent.starts_with("kube-controller")
-            {
+            let here = text("/objectRef/namespace") == namespace || text("/objectRef/resource") == "nodes";
+            let others = [USER_AGENT, "capstan-sim", "kube-", "kwok", "etcd"];
+            if !here || others.iter().any(|other| agent.starts_with(other)) {
                 continue;
             }
             let (resource, sub) = (text("/objectRef/resource"), text("/objectRef/subresource"));

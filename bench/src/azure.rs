@@ -133,7 +133,7 @@ impl<'a> Meter<'a> {
             namespace,
             pid,
             usage: usage(pid)?,
-            writes: plane.writes(namespace)?,
+            writes: writes(plane, namespace)?,
             sign_ins: sim.sign_ins(),
             began: std::time::Instant::now(),
         })
@@ -145,7 +145,7 @@ impl<'a> Meter<'a> {
         tokio::time::sleep(TAIL).await;
         let used = usage(self.pid)?;
         let each = |total: u64| total as f64 / n as f64;
-        let writes = self.plane.writes(self.namespace)?;
+        let writes = writes(self.plane, self.namespace)?;
         let written = writes.values().sum::<u64>() - self.writes.values().sum::<u64>();
         let calls = self.sim.arm_requests();
         println!("{what}");
@@ -178,6 +178,18 @@ impl<'a> Meter<'a> {
         }
         Ok(())
     }
+}
+
+/// What the controllers wrote, to Nodes too.
+fn writes(plane: &Audited, namespace: &str) -> Result<std::collections::BTreeMap<String, u64>> {
+    let mut writes = plane.writes(namespace)?;
+    writes.extend(
+        plane
+            .writes("")?
+            .into_iter()
+            .filter(|(what, _)| what.contains(" nodes")),
+    );
+    Ok(writes)
 }
 
 /// Makes an object of the bench's own.

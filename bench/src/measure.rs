@@ -90,7 +90,7 @@ impl Audited {
         Ok(kube::Client::try_from(config)?)
     }
 
-    /// Writes in a namespace, and to Nodes, by the controllers, by verb and kind.
+    /// Writes in a namespace by the controllers, by verb and kind; the empty namespace stands for the cluster's own kinds.
     pub fn writes(&self, namespace: &str) -> Result<BTreeMap<String, u64>> {
         let mut writes = BTreeMap::new();
         for line in std::fs::read_to_string(&self.log).unwrap_or_default().lines() {
@@ -104,7 +104,7 @@ impl Audited {
                     .unwrap_or_default()
             };
             let agent = text("/userAgent");
-            let here = text("/objectRef/namespace") == namespace || text("/objectRef/resource") == "nodes";
+            let here = text("/objectRef/namespace") == namespace;
             let others = [USER_AGENT, "capstan-sim", "kube-", "kwok", "etcd"];
             if !here || others.iter().any(|other| agent.starts_with(other)) {
                 continue;

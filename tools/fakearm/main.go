@@ -123,6 +123,10 @@ func (h *handler) pass(w http.ResponseWriter, r *http.Request) (string, int, err
 	request.RequestURI = ""
 	request.URL.Scheme, request.URL.Host = "https", r.Host
 	request.Body = io.NopCloser(bytes.NewReader(raw))
+	if route.family == network {
+		// The specification spells this provider in lower case; Resource Manager does not care.
+		request.URL.Path = strings.Replace(request.URL.Path, "/providers/Microsoft.Compute/", "/providers/microsoft.Compute/", 1)
+	}
 	response, err := h.servers[route.family].Do(request)
 	if err != nil {
 		var known *azcore.ResponseError
@@ -136,6 +140,9 @@ func (h *handler) pass(w http.ResponseWriter, r *http.Request) (string, int, err
 		w.Header()[name] = values
 	}
 	w.WriteHeader(response.StatusCode)
+	if response.StatusCode == http.StatusNoContent {
+		return route.api, response.StatusCode, nil
+	}
 	_, err = io.Copy(w, response.Body)
 	return route.api, http.StatusInternalServerError, err
 }
@@ -148,8 +155,8 @@ func selfSigned() (tls.Certificate, []byte, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fakearm"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true, IsCA: true,
+		// Trusted as itself: a certificate that may sign others is refused as a server's by strict clients.
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

@@ -148,6 +148,19 @@ pub static VCSIM: Part = Part {
     },
 };
 
+static FAKEARM_MODULE: Module = module!("fakearm": "go.mod", "go.sum", "main.go", "routes.go", "servers.go");
+
+/// Azure's own typed fakes of Resource Manager, that refuse what its specification does not have.
+pub static FAKEARM: Part = Part {
+    name: "fakearm",
+    module: &FAKEARM_MODULE,
+    source: Source::Program {
+        package: ".",
+        ldflags: "",
+        version: None,
+    },
+};
+
 static PROMTOOL_MODULE: Module = module!("promtool": "go.mod", "go.sum");
 
 /// Prometheus's own test of alerting rules.

@@ -70,7 +70,7 @@ pub async fn run(args: &Args) -> Result<()> {
 
     let meter = Meter::start(&plane, &sim, &namespace, &child)?;
     bench.make_pool().await?;
-    bench.until_settled(1).await?;
+    bench.until_settled(&sim, 1).await?;
     let what = format!("a pool of {}, created", args.machines);
     meter
         .report(&what, args.machines, args.cloud.create.max, args.cloud.details)
@@ -89,7 +89,7 @@ pub async fn run(args: &Args) -> Result<()> {
     pools
         .patch("pool", &PatchParams::default(), &Patch::Merge(change))
         .await?;
-    bench.until_settled(2).await?;
+    bench.until_settled(&sim, 2).await?;
     let what = format!("rolled to another image with maxSurge {}", args.surge);
     meter
         .report(&what, args.machines, args.ideal(), args.cloud.details)
@@ -163,8 +163,8 @@ impl Bench<'_> {
             .map(drop)
     }
 
-    /// Waits until the pool has exactly its machines, all ready, in the given round of models.
-    async fn until_settled(&self, round: u32) -> Result<()> {
+    /// Waits until the pool has exactly its machines, all ready and with this image.
+    async fn until_settled(&self, sim: &capstan_sim::azure::Handle, version: u32) -> Result<()> {
         let machines: Api<AzureMachinePoolMachine> = Api::namespaced(self.client.clone(), &self.namespace);
         let pools: Api<AzureMachinePool> = Api::namespaced(self.client.clone(), &self.namespace);
         let waiting = async {
@@ -181,7 +181,12 @@ impl Bench<'_> {
                     .conditions
                     .iter()
                     .any(|c| c.type_ == "ScaleSetModelUpdated" && c.status == "True");
-                if all.len() == self.args.machines && all.iter().all(good) && done && current {
+                if has_image(sim, version, self.args.machines)
+                    && all.len() == self.args.machines
+                    && all.iter().all(good)
+                    && done
+                    && current
+                {
                     return Ok(());
                 }
                 tokio::time::sleep(LOOK).await;
@@ -189,7 +194,24 @@ impl Bench<'_> {
         };
         match tokio::time::timeout(self.args.cloud.patience(), waiting).await {
             Ok(outcome) => outcome,
-            Err(_) => bail!("round {round} was not done after {} s", self.args.cloud.patience),
+            Err(_) => bail!(
+                "image {version} was not everywhere after {} s",
+                self.args.cloud.patience
+            ),
         }
     }
+}
+
+/// Whether Azure has exactly so many instances, all with this image.
+fn has_image(sim: &capstan_sim::azure::Handle, version: u32, count: usize) -> bool {
+    let set = format!(
+        "/subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Compute/virtualMachineScaleSets/pool",
+        sim.subscription
+    );
+    let instances = sim.instances(&set);
+    let wanted = json!(image(version));
+    instances.len() == count
+        && instances
+            .iter()
+            .all(|instance| instance.pointer("/properties/storageProfile/imageReference/id") == Some(&wanted))
 }

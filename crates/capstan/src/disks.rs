@@ -64,8 +64,11 @@ pub struct Render {
     template_disks: i32,
 }
 
+/// Adds mounts to user data.
+type Merge = fn(&str, &[Mount]) -> Result<String, init::InitError>;
+
 pub fn run(command: &Disks) -> anyhow::Result<()> {
-    let (render, merge): (_, fn(&str, &[Mount]) -> Result<String, init::InitError>) = match command {
+    let (render, merge): (_, Merge) = match command {
         Disks::Ignition(render) => (render, init::merge_ignition),
         Disks::CloudInit(render) => (render, init::merge_cloud_init),
     };

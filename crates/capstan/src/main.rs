@@ -27,7 +27,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Up(up::Up),
-    Run(run::Run),
+    Run(Box<run::Run>),
     /// Simulated clouds
     #[command(subcommand)]
     Sim(Sim),
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Up(args) => runtime()?.block_on(up::run(args))?,
-        Command::Run(args) => runtime()?.block_on(run::run(args))?,
+        Command::Run(args) => runtime()?.block_on(run::run(*args))?,
         Command::Sim(Sim::Azure(args)) => runtime()?.block_on(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {

@@ -1,5 +1,7 @@
 //! The commands that need no cluster, run as a user runs them.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
 use capstan_core::disks::init::{KnownDisk, merge_ignition, parse_requests, resolve};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -299,7 +299,7 @@ async fn stay(rows: &Rows, kubeconfig: &Path, dir: &Path, stop: &CancellationTok
         let (rows, stop) = (rows.clone(), stop.clone());
         return tokio::task::spawn_blocking(move || screen::show(&rows, &hints, &stop)).await?;
     }
-    hints.iter().for_each(|hint| say(hint));
+    hints.iter().for_each(say);
     say(format!("ready {}", kubeconfig.display()));
     stop.cancelled().await;
     Ok(())

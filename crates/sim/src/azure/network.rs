@@ -30,9 +30,9 @@ impl World {
                 .render(&call.key, call)
                 .map(Answer::ok)
                 .ok_or_else(|| Place::of(call).not_found()),
-            (&Method::PUT, 8, kind, _) => self.put_network(call, &kind.to_owned()),
+            (&Method::PUT, 8, kind, _) => self.put_network(call, kind),
             (&Method::PATCH, 8, _, _) => self.patch_tags(call),
-            (&Method::DELETE, 8, kind, _) => self.delete_network(call, &kind.to_owned()),
+            (&Method::DELETE, 8, kind, _) => self.delete_network(call, kind),
             _ => self.generic(call),
         }
     }

@@ -41,7 +41,7 @@ pub fn of(call: &Call) -> &'static str {
         ] => "GetOperation",
         ["microsoft.compute", "virtualmachines", rest @ ..] => vm(call, rest),
         ["microsoft.compute", "virtualmachinescalesets", rest @ ..] => scale_set(call, rest),
-        ["microsoft.compute", "disks", rest @ ..] if rest.is_empty() => "ListDisks",
+        ["microsoft.compute", "disks"] => "ListDisks",
         ["microsoft.compute", "disks", ..] => verb(call, ["GetDisk", "PutDisk", "DeleteDisk"]),
         ["microsoft.compute", "availabilitysets", ..] => verb(
             call,

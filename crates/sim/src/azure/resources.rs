@@ -434,8 +434,7 @@ fn fits(body: &Value, call: &Call) -> bool {
     };
     let wanted = filter
         .split('\'')
-        .filter(|part| part.starts_with('/'))
-        .next_back()
+        .rfind(|part| part.starts_with('/'))
         .unwrap_or_default();
     text(body, "/properties/virtualMachineScaleSet/id").is_some_and(|set| same(set, wanted))
 }

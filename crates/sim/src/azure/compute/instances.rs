@@ -54,7 +54,7 @@ impl World {
                 Err(_) => Ok(Answer::no_content()),
             },
             (&Method::POST, 11, "simulateeviction") => self.evict_instance(set, number?),
-            (&Method::POST, 11, action) => self.act(call, set, &[number?], &action.to_owned()),
+            (&Method::POST, 11, action) => self.act(call, set, &[number?], action),
             _ => self.generic(call),
         }
     }

@@ -39,7 +39,7 @@ impl World {
             (&Method::GET, 9, "skus") => Ok(Answer::ok(json!({ "value": [] }))),
             (_, _, "virtualmachines") => self.instances(call, &key),
             (&Method::GET, 9, "networkinterfaces") => self.set_nics(call, &key, None),
-            (&Method::POST, 9, action) => self.batch(call, &key, &action.to_owned()),
+            (&Method::POST, 9, action) => self.batch(call, &key, action),
             _ => self.generic(call),
         }
     }

@@ -1,6 +1,8 @@
 //! Every request of ours fits Azure's specification: it is sent to Azure's official typed fake servers, which refuse fields,
 //! types, paths and query parameters that they do not know.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::process::Stdio;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! Nodes of running instances join a real cluster and leave it.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod support;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The simulator as a program: what it prints, and what it keeps over a restart.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::path::Path;
 use std::process::Stdio;
 

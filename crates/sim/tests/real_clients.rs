@@ -1,6 +1,8 @@
 //! Azure's own clients cannot tell the simulator from Azure: azure-mgmt-compute, azure-mgmt-network and azure-identity from
 //! PyPI, and, when `CAPSTAN_TEST_AZ` is set, the `az` command.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

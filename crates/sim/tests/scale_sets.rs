@@ -1,5 +1,7 @@
 //! Scale sets, over the wire.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod support;
 
 use capstan_sim::azure::{Action, Config, Fault};

@@ -1,5 +1,5 @@
 //! A plain HTTP client of the simulator, for tests.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
 

@@ -67,6 +67,7 @@ impl Drop for World {
     }
 }
 
+#[allow(clippy::unwrap_used, reason = "a test's own literal")]
 fn parse<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }

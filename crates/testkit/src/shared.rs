@@ -82,9 +82,15 @@ pub fn fresh_dir(kind: &str) -> Result<PathBuf> {
 /// Removes what ended runs left, all but the logs of the last few.
 fn prune() {
     let Ok(entries) = fs::read_dir(runs_dir()) else { return };
-    let mut ended: Vec<(SystemTime, PathBuf)> = entries
+    let (dirs, locks): (Vec<PathBuf>, Vec<PathBuf>) = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.is_dir() && !is_alive(path))
+        .filter(|path| !is_alive(path))
+        .partition(|path| path.is_dir());
+    for lock in locks {
+        let _ = fs::remove_file(lock);
+    }
+    let mut ended: Vec<(SystemTime, PathBuf)> = dirs
+        .into_iter()
         .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
         .collect();
     ended.sort();
@@ -103,7 +109,7 @@ fn is_alive(dir: &Path) -> bool {
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
     let pid = name
-        .split('-')
+        .split(['-', '.'])
         .nth(1)
         .and_then(|pid| pid.parse().ok())
         .and_then(Pid::from_raw);

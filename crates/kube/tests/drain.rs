@@ -1,5 +1,7 @@
 //! Drains on a real API server with real disruption budgets; kwok plays the kubelet.
 
+#![allow(clippy::unwrap_used)] // A test may.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

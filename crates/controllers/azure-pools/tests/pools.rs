@@ -36,6 +36,30 @@ async fn a_new_image_rolls_through_within_both_bounds() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_without_a_key_applied_again_rolls_nothing() -> Result<()> {
+    let world = World::with_pool(Options {
+        replicas: 1,
+        ..Options::default()
+    })
+    .await?;
+    let before = world.machines().await?[0].name_any();
+    let pool = world.pool().await?;
+    let key = pool.spec.template.ssh_public_key;
+    let emptied = json!({ "spec": { "template": { "sshPublicKey": "" } } });
+    world
+        .patch::<AzureMachinePool>(&pool.metadata.name.unwrap_or_default(), emptied)
+        .await?;
+    world
+        .until("the same key again", async || {
+            Ok((world.pool().await?.spec.template.ssh_public_key == key).then_some(()))
+        })
+        .await?;
+    world.assert_quiet().await?;
+    assert_eq!(world.until_ready(1).await?[0].name_any(), before);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_update_in_place_keeps_the_instances() -> Result<()> {
     let spec = json!({ "strategy": { "rollingUpdate": { "mode": "InPlace" } } });
     let options = Options {
@@ -111,8 +135,9 @@ async fn replicas_go_up_and_down_and_a_deleted_machine_is_replaced() -> Result<(
     world.until_gone(&victim).await?;
     world.until_ready(3).await?;
     world.bounds.assert_kept();
+    let listed = async || Ok((world.pool().await?.spec.provider_id_list.len() == 3).then_some(()));
+    world.until("three provider ids", listed).await?;
     let pool = world.pool().await?;
-    assert_eq!(pool.spec.provider_id_list.len(), 3);
     assert_eq!(
         pool.status.unwrap().infrastructure_machine_kind.as_deref(),
         Some("AzureMachinePoolMachine")

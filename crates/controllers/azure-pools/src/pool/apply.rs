@@ -16,7 +16,7 @@ use super::drain::{self, Progress, Terms};
 use super::memory::{Kind, Set};
 use super::observe::{Frame, MODEL_ANNOTATION, Member, NodeState, machine};
 use super::status::Draft;
-use super::{Actor, BOOTSTRAP_AGE, STATUS_PACE};
+use super::{Actor, BOOTSTRAP_AGE};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -101,16 +101,7 @@ impl Actor<'_> {
         let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(resync);
         let retry = self.memory.retry.remaining(Instant::now()).unwrap_or(resync);
         let stale = if self.memory.stale { Duration::ZERO } else { resync };
-        let unsaid = self
-            .memory
-            .unsaid
-            .map_or(resync, |at| STATUS_PACE.saturating_sub(at.elapsed()));
-        resync
-            .saturating_sub(looked)
-            .min(poll)
-            .min(retry)
-            .min(stale)
-            .min(unsaid)
+        resync.saturating_sub(looked).min(poll).min(retry).min(stale)
     }
 
     /// How many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
@@ -597,12 +588,15 @@ impl Actor<'_> {
         let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
-        if self.just_written() {
-            self.ids_unsaid = after.spec != self.pool.spec;
+        if let Some(due) = super::again(self.memory.ids_written) {
+            self.ids_again = (after.spec != self.pool.spec).then_some(due);
             return Ok(());
         }
         let api = self.world.context.api(&self.pool.namespace().unwrap_or_default());
         let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
+        if written.is_some() {
+            self.memory.ids_written = Some(Instant::now());
+        }
         self.world.wrote(self.pool, written.as_ref());
         Ok(())
     }

@@ -247,10 +247,10 @@ pub struct Memory {
     pub counted: HashSet<String>,
     /// When the first of the machines drained now was drained.
     pub drained: Option<Instant>,
-    /// When the pool's own object was last written.
+    /// When the pool's status was last written.
     pub written: Option<Instant>,
-    /// Since when that object does not say all that is known.
-    pub unsaid: Option<Instant>,
+    /// When its list of provider ids was last written.
+    pub ids_written: Option<Instant>,
     /// The capacity that somebody else has set.
     pub external: Option<usize>,
     /// Nodes of the scale set that the last list did not explain.

@@ -38,6 +38,8 @@ use owners::{Found, Owners};
 use status::Draft;
 
 pub const FINALIZER: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
+/// The key that was made for a pool without one of its own.
+const SSH_KEY_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/sshPublicKey";
 /// A rotated secret is noticed after this long at the latest; a refused sign-in is noticed at once.
 const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 /// Bootstrap data is read again when it is older than this.
@@ -46,6 +48,11 @@ const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
 const STATUS_PACE: Duration = Duration::from_secs(2);
 /// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
 const LAG: Duration = Duration::from_secs(2);
+
+/// When something that was written at `last` may be written again; nothing when that is now.
+fn again(last: Option<Instant>) -> Option<Instant> {
+    last.map(|at| at + STATUS_PACE).filter(|due| *due > Instant::now())
+}
 
 /// One pass over a pool.
 pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
@@ -78,8 +85,18 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         }
     }
     draft.operations(&actor.memory, &actor.group());
-    actor.tell(&draft, result.is_err()).await?;
-    result
+    let unsaid = actor.tell(&draft, result.is_err()).await?;
+    result.map(|next| sooner(next, unsaid))
+}
+
+/// Comes back in time to say what could not be said yet.
+fn sooner(next: Next, unsaid: Option<Instant>) -> Next {
+    let Some(due) = unsaid else { return next };
+    let wait = due.saturating_duration_since(Instant::now());
+    match next {
+        Next::After(other) => Next::After(other.min(wait)),
+        Next::Wait => Next::After(wait),
+    }
 }
 
 /// A pool with everything that a pass needs at hand.
@@ -89,8 +106,8 @@ struct Actor<'a> {
     owners: &'a Owners,
     memory: MutexGuard<'a, Memory>,
     workload: Workload,
-    /// The list of provider ids has changed and was not written yet.
-    ids_unsaid: bool,
+    /// When the list of provider ids may be written, if it has changed and was not written yet.
+    ids_again: Option<Instant>,
 }
 
 impl<'a> Actor<'a> {
@@ -116,7 +133,7 @@ impl<'a> Actor<'a> {
             owners,
             memory,
             workload,
-            ids_unsaid: false,
+            ids_again: None,
         }
     }
 
@@ -181,28 +198,18 @@ impl<'a> Actor<'a> {
         Arc::new(move || trigger.poke(pool.clone()))
     }
 
-    /// Whether the pool's object was written a moment ago.
-    fn just_written(&self) -> bool {
-        self.memory.written.is_some_and(|at| at.elapsed() < STATUS_PACE)
-    }
-
-    /// Writes the pool's status: at once when it has been quiet, or when something is wrong; else a little later.
-    async fn tell(&mut self, draft: &Draft, urgent: bool) -> Result<(), Error> {
-        let late = |unsaid: Option<Instant>| Some(unsaid.unwrap_or_else(Instant::now));
-        if self.just_written() && !urgent && !draft.is_urgent() {
-            let news = draft.differs() || self.ids_unsaid;
-            self.memory.unsaid = if news { late(self.memory.unsaid) } else { None };
-            return Ok(());
+    /// Writes the pool's status: at once when it has been quiet, or when something is wrong; else a little later. The
+    /// answer is when what is left unsaid may be said.
+    async fn tell(&mut self, draft: &Draft, urgent: bool) -> Result<Option<Instant>, Error> {
+        let mut status = again(self.memory.written);
+        if status.is_none() || urgent || draft.is_urgent() {
+            if draft.write(self.world).await? {
+                self.memory.written = Some(Instant::now());
+            }
+            status = None;
         }
-        if draft.write(self.world).await? {
-            self.memory.written = Some(Instant::now());
-        }
-        self.memory.unsaid = if self.ids_unsaid {
-            late(self.memory.unsaid)
-        } else {
-            None
-        };
-        Ok(())
+        let status = status.filter(|_| draft.differs());
+        Ok([status, self.ids_again].into_iter().flatten().min())
     }
 
     async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
@@ -279,7 +286,8 @@ impl<'a> Actor<'a> {
         })
     }
 
-    /// A Linux pool without a key gets one, kept in its spec so that it stays the same.
+    /// A Linux pool without a key gets one, kept in its spec so that it stays the same, and in an annotation for the day
+    /// when a manifest without a key is applied again: that must not roll the pool.
     async fn needs_ssh_key(&self, api: &kube::Api<AzureMachinePool>) -> Result<bool, Error> {
         let template = &self.pool.spec.template;
         let windows = template.os_disk.os_type.as_deref() == Some("Windows");
@@ -287,7 +295,14 @@ impl<'a> Actor<'a> {
             return Ok(false);
         }
         let mut after = self.pool.clone();
-        after.spec.template.ssh_public_key = model::generate_ssh_key();
+        let kept = self.pool.annotations().get(SSH_KEY_ANNOTATION).cloned();
+        let Some(key) = kept.or_else(model::generate_ssh_key) else {
+            return Ok(false);
+        };
+        after
+            .annotations_mut()
+            .insert(SSH_KEY_ANNOTATION.to_owned(), key.clone());
+        after.spec.template.ssh_public_key = Some(key);
         let written = patch::object(api, self.pool, &after, patch::Lock::Version).await?;
         self.world.wrote(self.pool, written.as_ref());
         Ok(written.is_some())

@@ -1,6 +1,10 @@
 //! The client against the simulated Resource Manager: every resource, operation, page, precondition and refusal.
 
 use anyhow::{Context as _, Result};
+use aws_lc_rs::encoding::AsDer as _;
+use aws_lc_rs::rsa::{KeyPair, KeySize};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use capstan_azure::client::When;
 use capstan_azure::model::*;
 use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Secret, Settings};
@@ -325,5 +329,93 @@ async fn an_answer_that_never_came_is_told_as_passing() -> Result<()> {
     let error = client.get_vm(GROUP, "m").await.unwrap_err();
     assert_eq!(error.class(), Class::Transient);
     assert!(client.get_vm(GROUP, "m").await?.is_none());
+    Ok(())
+}
+
+fn pem(label: &str, der: &[u8]) -> String {
+    format!(
+        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+        STANDARD.encode(der)
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_and_a_federated_token_sign_in_once_each() -> Result<()> {
+    let sim = Azure::start(Config::quick()).await?;
+    let (tenant, client_id) = (sim.tenant.clone(), sim.client_id.clone());
+    let key = KeyPair::generate(KeySize::Rsa2048)?;
+    let text = pem("CERTIFICATE", b"der") + &pem("PRIVATE KEY", key.as_der()?.as_ref());
+    let certificate = Credential::Certificate {
+        tenant: tenant.clone(),
+        client_id: client_id.clone(),
+        pem: Secret::new(text),
+    };
+    let token_file = std::env::temp_dir().join(format!("capstan-federated-{}", std::process::id()));
+    std::fs::write(&token_file, "a.service.account.token")?;
+    let federated = Credential::WorkloadIdentity {
+        tenant,
+        client_id,
+        token_file: token_file.clone(),
+    };
+    let clients = Clients::new(settings(&sim)?)?;
+    for (credential, sign_ins) in [(certificate, 1), (federated, 2)] {
+        for _ in 0..3 {
+            let client = clients.client(&credential, &sim.subscription).at("eastus");
+            client
+                .list_vms(GROUP)
+                .await
+                .with_context(|| format!("{credential:?}"))?;
+        }
+        assert_eq!(sim.sign_ins(), sign_ins);
+    }
+    std::fs::remove_file(token_file)?;
+    Ok(())
+}
+
+/// What the Azure disk driver does for a persistent volume: the disk exists, and the running machine is patched.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ultra_volume_attaches_to_a_running_machine_that_has_the_capability_and_to_no_other() -> Result<()> {
+    for (name, capable) in [("capable", true), ("plain", false)] {
+        let sim = Azure::start(Config::quick()).await?;
+        let client = client(&sim)?;
+        let nic = nic(&client, &sim, &format!("{name}-nic")).await?;
+        let mut body = vm(
+            &nic,
+            json!({ "additionalCapabilities": { "ultraSSDEnabled": capable } }),
+        )?;
+        body.name = Some(name.to_owned());
+        let put = client.put_vm(GROUP, name, &body, When::Always).await?;
+        client.settled(put).await?;
+        let volume = of(
+            json!({ "location": "eastus", "zones": ["1"], "sku": { "name": "UltraSSD_LRS" },
+            "properties": { "creationData": { "createOption": "Empty" }, "diskSizeGB": 8 } }),
+        )?;
+        let put = client.put_disk(GROUP, &format!("pvc-{name}"), &volume).await?;
+        let volume = client.settled(put).await?;
+        let attach = of(json!({ "properties": { "storageProfile": { "dataDisks": [
+            { "lun": 0, "createOption": "Attach", "caching": "None", "managedDisk": { "id": volume.id } }] } } }))?;
+        let attached = match client.patch_vm(GROUP, name, &attach).await {
+            Ok(put) => client.settled(put).await.map(drop),
+            Err(error) => Err(error),
+        };
+        let held = client
+            .get_disk(GROUP, &format!("pvc-{name}"))
+            .await?
+            .and_then(|disk| disk.managed_by);
+        if capable {
+            attached?;
+            assert!(held.is_some_and(|holder| holder.ends_with("/capable")));
+        } else {
+            let error = attached.err().context("azure refuses")?;
+            let arm = error.arm().context("azure says why")?;
+            assert_eq!((arm.status, arm.code.as_str()), (400, "InvalidParameter"));
+            assert_eq!(
+                arm.message,
+                "StorageAccountType UltraSSD_LRS can be used only when additionalCapabilities.ultraSSDEnabled is set."
+            );
+            assert_eq!(arm.target.as_deref(), Some("managedDisk.storageAccountType"));
+            assert_eq!(held, None);
+        }
+    }
     Ok(())
 }

@@ -410,7 +410,12 @@ impl Controller {
         let zone = spec.zone.as_deref();
         let after = status::identified(&work.machine, &names, spec.vm_size.as_deref(), zone, spot, VM_RUNNING);
         self.write_object(work, &after).await?;
-        let after = status::provisioned(&work.machine, VM_RUNNING, Timestamp::now());
+        let mut after = status::provisioned(&work.machine, VM_RUNNING, Timestamp::now());
+        // Where the Node came before Azure's last word, Provisioned would be over as it is written.
+        if let Some(node) = self.node_of(&work.machine) {
+            self.dress(&work.machine, &node).await?;
+            after = status::running(&after, link::reference(&node), Timestamp::now());
+        }
         self.write_status(work, &after).await?;
         self.memory.looked(&work.machine);
         let text = format!("Created machine {}", names.machine);
@@ -419,7 +424,14 @@ impl Controller {
     }
 
     async fn link(&self, work: &mut Work, node: &Node, look: Duration) -> Result<Flow, Error> {
-        let dressed = link::dressed(&work.machine, node);
+        self.dress(&work.machine, node).await?;
+        let after = status::running(&work.machine, link::reference(node), Timestamp::now());
+        self.write_status(work, &after).await?;
+        Ok(Flow::Rest(Next::After(look)))
+    }
+
+    async fn dress(&self, machine: &Machine, node: &Node) -> Result<(), Error> {
+        let dressed = link::dressed(machine, node);
         let api: Api<Node> = Api::all(self.ctx.client.clone());
         let taints = |node: &Node| node.spec.as_ref().and_then(|spec| spec.taints.clone());
         // Taints are one list that others write too.
@@ -429,9 +441,7 @@ impl Controller {
             Lock::Version
         };
         patch::object(&api, node, &dressed, lock).await?;
-        let after = status::running(&work.machine, link::reference(node), Timestamp::now());
-        self.write_status(work, &after).await?;
-        Ok(Flow::Rest(Next::After(look)))
+        Ok(())
     }
 
     /// The spec cannot become a machine: it has failed for good, with the words that users search for.

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use capstan_api::openshift::{Machine, MachineSet, MachineSetStatus};
+use capstan_api::openshift::{
+    AzureMachineProviderSpec, MACHINE_FINALIZER, Machine, MachineSet, MachineSetStatus, MachineSpec,
+};
 use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_kube::patch::{self, Lock};
 use futures::StreamExt;
@@ -200,6 +202,12 @@ fn controller_reference(set: &MachineSet) -> OwnerReference {
     }
 }
 
+/// Our machine controller will take care of it: it may be born with the finalizer that would be written at once.
+fn is_ours(spec: &MachineSpec) -> bool {
+    let kind = spec.provider_spec.value.as_ref().and_then(|value| value.get("kind"));
+    kind.is_some_and(|kind| kind == AzureMachineProviderSpec::KIND)
+}
+
 /// A machine from the template; the API server completes its name, which is never used twice.
 fn machine(set: &MachineSet) -> Machine {
     let template = &set.spec.template;
@@ -210,6 +218,7 @@ fn machine(set: &MachineSet) -> Machine {
             labels: Some(template.metadata.labels.clone()),
             annotations: Some(annotations(set)).filter(|annotations| !annotations.is_empty()),
             owner_references: Some(vec![controller_reference(set)]),
+            finalizers: is_ours(&template.spec).then(|| vec![MACHINE_FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
         spec: template.spec.clone(),
@@ -231,6 +240,16 @@ fn annotations(set: &MachineSet) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_of_ours_are_born_with_their_finalizer_and_others_are_not() {
+        let mut set = MachineSet::new("workers", Default::default());
+        assert!(machine(&set).finalizers().is_empty());
+        set.spec.template.spec.provider_spec.value = Some(serde_json::json!({"kind": "AWSMachineProviderConfig"}));
+        assert!(machine(&set).finalizers().is_empty());
+        set.spec.template.spec.provider_spec.value = Some(serde_json::json!({"kind": "AzureMachineProviderSpec"}));
+        assert_eq!(machine(&set).finalizers(), [MACHINE_FINALIZER]);
+    }
 
     #[test]
     fn mounts_named_on_the_set_reach_its_machines_unless_the_template_names_its_own() {

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 pub struct World {
     pub plane: ControlPlane,
@@ -284,13 +284,25 @@ impl World {
             .collect())
     }
 
+    /// The message of the machine's event of this reason; events come after what they tell of, so they are waited for.
     pub async fn event(&self, name: &str, reason: &str) -> Result<String> {
-        let events = self.events(name).await?;
-        let found = events
-            .iter()
-            .find(|(found, _)| found == reason)
-            .map(|(_, message)| message.clone());
-        found.with_context(|| format!("no {reason} among {events:?}"))
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        let config = watcher::Config::default().fields(&format!("involvedObject.name={name}"));
+        let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+        let waiting = async {
+            while let Some(change) = stream.next().await {
+                if let Ok(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) = change
+                    && event.reason.as_deref() == Some(reason)
+                {
+                    return event.message.unwrap_or_default();
+                }
+            }
+            String::new()
+        };
+        match tokio::time::timeout(PATIENCE, waiting).await {
+            Ok(message) => Ok(message),
+            Err(_) => bail!("no {reason} among {:?}", self.events(name).await?),
+        }
     }
 
     /// The machine's Node joins.
@@ -308,6 +320,14 @@ impl World {
             "status": {"addresses": [{"type": "InternalIP", "address": ip}]},
         }))?;
         Ok(self.nodes().create(&PostParams::default(), &node).await?)
+    }
+
+    /// The provider id that a machine of this name gets.
+    pub fn provider_id(&self, name: &str) -> String {
+        format!(
+            "azure:///subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Compute/virtualMachines/{name}",
+            self.sim.subscription
+        )
     }
 
     /// Names of what there is of a kind in Azure.

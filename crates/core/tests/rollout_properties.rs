@@ -2,7 +2,7 @@
 
 mod world;
 
-use capstan_core::rollout::{Budget, DeletePolicy, Health, Machine, Mode, Motion, Plan, Pool, Scaling, plan};
+use capstan_core::rollout::{Amount, Budget, DeletePolicy, Health, Machine, Mode, Motion, Plan, Pool, Scaling, plan};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use world::{Event, Instance, Rules, Stage, World};
@@ -164,7 +164,7 @@ fn instances() -> impl Strategy<Value = Vec<Instance>> {
         healths().prop_filter("the model knows", |h| *h != Health::Unknown),
     );
     let instance = one.prop_map(|(model, health)| Instance {
-        model,
+        outdated: model == 0,
         health,
         failed: false,
         stage: Stage::Resting,
@@ -184,7 +184,8 @@ proptest! {
         policy in policies(),
         choices in prop::collection::vec(any::<Index>(), 0..120),
     ) {
-        let rules = Rules { budget, mode, policy };
+        let number = |n: usize| Amount::Number(n as u32);
+        let rules = Rules::new(number(budget.surge), number(budget.unavailable), mode, policy);
         let mut world = World { instances, desired, ..World::outdated(0, 12) };
         let mut story: Vec<Event> = Vec::new();
         for choice in choices {

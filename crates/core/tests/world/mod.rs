@@ -2,13 +2,21 @@
 //!
 //! The controller looks, plans, and then carries its effects out one by one while the world moves on: every effect acts
 //! on a world that may have changed since the plan was made. Between any two effects the process may die.
+//!
+//! Worlds that differ in nothing that matters are the same world: of a machine that leaves only what the planner counts
+//! is kept, and machines that leave have no order among each other. Those that stay keep theirs, which is their age.
 
-use capstan_core::rollout::{Budget, DeletePolicy, Health, Machine, Mode, Motion, Pool, Scaling, plan};
+#![allow(clippy::unwrap_used)] // A test may.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use capstan_core::rollout::{Amount, Budget, DeletePolicy, Health, Machine, Mode, Motion, Pool, Scaling, plan};
 
 /// The largest pool that anybody scales to.
 const LARGEST: u8 = 4;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     Resting,
     Draining,
@@ -19,7 +27,7 @@ pub enum Stage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instance {
-    pub model: u8,
+    pub outdated: bool,
     pub health: Health,
     pub failed: bool,
     pub stage: Stage,
@@ -29,10 +37,26 @@ impl Instance {
     fn available(&self) -> bool {
         self.stage == Stage::Resting && self.health == Health::Ready
     }
+
+    fn leaves(&self) -> bool {
+        matches!(self.stage, Stage::Draining | Stage::Drained | Stage::Deleting)
+    }
+
+    /// Without what nobody asks about any more. Of one that leaves only this is asked: does it count as unready?
+    fn normal(mut self) -> Self {
+        if self.leaves() {
+            let unready = self.health == Health::NotReady && !self.failed;
+            self.health = if unready { Health::NotReady } else { Health::Ready };
+            (self.failed, self.outdated) = (false, false);
+        } else if self.stage == Stage::Updating {
+            self.outdated = false;
+        }
+        self
+    }
 }
 
 /// What the controller set out to do. Instances are named by their place, oldest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Effect {
     Delete(u8),
     Capacity(u8),
@@ -43,6 +67,20 @@ pub enum Effect {
     /// because the floor was not asked.
     DrainIdle(u8),
     UpdateIdle(u8),
+}
+
+impl Effect {
+    /// The same effect on a machine that has another place now; nothing if it has none.
+    fn aimed(self, place: impl Fn(u8) -> Option<u8>) -> Option<Self> {
+        match self {
+            Effect::Delete(n) => place(n).map(Effect::Delete),
+            Effect::Drain(n) => place(n).map(Effect::Drain),
+            Effect::Update(n) => place(n).map(Effect::Update),
+            Effect::DrainIdle(n) => place(n).map(Effect::DrainIdle),
+            Effect::UpdateIdle(n) => place(n).map(Effect::UpdateIdle),
+            Effect::Capacity(_) => Some(self),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,7 +129,8 @@ pub enum Harm {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
     pub desired: u8,
-    pub model: u8,
+    /// How many more times the model may change.
+    pub models: u8,
     pub instances: Vec<Instance>,
     /// Instances asked for that do not exist yet.
     pub unborn: u8,
@@ -104,26 +143,47 @@ pub struct World {
     pub disturbances: u8,
 }
 
+/// All that a plan depends on.
+type Sight = (u8, u8, bool, Vec<Instance>);
+
 /// What does not change while the world runs.
-#[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    pub budget: Budget,
+    pub surge: Amount,
+    pub unavailable: Amount,
     pub mode: Mode,
     pub policy: DeletePolicy,
+    /// What the planner has answered before: it is a function.
+    plans: Mutex<HashMap<Sight, Vec<Effect>>>,
+}
+
+impl Rules {
+    pub fn new(surge: Amount, unavailable: Amount, mode: Mode, policy: DeletePolicy) -> Self {
+        Self {
+            surge,
+            unavailable,
+            mode,
+            policy,
+            plans: Mutex::default(),
+        }
+    }
+
+    fn budget(&self, desired: u8) -> Budget {
+        Budget::resolve(self.surge, self.unavailable, desired.into()).unwrap()
+    }
 }
 
 impl World {
     /// A healthy pool of an old model, with a new one waiting.
     pub fn outdated(size: u8, disturbances: u8) -> Self {
         let old = Instance {
-            model: 0,
+            outdated: true,
             health: Health::Ready,
             failed: false,
             stage: Stage::Resting,
         };
         Self {
             desired: size,
-            model: 1,
+            models: 1,
             instances: vec![old; size.into()],
             unborn: 0,
             exhausted: false,
@@ -184,7 +244,7 @@ impl World {
             ];
             events.extend(sizes.into_iter().flatten().map(Event::Scale));
         }
-        if self.model < 2 {
+        if self.models > 0 {
             events.push(Event::NewModel);
         }
         if self.unborn > 0 && !self.exhausted {
@@ -195,7 +255,8 @@ impl World {
                 continue;
             }
             events.push(Event::Vanish(n));
-            if !instance.failed {
+            // Of one that leaves it matters only if it counted as unready.
+            if !instance.failed && (!instance.leaves() || instance.health == Health::NotReady) {
                 events.push(Event::Fail(n));
             }
             if instance.stage == Stage::Resting {
@@ -220,7 +281,7 @@ impl World {
             Event::Born => {
                 self.unborn -= 1;
                 let new = Instance {
-                    model: self.model,
+                    outdated: false,
                     health: Health::Creating,
                     failed: false,
                     stage: Stage::Resting,
@@ -230,10 +291,9 @@ impl World {
             Event::Ready(n) => self.at(n).health = Health::Ready,
             Event::DrainDone(n) => self.at(n).stage = Stage::Drained,
             Event::UpdateDone(n) => {
-                let model = self.model;
                 let instance = self.at(n);
                 *instance = Instance {
-                    model,
+                    outdated: false,
                     stage: Stage::Resting,
                     ..*instance
                 };
@@ -245,7 +305,10 @@ impl World {
             Event::OutsideDrain(n) => self.at(n).stage = Stage::Draining,
             Event::NotReady(n) => self.at(n).health = Health::NotReady,
             Event::Exhausted => self.exhausted = true,
-            Event::NewModel => self.model += 1,
+            Event::NewModel => {
+                self.models -= 1;
+                self.instances.iter_mut().for_each(|instance| instance.outdated = true);
+            }
             Event::Scale(desired) => self.desired = desired,
         }
         match self.queue.is_empty() {
@@ -253,6 +316,28 @@ impl World {
             false if event.disturbs() => self.lost += (before - self.available().min(before)) as u8,
             false => {}
         }
+        self.normalize();
+    }
+
+    /// Puts those that leave behind those that stay, in an order that only depends on what they are.
+    fn normalize(&mut self) {
+        self.instances
+            .iter_mut()
+            .for_each(|instance| *instance = instance.normal());
+        let meant = |n: usize| self.queue.contains(&Effect::Delete(n as u8));
+        let mut order: Vec<usize> = (0..self.instances.len()).collect();
+        order.sort_by_key(|n| {
+            let instance = &self.instances[*n];
+            instance
+                .leaves()
+                .then_some((instance.stage, instance.health, meant(*n)))
+        });
+        let place = |old: u8| order.iter().position(|n| *n == usize::from(old)).map(|n| n as u8);
+        let mut queue: Vec<Effect> = self.queue.iter().filter_map(|effect| effect.aimed(place)).collect();
+        let deletes = queue.iter().filter(|e| matches!(e, Effect::Delete(_))).count();
+        queue[..deletes].sort();
+        self.instances = order.iter().map(|n| self.instances[*n]).collect();
+        self.queue = queue;
     }
 
     fn at(&mut self, n: u8) -> &mut Instance {
@@ -263,17 +348,7 @@ impl World {
     fn remove(&mut self, gone: u8) {
         self.instances.remove(gone.into());
         let aim = |n: u8| (n != gone).then_some(if n > gone { n - 1 } else { n });
-        self.queue = std::mem::take(&mut self.queue)
-            .into_iter()
-            .filter_map(|effect| match effect {
-                Effect::Delete(n) => aim(n).map(Effect::Delete),
-                Effect::Drain(n) => aim(n).map(Effect::Drain),
-                Effect::Update(n) => aim(n).map(Effect::Update),
-                Effect::DrainIdle(n) => aim(n).map(Effect::DrainIdle),
-                Effect::UpdateIdle(n) => aim(n).map(Effect::UpdateIdle),
-                Effect::Capacity(_) => Some(effect),
-            })
-            .collect();
+        self.queue = self.queue.iter().filter_map(|effect| effect.aimed(aim)).collect();
     }
 
     /// What the controller sees, and the instances that it can delete now because they are drained.
@@ -292,7 +367,7 @@ impl World {
         let live = machines.iter().filter(|m| m.motion != Motion::Deleting).count();
         let pool = Pool {
             desired: self.desired.into(),
-            budget: rules.budget,
+            budget: rules.budget(self.desired),
             policy: rules.policy,
             mode: rules.mode,
             seed: 1,
@@ -313,7 +388,7 @@ impl World {
             created: n as i64,
             health: instance.health,
             failed: instance.failed,
-            outdated: instance.model != self.model,
+            outdated: instance.outdated,
             marked: false,
             irreparable: false,
             motion: match instance.stage {
@@ -326,27 +401,31 @@ impl World {
     }
 
     fn look_and_plan(&mut self, rules: &Rules) {
+        self.queue = self.planned(rules);
+    }
+
+    /// What the controller would set out to do now.
+    fn planned(&self, rules: &Rules) -> Vec<Effect> {
+        let sight = (self.desired, self.unborn, self.exhausted, self.instances.clone());
+        if let Some(known) = rules.plans.lock().unwrap().get(&sight) {
+            return known.clone();
+        }
         let (pool, drained) = self.observe(rules);
         let plan = plan(&pool);
         let place = |name: &String| name[1..].parse::<u8>().unwrap_or(u8::MAX);
-        self.queue = drained.into_iter().map(Effect::Delete).collect();
-        self.queue.extend(plan.capacity.map(|n| Effect::Capacity(n as u8)));
-        for n in plan.delete.iter().map(place) {
-            let available = self.at(n).available();
-            self.queue.push(if available {
-                Effect::Drain(n)
-            } else {
-                Effect::DrainIdle(n)
-            });
-        }
-        for n in plan.update.iter().map(place) {
-            let available = self.at(n).available();
-            self.queue.push(if available {
-                Effect::Update(n)
-            } else {
-                Effect::UpdateIdle(n)
-            });
-        }
+        let available = |n: u8| self.instances[usize::from(n)].available();
+        let mut queue: Vec<Effect> = drained.into_iter().map(Effect::Delete).collect();
+        queue.extend(plan.capacity.map(|n| Effect::Capacity(n as u8)));
+        queue.extend(plan.delete.iter().map(place).map(|n| match available(n) {
+            true => Effect::Drain(n),
+            false => Effect::DrainIdle(n),
+        }));
+        queue.extend(plan.update.iter().map(place).map(|n| match available(n) {
+            true => Effect::Update(n),
+            false => Effect::UpdateIdle(n),
+        }));
+        rules.plans.lock().unwrap().insert(sight, queue.clone());
+        queue
     }
 
     fn apply(&mut self, rules: &Rules) {
@@ -366,7 +445,7 @@ impl World {
             Effect::Drain(_) | Effect::Update(_) | Effect::DrainIdle(_) | Effect::UpdateIdle(_) => {}
         }
         let took = self.available() < before;
-        if took && self.available() + usize::from(self.lost) < rules.budget.floor(self.desired.into()) {
+        if took && self.available() + usize::from(self.lost) < rules.budget(self.desired).floor(self.desired.into()) {
             self.harm = Some(Harm::Floor);
         }
     }
@@ -378,7 +457,7 @@ impl World {
         }
         let unborn = capacity.saturating_sub(live);
         let total = self.instances.len() + usize::from(unborn);
-        if unborn > self.unborn && total > rules.budget.ceiling(self.desired.into()) {
+        if unborn > self.unborn && total > rules.budget(self.desired).ceiling(self.desired.into()) {
             self.harm = Some(Harm::Ceiling);
         }
         self.unborn = unborn;
@@ -386,8 +465,8 @@ impl World {
 
     /// The pool is as it should be, and the controller has nothing to do.
     pub fn settled(&self, rules: &Rules) -> bool {
-        let good = |i: &Instance| i.available() && i.model == self.model && !i.failed;
-        let quiet = || plan(&self.observe(rules).0).is_empty();
+        let good = |i: &Instance| i.available() && !i.outdated && !i.failed;
+        let quiet = || self.planned(rules).is_empty();
         self.unborn == 0
             && self.instances.len() == usize::from(self.desired)
             && self.instances.iter().all(good)
@@ -399,9 +478,7 @@ impl World {
         if !self.queue.is_empty() {
             return Some(Event::Apply);
         }
-        let mut planned = self.clone();
-        planned.look_and_plan(rules);
-        if planned.queue.is_empty() {
+        if self.planned(rules).is_empty() {
             self.course().first().copied()
         } else {
             Some(Event::Plan)

@@ -13,6 +13,7 @@ mod inventory;
 mod listing;
 mod moref;
 mod pbm;
+mod poll;
 mod properties;
 mod rest;
 mod session;

@@ -606,8 +606,18 @@ async fn machines_cost_few_calls_and_few_writes_however_long_they_wait() -> Resu
         written as f64 / MACHINES as f64
     );
     assert!(calls <= 12 * MACHINES, "{calls} calls: {counters:?}");
+    // On a busy machine a step may take so long that it is told of: the condition, the event, and the machine's copy.
+    let slow_steps = ["Cloning", "PoweringOn", "WaitingForIPAllocation"];
+    let mut told = 0;
+    for i in 0..MACHINES {
+        let events = world.events(&format!("m-{i}")).await?;
+        told += events
+            .iter()
+            .filter(|(reason, _)| slow_steps.contains(&reason.as_str()))
+            .count() as u64;
+    }
     assert!(
-        written <= 8 * MACHINES + 1,
+        written <= 8 * MACHINES + 1 + 3 * told,
         "{written} writes: {:#?}",
         writes.iter().filter(|w| w.contains("m-7")).collect::<Vec<_>>()
     );

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+mod tail;
+
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -18,7 +20,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 /// Nothing in these tests takes longer, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Sees every write to Kubernetes.
 #[derive(Default)]
@@ -47,10 +49,7 @@ pub struct World {
 
 impl World {
     pub async fn start(options: capstan_testkit::vcsim::Options) -> Result<Self> {
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-            .with_test_writer()
-            .try_init();
+        tail::keep();
         let plane = ControlPlane::shared().await?;
         plane.install_crds().await?;
         plane.install_cluster_api_crds().await?;
@@ -178,22 +177,27 @@ impl World {
 
     pub async fn ready(&self, name: &str) -> Result<(VSphereMachine, VSphereVM, VmInfo)> {
         let ready = |machine: &VSphereMachine| machine.status.as_ref().is_some_and(|status| status.ready);
-        let machine = match self.until::<VSphereMachine>(name, ready).await {
-            Ok(machine) => machine,
-            Err(error) => bail!("{error}\n{}", self.story(name).await),
-        };
+        let machine = self.until::<VSphereMachine>(name, ready).await?;
         let vm = self.api::<VSphereVM>().get(name).await?;
         let info = self.in_vcenter(&vm).await?.context("ready but not in vCenter")?;
         Ok((machine, vm, info))
     }
 
-    /// What can be told of a machine that did not come up.
+    /// What can be told of a machine that did not come up: both objects, the events, vCenter's view, the log.
     async fn story(&self, name: &str) -> String {
+        let machine = self.api::<VSphereMachine>().get_opt(name).await.ok().flatten();
         let vm = self.api::<VSphereVM>().get_opt(name).await.ok().flatten();
-        let events = self.events(name).await.unwrap_or_default();
+        let there = match &vm {
+            Some(vm) => format!("{:?}", self.in_vcenter(vm).await.map(|vm| vm.map(|vm| vm.state))),
+            None => "no VSphereVM".to_owned(),
+        };
+        let calls = self.vcsim.admin.counters().await.unwrap_or_default();
+        let log = tail::about(&[name, &self.vcsim.server], 40).join("\n");
         format!(
-            "{}\n{events:#?}",
-            serde_json::to_string_pretty(&vm.map(|vm| vm.status)).unwrap_or_default()
+            "{}\n{}\nevents: {:#?}\nin vCenter: {there}\ncalls: {calls:?}\nlog:\n{log}",
+            pretty(machine.map(|machine| machine.status)),
+            pretty(vm.map(|vm| (vm.metadata.resource_version, vm.status))),
+            self.events(name).await.unwrap_or_default(),
         )
     }
 
@@ -206,9 +210,14 @@ impl World {
         let found = kube::runtime::wait::await_condition(self.api::<K>(), name, move |object: Option<&K>| {
             object.is_some_and(&is_so)
         });
-        let found = tokio::time::timeout(PATIENCE, found).await;
-        let found = found.with_context(|| format!("{} {name} did not get there in time", K::kind(&())))??;
-        found.context("gone")
+        match tokio::time::timeout(PATIENCE, found).await {
+            Ok(found) => found?.context("gone"),
+            Err(_) => bail!(
+                "{} {name} did not get there in time\n{}",
+                K::kind(&()),
+                self.story(name).await
+            ),
+        }
     }
 
     pub async fn gone<K>(&self, name: &str) -> Result<()>
@@ -217,9 +226,10 @@ impl World {
         K: DeserializeOwned + Clone + std::fmt::Debug + Send + 'static + Sync,
     {
         let gone = kube::runtime::wait::await_condition(self.api::<K>(), name, |object: Option<&K>| object.is_none());
-        tokio::time::timeout(PATIENCE, gone)
-            .await
-            .with_context(|| format!("{name} is still there"))??;
+        match tokio::time::timeout(PATIENCE, gone).await {
+            Ok(gone) => gone?,
+            Err(_) => bail!("{} {name} is still there\n{}", K::kind(&()), self.story(name).await),
+        };
         Ok(())
     }
 
@@ -237,7 +247,7 @@ impl World {
             .await;
         match found {
             Ok(vm) => Ok(message(&vm)),
-            Err(error) => bail!("{error}: no condition says {text:?}\n{}", self.story(name).await),
+            Err(error) => bail!("no condition says {text:?}: {error}"),
         }
     }
 
@@ -278,6 +288,10 @@ impl Drop for World {
             task.abort();
         }
     }
+}
+
+fn pretty(value: impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(&value).unwrap_or_default()
 }
 
 fn message(vm: &VSphereVM) -> String {

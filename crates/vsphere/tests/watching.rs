@@ -1,0 +1,123 @@
+//! The long poll against a simulated vCenter, with waiters that come and go all the time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use capstan_core::door::{Door, Doors, Effect, Verdict};
+use capstan_testkit::vcsim::Options;
+use capstan_testkit::{Vcsim, vcsim};
+use capstan_vsphere::{CloneSpec, ConfigSpec, Login, MoRef, Sessions, Settings, Trust, Vcenter};
+use futures::future::try_join_all;
+
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Sees what becomes of the view: its changes, and the answers of the poll.
+#[derive(Default)]
+struct Sequence {
+    seen: Mutex<Vec<(&'static str, Instant)>>,
+    /// How many changes of the view never come through.
+    stuck: Mutex<u32>,
+}
+
+impl Door for Sequence {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if effect.method != "ModifyListView" {
+            return Verdict::Pass;
+        }
+        let mut stuck = self.stuck.lock().unwrap();
+        if *stuck > 0 {
+            *stuck -= 1;
+            return Verdict::Hang;
+        }
+        self.seen.lock().unwrap().push(("change", Instant::now()));
+        Verdict::Pass
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        if effect.method == "WaitForUpdatesEx" {
+            self.seen.lock().unwrap().push(("answer", Instant::now()));
+        }
+        Verdict::Pass
+    }
+}
+
+async fn start(door: Arc<Sequence>) -> Result<(Vcsim, Sessions, Vcenter)> {
+    let sim = vcsim(Options::default()).await?;
+    let sessions = Sessions::new(Settings {
+        doors: Doors::new(vec![door]),
+    });
+    let login = Login {
+        server: sim.server.clone(),
+        username: sim.username.clone(),
+        password: sim.password.clone(),
+        trust: Trust::Insecure,
+    };
+    let vcenter = sessions.get(&login).await?;
+    Ok((sim, sessions, vcenter))
+}
+
+async fn machine(vcenter: &Vcenter, number: u64) -> Result<MoRef> {
+    let datacenter = vcenter.datacenter(None).await?;
+    let template = vcenter.template(&datacenter, "pvscsi").await?;
+    let pool = vcenter.resource_pool(&datacenter, None).await?;
+    let spec = CloneSpec {
+        pool: Some(pool.reference.clone()),
+        ..CloneSpec::default()
+    };
+    let name = format!("w-{number}");
+    let clone = vcenter
+        .clone_vm(&template.reference, &datacenter.vm_folder, &name, &spec)
+        .await?;
+    clone.wait().await?.context("nothing was made")
+}
+
+/// Each in its own time, so that somebody comes and somebody goes at any moment.
+async fn machine_with_many_tasks(vcenter: &Vcenter, number: u64, tasks: u64) -> Result<()> {
+    let made = machine(vcenter, number).await?;
+    for task in 0..tasks {
+        let spec = ConfigSpec {
+            num_cpus: Some(1 + (task % 4) as i32),
+            ..ConfigSpec::default()
+        };
+        vcenter.reconfigure(&made, &spec).await?.wait().await?;
+        tokio::time::sleep(Duration::from_millis((number * 13 + task * 7) % 60)).await;
+    }
+    Ok(())
+}
+
+/// The simulator ends in a deadlock when a view is changed while its poll takes in the change before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_is_not_changed_again_before_its_poll_has_answered() -> Result<()> {
+    let door = Arc::new(Sequence::default());
+    let (sim, sessions, vcenter) = start(door.clone()).await?;
+    let all = try_join_all((0..7).map(|number| machine_with_many_tasks(&vcenter, number, 40)));
+    tokio::time::timeout(PATIENCE, all).await.context("took too long")??;
+    let counters = sim.admin.counters().await?;
+    println!("{counters:?}");
+    let seen = door.seen.lock().unwrap().clone();
+    // Whoever has waited for a second goes on without an answer: a busy machine may need that.
+    let hasty = |pair: &&[(&str, Instant)]| {
+        pair[0].0 == "change" && pair[1].0 == "change" && pair[1].1 - pair[0].1 < Duration::from_secs(1)
+    };
+    let hasty = seen.windows(2).filter(hasty).count();
+    assert_eq!(hasty, 0, "changes without an answer in between: {counters:?}");
+    assert_eq!(counters["CreateListView"], 1, "the poll never had to start again");
+    sessions.close().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poll_that_is_stuck_on_the_server_is_made_anew() -> Result<()> {
+    let door = Arc::new(Sequence::default());
+    let (sim, sessions, vcenter) = start(door.clone()).await?;
+    machine(&vcenter, 0).await?;
+    *door.stuck.lock().unwrap() = 1;
+    let made = tokio::time::timeout(PATIENCE, machine(&vcenter, 1)).await;
+    made.context("the wait did not outlive a stuck poll")??;
+    assert_eq!(sim.admin.counters().await?["CreateListView"], 2);
+    sessions.close().await;
+    Ok(())
+}

@@ -2,6 +2,7 @@
 
 use crate::budget::policy::{Kind, Policy};
 use crate::budget::{Ask, Budget, Held, Throttled};
+use crate::error::null_is_empty;
 use crate::operation::retry_after;
 use crate::skus::Catalogues;
 use crate::token::Tokens;
@@ -434,7 +435,7 @@ impl Client {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", bound = "T: DeserializeOwned")]
 struct Page<T> {
-    #[serde(default = "Vec::new")]
+    #[serde(default = "Vec::new", deserialize_with = "null_is_empty")]
     value: Vec<T>,
     next_link: Option<String>,
 }

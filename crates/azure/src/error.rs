@@ -62,7 +62,8 @@ fn is_zero(status: &u16) -> bool {
     *status == 0
 }
 
-fn null_is_empty<'de, D, T>(de: D) -> Result<T, D::Error>
+/// Servers written in Go say `null` where Azure leaves a list or a text out.
+pub(crate) fn null_is_empty<'de, D, T>(de: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: Default + Deserialize<'de>,

@@ -3,6 +3,7 @@
 //! [`Operation::answered`] is a pure step: what to do next follows from the operation and one answer alone. So an
 //! operation that is interrupted at any poll ends the same when it is taken up again.
 
+use crate::error::null_is_empty;
 use crate::{ArmError, Error};
 use bytes::Bytes;
 use http::HeaderMap;
@@ -63,7 +64,7 @@ struct StatusProperties {
 
 #[derive(Deserialize, Default)]
 struct StateBody {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     properties: StateProperties,
 }
 

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::budget::policy::Policy;
 use crate::client::{Call, Client};
+use crate::error::null_is_empty;
 use http::Method;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
@@ -80,61 +81,61 @@ impl Catalogue {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawSku {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     resource_type: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     locations: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     location_info: Vec<LocationInfo>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     capabilities: Vec<Capability>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     restrictions: Vec<Restriction>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct LocationInfo {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     location: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     zones: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     zone_details: Vec<ZoneDetails>,
 }
 
 #[derive(Deserialize)]
 struct ZoneDetails {
     // Azure really writes this one with a capital; some clones of it do not.
-    #[serde(rename = "Name", alias = "name", default)]
+    #[serde(rename = "Name", alias = "name", default, deserialize_with = "null_is_empty")]
     names: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     capabilities: Vec<Capability>,
 }
 
 #[derive(Deserialize)]
 struct Capability {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     value: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Restriction {
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type", default, deserialize_with = "null_is_empty")]
     kind: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     reason_code: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     restriction_info: RestrictionInfo,
 }
 
 #[derive(Deserialize, Default)]
 struct RestrictionInfo {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     zones: Vec<String>,
 }
 
@@ -258,7 +259,8 @@ mod tests {
        "restrictions":[{"type":"Zone","reasonCode":"NotAvailableForSubscription","restrictionInfo":{"zones":["1"]}}]},
       {"resourceType":"virtualMachines","name":"Standard_L8","locations":["eastus"],
        "capabilities":[{"name":"UltraSSDAvailable","value":"True"}]},
-      {"resourceType":"virtualMachines","name":"Standard_Elsewhere","locations":["westus"]},
+      {"resourceType":"virtualMachines","name":"Standard_Elsewhere","locations":["westus"],"locationInfo":null,
+       "capabilities":null,"restrictions":null},
       {"resourceType":"disks","name":"UltraSSD_LRS","locations":["eastus"]}]"#;
 
     fn catalogue() -> Catalogue {

@@ -293,7 +293,11 @@ impl Client {
             code,
         };
         self.shared.settings.metrics.calls.get_or_create(&labels).inc();
-        tracing::debug!(method = %call.method, path = call.target(), code, "azure call");
+        if effect.write {
+            tracing::info!(method = %call.method, path = call.target(), code, "azure call");
+        } else {
+            tracing::debug!(method = %call.method, path = call.target(), code, "azure call");
+        }
         if let Ok(answer) = &result {
             self.learn(&ask, answer);
         }

@@ -46,6 +46,16 @@ struct Record {
     written_at: Timestamp,
 }
 
+/// What users read with `kubectl get events` stands in the log too, where it outlives the hour.
+fn log<K: Resource<DynamicType = ()>>(object: &K, said: &Said) {
+    let (kind, name) = (K::kind(&()), object.name_any());
+    let namespace = object.namespace().unwrap_or_default();
+    match said.level {
+        Level::Normal => tracing::info!(%kind, namespace, name, reason = said.reason, "{}", said.message),
+        Level::Warning => tracing::warn!(%kind, namespace, name, reason = said.reason, "{}", said.message),
+    }
+}
+
 /// What to do about one more event.
 #[derive(Debug, PartialEq, Eq)]
 enum Write {
@@ -101,6 +111,10 @@ impl Recorder {
             let mut map = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             decide(&mut map, &said, &object.name_any(), now)
         };
+        if write == Write::Nothing {
+            return;
+        }
+        log(object, &said);
         let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let done = match write {

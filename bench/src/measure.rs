@@ -61,7 +61,7 @@ impl Audited {
         std::fs::write(
             &policy,
             "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
-             - {level: Metadata, verbs: [create, update, patch, delete]}\n- {level: None}\n",
+             - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n",
         )?;
         let options = capstan_testkit::Options {
             kwok,

@@ -211,6 +211,17 @@ pub struct MachineStatus {
     pub phase: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<CoreCondition>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion: Option<MachineDeletionStatus>,
+}
+
+/// How far core has come with a machine's end.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineDeletionStatus {
+    /// Set once core drains the node; it does not drain every node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_drain_start_time: Option<String>,
 }
 
 /// What the machines of a pool are like.

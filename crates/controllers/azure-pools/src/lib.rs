@@ -82,6 +82,14 @@ impl World {
         }
     }
 
+    /// The pool that a Machine of Cluster API was made for.
+    fn pool_of(&self, machine: &capi::Machine) -> Vec<ObjectRef<AzureMachinePool>> {
+        let mut owners = machine.owner_references().iter();
+        let owner = owners.find(|owner| owner.kind == "MachinePool");
+        let pool = owner.and_then(|owner| self.machine_pools.get(machine.namespace().as_deref(), &owner.name));
+        pool.iter().flat_map(|pool| infrastructure(pool)).collect()
+    }
+
     /// The pools of a cluster.
     fn pools_of(&self, namespace: Option<&str>, cluster: &str) -> Vec<ObjectRef<AzureMachinePool>> {
         let machine_pools = self
@@ -196,9 +204,11 @@ async fn pools_controller(world: Arc<World>, reconciler: Reconciler<AzureMachine
             of_azure.pools_on(cluster)
         })
         .watches(&world.owner_machines, move |machine: &capi::Machine| {
-            let reference = &machine.spec.infrastructure_ref;
-            let found = of_owner.machines.get(machine.namespace().as_deref(), &reference.name);
-            found.iter().flat_map(|machine| owner(machine)).collect()
+            let (namespace, reference) = (machine.namespace(), &machine.spec.infrastructure_ref);
+            match of_owner.machines.get(namespace.as_deref(), &reference.name) {
+                Some(found) => owner(&found),
+                None => of_owner.pool_of(machine),
+            }
         });
     reconciler.run(move |pool| pool::pass(world.clone(), pool)).await;
 }

@@ -5,26 +5,13 @@
 mod harness;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use capstan_core::door::{self, Door, Doors, Effect, Verdict};
+use capstan_core::door::Doors;
 use capstan_sim::azure::{Config, Span, Times};
-use harness::{Options, World};
+use harness::{Options, World, Writes};
 use serde_json::json;
-
-#[derive(Default)]
-struct Writes(AtomicUsize);
-
-impl Door for Writes {
-    fn enter(&self, effect: &Effect) -> Verdict {
-        if effect.write && effect.world == door::World::Kube {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-        Verdict::Pass
-    }
-}
 
 fn number(name: &str, default: usize) -> usize {
     std::env::var(name)
@@ -72,7 +59,7 @@ async fn a_rollout_against_the_ideal() -> Result<()> {
 
     world.watch_bounds(pool, pool + surge);
     world.sim.clear_requests();
-    writes.0.store(0, Ordering::SeqCst);
+    writes.clear();
     let begun = Instant::now();
     world.upgrade(2).await?;
     world.until_rolling().await?;
@@ -89,9 +76,6 @@ async fn a_rollout_against_the_ideal() -> Result<()> {
         "ARM calls per instance: {:.2}",
         world.sim.arm_requests().len() as f64 / pool as f64
     );
-    println!(
-        "kube writes per machine: {:.2}",
-        writes.0.load(Ordering::SeqCst) as f64 / pool as f64
-    );
+    println!("kube writes per machine: {:.2}", writes.total() as f64 / pool as f64);
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use capstan_core::door::{Door, Doors, Effect, Verdict};
-use harness::{Options, World};
+use harness::{Options, World, say};
 
 /// Lets so many writes pass, and then nothing any more: the process is as good as dead.
 struct Deadly {
@@ -62,7 +62,9 @@ async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
         crashes += usize::from(died);
         assert!(crashes < 200, "the rollout does not come to an end");
     }
-    println!("{crashes} crashes, one after each effect of a rollout of 2 machines");
+    say(&format!(
+        "{crashes} crashes, one after each effect of a rollout of 2 machines"
+    ));
     world.run(Doors::default()).await?;
     world.until_ready(2).await?;
     world.bounds.assert_kept();

@@ -32,6 +32,11 @@ pub const HASH_TAG: &str = "capstan-model";
 /// The tag that carries the hash of the custom data, tokens and all, that new instances get.
 pub const CUSTOM_DATA_TAG: &str = "capstan-custom-data";
 
+/// A Windows computer has 15 letters for its name, six of which are Azure's.
+const LONGEST_WINDOWS_NAME: usize = 9;
+/// Flexible sets want to be told by which version of the network API their interfaces are made.
+const NETWORK_API: &str = "2020-11-01";
+
 /// What a scale set is made from.
 pub struct Input<'a> {
     pub pool: &'a AzureMachinePool,
@@ -64,16 +69,30 @@ impl Input<'_> {
     }
 
     pub fn name(&self) -> String {
-        self.pool.name_any()
+        set_name(self.pool)
     }
 
     fn id(&self, provider: &str, group: &str, kind: &str, name: &str) -> ResourceId {
         ResourceId::new(self.subscription, group, provider, kind, name)
     }
 
+    fn flexible(&self) -> bool {
+        self.pool.spec.orchestration_mode == Some(OrchestrationMode::Flexible)
+    }
+
     /// The pool's zones.
     pub fn zones(&self) -> Vec<String> {
         zones(self.machine_pool)
+    }
+}
+
+/// The scale set's name: the pool's, but for Windows, where the names of computers begin with it and have to be short.
+pub fn set_name(pool: &AzureMachinePool) -> String {
+    let name = pool.name_any();
+    let windows = pool.spec.template.os_disk.os_type.as_deref() == Some("Windows");
+    match name.len().checked_sub(5) {
+        Some(tail) if windows && name.len() > LONGEST_WINDOWS_NAME => format!("win-{}", &name[tail..]),
+        _ => name,
     }
 }
 
@@ -109,7 +128,7 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
         scheduled_events_profile: profile::terminate_notification(input),
         ..profile::spot(input)?
     };
-    let flexible = pool.orchestration_mode == Some(OrchestrationMode::Flexible);
+    let flexible = input.flexible();
     let zones = input.zones();
     let properties = ScaleSetProperties {
         orchestration_mode: Some(if flexible { "Flexible" } else { "Uniform" }.to_owned()),
@@ -121,7 +140,8 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
         // One placement group would end at 100 instances, and cannot be left later.
         single_placement_group: Some(false),
         platform_fault_domain_count: pool.platform_fault_domain_count.or(flexible.then_some(1)),
-        zone_balance: pool.zone_balance,
+        // Azure refuses to balance fewer than two zones.
+        zone_balance: pool.zone_balance.filter(|_| zones.len() > 1),
         // Should capacity ever be lowered while an instance is being made, the one without work goes.
         scale_in_policy: (!flexible).then(|| ScaleInPolicy {
             rules: Some(vec!["NewestVM".to_owned()]),

@@ -12,7 +12,7 @@ use capstan_azure::model::{
     TerminateNotificationProfile, UefiSettings, VirtualMachineProfile, WindowsConfiguration,
 };
 
-use super::{Input, encode};
+use super::{Input, NETWORK_API, encode};
 use crate::error::Error;
 
 const ADMIN: &str = "capi";
@@ -222,6 +222,7 @@ pub fn network(input: &Input<'_>) -> Result<ScaleSetNetworkProfile, Error> {
         .enumerate()
         .map(|(n, interface)| network_interface(input, n, interface));
     Ok(ScaleSetNetworkProfile {
+        network_api_version: input.flexible().then(|| NETWORK_API.to_owned()),
         network_interface_configurations: Some(made.collect::<Result<_, _>>()?),
         ..Default::default()
     })

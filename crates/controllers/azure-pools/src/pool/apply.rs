@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use capstan_api::azure::{RollingUpdateMode, UPDATE_INSTANCE_ANNOTATION};
 use capstan_core::rollout::{self, Budget, DeletePolicy, Mode, Plan, Pool, Scaling};
 use capstan_core::validate::azure_pool;
-use capstan_kube::{Next, capi, patch};
+use capstan_kube::Next;
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::cloud::Failure;
 use super::drain::{self, Progress, Terms};
-use super::memory::{Kind, Set};
+use super::memory::{Kind, Seen, Set};
 use super::observe::{Frame, MODEL_ANNOTATION, Member, NodeState, machine};
 use super::status::Draft;
 use super::{Actor, BOOTSTRAP_AGE};
@@ -29,21 +29,23 @@ const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
 /// So many nodes are drained at once.
 const DRAINS: usize = 16;
 /// So many objects are written at once.
-const WRITES: usize = 8;
+pub(super) const WRITES: usize = 8;
 
 impl Actor<'_> {
     pub(super) async fn reconcile(&mut self, draft: &mut Draft, model: &Model) -> Result<Next, Error> {
+        self.memory.wanted = Some(model.hash.clone());
         let failures = self.look().await?;
         let Some(set) = self.set() else {
             return self.create(draft, model).await;
         };
         if set.model.is_none() && self.fits(&set, model) {
-            self.cloud().await?.adopt(model).await?;
-            return Box::pin(self.reconcile(draft, model)).await;
+            return self.adopt(model).await;
         }
         let mut members = self.members().await;
+        self.note_external(&members, &set, model);
         self.note_failures(&failures, &members).await?;
         self.tend_objects(&mut members).await?;
+        self.sweep().await?;
         let mut wait = self.drain(&mut members).await?;
         wait = wait.min(self.delete_drained(&members).await?);
         wait = wait.min(self.update_drained(&members, model).await?);
@@ -51,13 +53,14 @@ impl Actor<'_> {
 
         let plan = self.plan(&members, model);
         self.take(&members, &plan).await?;
-        self.change(&plan, model).await?;
+        self.change(&plan, model, &members).await?;
         self.catch_up(&mut members);
         self.sync_replicas().await?;
 
-        self.report(&members, model).await?;
+        wait = wait.min(self.report(&members, &model.hash, plan.rolling).await?);
+        self.note_success(&members);
         draft.observed(self, &members, &plan, model);
-        self.spec(&members).await?;
+        self.spec(&members, draft.at_rest()).await?;
         Ok(Next::After(wait.min(self.next())))
     }
 
@@ -124,30 +127,6 @@ impl Actor<'_> {
         Ok(Next::After(Duration::ZERO))
     }
 
-    /// Whether a scale set that somebody else made is what is wanted, as far as that can be told.
-    fn fits(&self, set: &Set, model: &Model) -> bool {
-        let wanted = &model.set;
-        let storage = wanted
-            .properties
-            .as_ref()
-            .and_then(|p| p.virtual_machine_profile.as_ref()?.storage_profile.as_ref());
-        let image = storage.and_then(|storage| storage.image_reference.as_ref());
-        let same_image = match (image, &set.image) {
-            (Some(a), Some(b)) => {
-                (&a.id, &a.publisher, &a.offer, &a.sku, &a.version)
-                    == (&b.id, &b.publisher, &b.offer, &b.sku, &b.version)
-                    && a.community_gallery_image_id == b.community_gallery_image_id
-            }
-            _ => false,
-        };
-        let size = wanted
-            .sku
-            .as_ref()
-            .and_then(|sku| sku.name.as_deref())
-            .unwrap_or_default();
-        same_image && set.size.eq_ignore_ascii_case(size) && set.zones == wanted.zones.clone().unwrap_or_default()
-    }
-
     /// Failed creations slow the next one down; failed updates in place become replacements.
     async fn note_failures(&mut self, failures: &[Failure], members: &[Member]) -> Result<(), Error> {
         for failure in failures {
@@ -202,6 +181,34 @@ impl Actor<'_> {
             self.memory.retry.failed(why, false, Instant::now());
         }
         Ok(())
+    }
+
+    /// Once all that was asked for is there and well, creation has not failed any more.
+    fn note_success(&mut self, members: &[Member]) {
+        let capacity = self.set().map_or(0, |set| set.capacity);
+        let failing = members
+            .iter()
+            .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
+        let waiting = members.len() < capacity || members.iter().any(|member| !member.node.is_ready());
+        if self.memory.retry.failing() && !failing && !waiting {
+            self.memory.counted.clear();
+            self.memory.retry.succeeded();
+        }
+    }
+
+    /// What needs nothing of Azure, for as long as Azure is not to be asked: drains that have begun go on, and what
+    /// nodes tell is told. Nothing new is taken. The answer is when to look again.
+    pub(super) async fn go_on(&mut self) -> Result<Duration, Error> {
+        if self.memory.look.is_none() {
+            return Ok(self.world.options.resync);
+        }
+        let mut members = self.members().await;
+        members.retain(|member| member.instance.is_some());
+        let wait = self.drain(&mut members).await?;
+        let Some(wanted) = self.memory.wanted.clone() else {
+            return Ok(wait);
+        };
+        Ok(wait.min(self.report(&members, &wanted, true).await?))
     }
 
     /// An object for every instance, and none without.
@@ -291,7 +298,8 @@ impl Actor<'_> {
             let (member, workload, terms) = (&members[n], &self.workload, &terms);
             async move {
                 let outcome = match &member.owner {
-                    Some(owner) if member.leaving() => Ok(by_core(member, owner)),
+                    Some(owner) if member.leaving() && !drain::core_is_done(owner) => Ok(by_core(owner)),
+                    Some(owner) if member.leaving() && !drain::core_did_not_drain(owner) => Ok(Progress::Done),
                     _ => drain::pass(member, workload, terms, since).await,
                 };
                 (n, outcome)
@@ -438,7 +446,7 @@ impl Actor<'_> {
             policy: policy.unwrap_or(DeletePolicy::Oldest),
             mode: if in_place { Mode::InPlace } else { Mode::Replace },
             seed: seed(&self.pool.uid().unwrap_or_default()),
-            capacity: set.capacity,
+            capacity: self.asked(&set, members),
             scaling: if self.memory.busy(Kind::Change) {
                 Scaling::Running
             } else {
@@ -448,18 +456,30 @@ impl Actor<'_> {
         })
     }
 
+    /// The capacity that was asked for. A Flexible set makes nothing by itself of a capacity that it already has.
+    fn asked(&self, set: &Set, members: &[Member]) -> usize {
+        if !set.flexible || self.memory.busy(Kind::Change) {
+            return set.capacity;
+        }
+        let deleting = self.memory.deleting();
+        let live = |i: &&Seen| !i.is("Deleting") && !deleting.contains(&i.id);
+        members.iter().filter_map(|m| m.instance.as_ref()).filter(live).count()
+    }
+
     /// Marks the machines that the plan takes. One that has become available since it was looked at, and was chosen
     /// because it was not, is left for the next plan.
     async fn take(&self, members: &[Member], plan: &Plan) -> Result<(), Error> {
         let writer = self.writer();
         let by_name: BTreeMap<&str, &Member> = members.iter().map(|member| (member.name.as_str(), member)).collect();
+        let mut leaving = Vec::new();
         for name in &plan.delete {
             if let Some(member) = by_name.get(name.as_str())
                 && !self.has_recovered(member).await
             {
-                writer.delete(member).await?;
+                leaving.push(*member);
             }
         }
+        writer.delete_all(&leaving).await?;
         for name in &plan.update {
             if let Some(member) = by_name.get(name.as_str())
                 && !self.has_recovered(member).await
@@ -471,12 +491,13 @@ impl Actor<'_> {
     }
 
     /// Gives the scale set its model and its capacity, in one call.
-    async fn change(&mut self, plan: &Plan, model: &Model) -> Result<(), Error> {
+    async fn change(&mut self, plan: &Plan, model: &Model, members: &[Member]) -> Result<(), Error> {
         let Some(set) = self.set() else { return Ok(()) };
         let now = Instant::now();
         let new_model = set.model.as_deref() != Some(&model.hash);
         let held = self.memory.retry.remaining(now).is_some();
-        let wanted = plan.capacity.filter(|capacity| *capacity < set.capacity || !held);
+        let wanted = plan.capacity.or_else(|| self.spare(&set, members));
+        let wanted = wanted.filter(|capacity| *capacity < set.capacity || !held);
         // A scale operation that failed is over: asking for the same again is the retry.
         let again =
             self.memory.retry.due(now) && !self.memory.busy(Kind::Change) && set.state.eq_ignore_ascii_case("Failed");
@@ -527,78 +548,18 @@ impl Actor<'_> {
         Ok(())
     }
 
+    /// What a Flexible set's capacity comes down to once its machines are gone and nothing else is under way.
+    fn spare(&self, set: &Set, members: &[Member]) -> Option<usize> {
+        let quiet = set.flexible && self.memory.operations.is_empty();
+        let going = |m: &Member| m.leaving() || m.instance.as_ref().is_some_and(|i| i.is("Deleting"));
+        (quiet && members.len() < set.capacity && !members.iter().any(going)).then_some(members.len())
+    }
+
     fn bootstrap_age(&self) -> Duration {
         self.memory
             .bootstrap
             .as_ref()
             .map_or(BOOTSTRAP_AGE, |(_, _, at)| at.elapsed())
-    }
-
-    /// Where somebody else decides on the replicas by setting the scale set's capacity, the MachinePool follows.
-    async fn sync_replicas(&mut self) -> Result<(), Error> {
-        let machine_pool = &self.owners.machine_pool;
-        let Some(capacity) = self.memory.external.take() else {
-            return Ok(());
-        };
-        let replicas = i32::try_from(capacity).ok();
-        if !machine_pool.replicas_managed_externally() || machine_pool.spec.replicas == replicas {
-            return Ok(());
-        }
-        self.memory.external = Some(capacity);
-        let mut after = machine_pool.as_ref().clone();
-        after.0.spec.replicas = replicas;
-        let api = self
-            .world
-            .context
-            .api::<capi::MachinePool>(&self.pool.namespace().unwrap_or_default());
-        patch::object(&api, machine_pool.as_ref(), &after, patch::Lock::Version).await?;
-        Ok(())
-    }
-
-    /// Writes every machine's status.
-    pub(super) async fn report(&mut self, members: &[Member], model: &Model) -> Result<(), Error> {
-        let set = self.set().unwrap_or_default();
-        let version = self.owners.machine_pool.spec.template.spec.version.clone();
-        let writer = self.writer();
-        // What goes now needs no more words: its object is on its way out.
-        let going = |m: &&Member| m.object_deleting() && m.instance.as_ref().is_some_and(|i| i.is("Deleting"));
-        let reports = members.iter().filter(|member| !going(member)).map(|member| {
-            let latest = member.model(set.model.as_deref()) == Some(&model.hash);
-            writer.report(member, latest, version.as_deref())
-        });
-        let reports: Vec<_> = reports.collect();
-        let written: Vec<_> = futures::stream::iter(reports).buffer_unordered(WRITES).collect().await;
-        written.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let failing = members
-            .iter()
-            .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
-        let waiting = members.len() < set.capacity || members.iter().any(|member| !member.node.is_ready());
-        if self.memory.retry.failing() && !failing && !waiting {
-            self.memory.counted.clear();
-            self.memory.retry.succeeded();
-        }
-        Ok(())
-    }
-
-    /// Keeps `providerID` and `providerIDList` as they are; like the status, not at every step of many.
-    async fn spec(&mut self, members: &[Member]) -> Result<(), Error> {
-        let mut after = self.pool.clone();
-        let set = self.set().unwrap_or_default();
-        after.spec.provider_id = (!set.id.is_empty()).then(|| format!("azure://{}", set.id));
-        let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
-        ids.sort();
-        after.spec.provider_id_list = ids;
-        if let Some(due) = super::again(self.memory.ids_written) {
-            self.ids_again = (after.spec != self.pool.spec).then_some(due);
-            return Ok(());
-        }
-        let api = self.world.context.api(&self.pool.namespace().unwrap_or_default());
-        let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
-        if written.is_some() {
-            self.memory.ids_written = Some(Instant::now());
-        }
-        self.world.wrote(self.pool, written.as_ref());
-        Ok(())
     }
 }
 
@@ -616,10 +577,7 @@ impl Member {
 }
 
 /// Core drains a Machine's node before it deletes what the Machine stands on.
-fn by_core(member: &Member, owner: &std::sync::Arc<capstan_kube::capi::Machine>) -> Progress {
-    if member.owner_deleting() && drain::core_is_done(owner) {
-        return Progress::Done;
-    }
+fn by_core(owner: &std::sync::Arc<capstan_kube::capi::Machine>) -> Progress {
     let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
     Progress::Waiting {
         why,

@@ -88,7 +88,7 @@ impl Cloud<'_> {
     fn ended(&mut self, tracked: &Tracked, failed: bool) {
         self.memory.stale = true;
         // A change that ended well needs no second read: the list shows the rest.
-        self.memory.reread |= failed || tracked.kind == Kind::Remove;
+        self.memory.reread |= failed || tracked.kind == Kind::Remove || self.flexible();
         if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut())
             && let Some(set) = look.set.as_mut()
         {
@@ -103,9 +103,12 @@ impl Cloud<'_> {
         let capacity = |set: &Option<Set>| set.as_ref().map(|set| set.capacity);
         match self.memory.look.as_mut() {
             Some(look) => {
-                let (old, new) = (capacity(&look.set), capacity(&set));
-                if old.is_some() && new.is_some() && old != new && self.memory.operations.is_empty() {
-                    self.memory.external = new;
+                // What we did not do ourselves, somebody else did.
+                if let (Some(old), Some(new)) = (capacity(&look.set), capacity(&set))
+                    && (self.memory.operations.is_empty() || new > old)
+                    && let Some(external) = self.memory.external.as_mut()
+                {
+                    *external = (*external + new).saturating_sub(old);
                 }
                 look.set = set;
             }
@@ -154,6 +157,11 @@ impl Cloud<'_> {
         Ok(listed.iter().filter_map(Seen::uniform).collect())
     }
 
+    fn flexible(&self) -> bool {
+        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        set.is_some_and(|set| set.flexible)
+    }
+
     /// Ends operations whose whole effect the list shows: that saves polling them.
     fn settle(&mut self) {
         let Some(look) = &self.memory.look else { return };
@@ -177,6 +185,8 @@ impl Cloud<'_> {
             Kind::Remove => true,
         });
         let changed = self.memory.operations.len() != before;
+        // A VM that goes by itself need not lower its set's capacity.
+        self.memory.reread |= changed && self.flexible();
         if let Some(set) = self
             .memory
             .look
@@ -198,7 +208,7 @@ impl Cloud<'_> {
             .iter()
             .filter(|instance| !instance.is("Deleting"))
             .count();
-        self.memory.reread |= self.memory.operations.is_empty() && live != capacity;
+        self.memory.reread |= (self.memory.operations.is_empty() && live != capacity) || live > capacity;
     }
 
     fn track(&mut self, kind: Kind, ids: BTreeSet<String>, operation: Option<Operation>) {
@@ -287,8 +297,11 @@ impl Cloud<'_> {
         self.changed(patched)
     }
 
+    /// All tags that are there, whoever set them, and ours.
     fn tags(&self, model: &Model) -> Tags {
-        let mut tags = model.set.tags.clone().unwrap_or_default();
+        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        let mut tags = set.map(|set| set.tags.clone()).unwrap_or_default();
+        tags.extend(model.set.tags.clone().unwrap_or_default());
         tags.insert(HASH_TAG.to_owned(), model.hash.clone());
         tags.insert(CUSTOM_DATA_TAG.to_owned(), model.custom_data_hash.clone());
         tags
@@ -330,13 +343,7 @@ impl Cloud<'_> {
         if ids.is_empty() {
             return Ok(());
         }
-        let flexible = self
-            .memory
-            .look
-            .as_ref()
-            .and_then(|look| look.set.as_ref())
-            .is_some_and(|set| set.flexible);
-        if flexible {
+        if self.flexible() {
             for id in &ids {
                 let operation = self.client.delete_vm(&self.group, id).await?;
                 self.deleted(BTreeSet::from([id.clone()]), operation);

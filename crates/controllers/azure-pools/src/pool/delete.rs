@@ -16,6 +16,9 @@ use crate::error::Error;
 /// While objects of ours go away, their watch tells; this is for a watch that was cut off.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
+/// What the provider that ran the pool before has left on it.
+const PREDECESSORS_FINALIZER: &str = "machinepool.cluster.x-k8s.io";
+
 /// A pool whose cluster is gone can only be let go of.
 pub async fn orphaned(world: &World, pool: &AzureMachinePool) -> Result<Next, Error> {
     let namespace = pool.namespace().unwrap_or_default();
@@ -27,14 +30,27 @@ pub async fn orphaned(world: &World, pool: &AzureMachinePool) -> Result<Next, Er
     for machine in machines {
         patch::remove_finalizer(&api, machine.as_ref(), MACHINE_FINALIZER).await?;
     }
-    let api = world.context.api::<AzureMachinePool>(&namespace);
-    patch::remove_finalizer(&api, pool, FINALIZER).await?;
+    release(world, pool).await?;
     Ok(Next::Wait)
+}
+
+/// Lets go of the pool's object, for whoever made it: nobody else is left to do so.
+async fn release(world: &World, pool: &AzureMachinePool) -> Result<(), Error> {
+    let api = world
+        .context
+        .api::<AzureMachinePool>(&pool.namespace().unwrap_or_default());
+    let mut last = pool.clone();
+    if let Some(without) = patch::remove_finalizer(&api, pool, PREDECESSORS_FINALIZER).await? {
+        last = without;
+    }
+    patch::remove_finalizer(&api, &last, FINALIZER).await?;
+    Ok(())
 }
 
 impl Actor<'_> {
     pub(super) async fn delete(&mut self, draft: &mut Draft) -> Result<Next, Error> {
-        if !self.pool.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        let ours = |finalizer: &String| [FINALIZER, PREDECESSORS_FINALIZER].contains(&finalizer.as_str());
+        if !self.pool.finalizers().iter().any(ours) {
             return Ok(Next::Wait);
         }
         let removing = self.memory.busy(Kind::Remove);
@@ -64,9 +80,8 @@ impl Actor<'_> {
         members.retain(|member| member.instance.is_some());
         let mut wait = LOOK_AGAIN;
         if !members.is_empty() && !removing {
-            for member in members.iter().filter(|member| !member.leaving()).collect::<Vec<_>>() {
-                writer.delete(member).await?;
-            }
+            let staying: Vec<_> = members.iter().filter(|member| !member.leaving()).collect();
+            writer.delete_all(&staying).await?;
             wait = wait.min(self.drain(&mut members).await?);
             self.mark_undescribed(&mut members);
             wait = wait.min(self.delete_drained(&members).await?);
@@ -96,22 +111,16 @@ impl Actor<'_> {
     }
 
     async fn report_drains(&self, members: &[super::observe::Member]) -> Result<(), Error> {
-        for member in members
-            .iter()
-            .filter(|member| member.blocked.is_some())
-            .collect::<Vec<_>>()
-        {
-            self.writer().report(member, false, None).await?;
+        for member in members.iter().filter(|member| member.stuck).collect::<Vec<_>>() {
+            let status = member.object.as_ref().and_then(|object| object.status.as_ref());
+            let latest = status.is_some_and(|status| status.latest_model_applied);
+            self.writer().report(member, latest, None).await?;
         }
         Ok(())
     }
 
     async fn release(&self) -> Result<Next, Error> {
-        let api = self
-            .world
-            .context
-            .api::<AzureMachinePool>(&self.pool.namespace().unwrap_or_default());
-        patch::remove_finalizer(&api, self.pool, FINALIZER).await?;
+        release(self.world, self.pool).await?;
         self.world.forget(self.pool);
         Ok(Next::Wait)
     }

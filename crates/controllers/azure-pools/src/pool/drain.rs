@@ -35,6 +35,9 @@ const AFTER_DRAIN: [&str; 3] = [
     "DeletionCompleted",
 ];
 
+/// Keeps core from draining a Machine's node.
+const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
+
 /// How and until when to drain.
 pub struct Terms {
     pub timeout: Option<Duration>,
@@ -92,6 +95,15 @@ fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Progress
         blocked: true,
         again,
     }
+}
+
+/// Whether core has left the draining to us: it skips nodes of clusters whose control plane it does not see, and of
+/// machines whose node it never found. Who does not want a drain says so on the Machine.
+pub fn core_did_not_drain(owner: &Arc<capstan_kube::capi::Machine>) -> bool {
+    let deletion = owner.status.as_ref().and_then(|status| status.deletion.as_ref());
+    let drained = deletion.is_some_and(|deletion| deletion.node_drain_start_time.is_some());
+    let excluded = owner.metadata.annotations.as_ref();
+    !drained && !excluded.is_some_and(|notes| notes.contains_key(EXCLUDE_DRAIN_ANNOTATION))
 }
 
 /// Whether Cluster API's core is done with the Machine but for the infrastructure.

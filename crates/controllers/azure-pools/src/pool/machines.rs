@@ -13,11 +13,11 @@ use capstan_kube::{capi, patch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt};
 
 use super::memory::Seen;
-use super::observe::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION};
+use super::observe::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL};
 use crate::World;
 use crate::error::Error;
 
@@ -28,6 +28,16 @@ const POOL_NAME_LABEL: &str = "cluster.x-k8s.io/pool-name";
 const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const NODE_HEALTHY: &str = "NodeHealthy";
 const DRAINING: &str = "DrainingSucceeded";
+
+/// So many are named in one call: its address has to stay short.
+const NAMED_AT_ONCE: usize = 50;
+
+impl Member {
+    /// The label by which its object, and no other, is known.
+    fn vm_id(&self) -> Option<&str> {
+        self.object.as_ref()?.labels().get(VM_ID_LABEL).map(String::as_str)
+    }
+}
 
 /// The kube writes of one pool.
 pub struct Writer<'a> {
@@ -63,11 +73,12 @@ impl Writer<'_> {
         instance: &Seen,
         model: Option<&str>,
     ) -> Result<Option<AzureMachinePoolMachine>, Error> {
-        let labels = BTreeMap::from([
+        let mut labels = BTreeMap::from([
             (CLUSTER_NAME_LABEL.to_owned(), self.cluster_name.to_owned()),
             (POOL_NAME_LABEL.to_owned(), self.machine_pool.to_owned()),
             (MACHINE_POOL_LABEL.to_owned(), self.pool.name_any()),
         ]);
+        labels.extend(instance.vm_id.clone().map(|id| (VM_ID_LABEL.to_owned(), id)));
         let model = model.map(|model| (MODEL_ANNOTATION.to_owned(), model.to_owned()));
         let vm_id = instance.vm_id.clone().map(|id| (VM_ID_ANNOTATION.to_owned(), id));
         let notes = Some(model.into_iter().chain(vm_id).collect());
@@ -97,6 +108,42 @@ impl Writer<'_> {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Asks for the end of several machines, in one call for all that can be named by one. VM ids are never used twice, so
+    /// that no other machine can be meant.
+    pub async fn delete_all(&self, members: &[&Member]) -> Result<(), Error> {
+        let by_id = |member: &&&Member| member.owner.is_none() && !member.object_deleting() && member.vm_id().is_some();
+        let (together, apart): (Vec<&Member>, Vec<&Member>) = members.iter().partition(by_id);
+        for some in together.chunks(NAMED_AT_ONCE) {
+            if some.len() == 1 || !self.delete_together(some).await? {
+                self.delete_each(some).await?;
+            }
+        }
+        self.delete_each(&apart).await
+    }
+
+    async fn delete_each(&self, members: &[&Member]) -> Result<(), Error> {
+        for member in members {
+            self.delete(member).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether we are allowed to.
+    async fn delete_together(&self, members: &[&Member]) -> Result<bool, Error> {
+        let ids: Vec<&str> = members.iter().filter_map(|member| member.vm_id()).collect();
+        let those = ListParams::default().labels(&format!("{VM_ID_LABEL} in ({})", ids.join(",")));
+        match self.api().delete_collection(&DeleteParams::default(), &those).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 403 => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        for object in members.iter().filter_map(|member| member.object.as_ref()) {
+            let uid = object.uid().unwrap_or_default();
+            self.world.expectations.deleted(&self.uid(), uid);
+        }
+        Ok(true)
     }
 
     /// Asks for a machine's end: through the Machine that owns it where there is one, so that core drains.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::Future;
-use capstan_azure::model::{Instance, ScaleSet, VirtualMachine};
+use capstan_azure::model::{ImageReference, Instance, ScaleSet, Tags, VirtualMachine};
 use capstan_azure::{Client, Operation, ResourceId};
 use serde::{Deserialize, Serialize};
 
@@ -69,26 +69,52 @@ pub struct Set {
     pub state: String,
     pub model: Option<String>,
     pub custom_data: Option<String>,
-    pub size: String,
+    pub make: Make,
     pub zones: Vec<String>,
-    pub image: Option<capstan_azure::model::ImageReference>,
+    pub tags: Tags,
     pub flexible: bool,
+}
+
+/// Image and size: what somebody else's model can be known by, and an instance of it. Azure does not keep the case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Make(String);
+
+impl Make {
+    pub fn new(image: Option<&ImageReference>, size: Option<&str>) -> Self {
+        let image = image.cloned().unwrap_or_default();
+        let parts = [
+            image.id,
+            image.community_gallery_image_id,
+            image.shared_gallery_image_id,
+            image.publisher,
+            image.offer,
+            image.sku,
+            image.version,
+            size.map(str::to_owned),
+        ];
+        let parts: Vec<String> = parts.into_iter().map(Option::unwrap_or_default).collect();
+        Self(parts.join(" ").to_ascii_lowercase())
+    }
+
+    pub fn of(set: &ScaleSet) -> Self {
+        let profile = set.properties.as_ref().and_then(|p| p.virtual_machine_profile.as_ref());
+        let image = profile.and_then(|profile| profile.storage_profile.as_ref()?.image_reference.as_ref());
+        Self::new(image, set.sku.as_ref().and_then(|sku| sku.name.as_deref()))
+    }
 }
 
 impl Set {
     pub fn read(set: &ScaleSet) -> Self {
         let tag = |name: &str| set.tags.as_ref().and_then(|tags| tags.get(name)).cloned();
-        let profile = set.properties.as_ref().and_then(|p| p.virtual_machine_profile.as_ref());
-        let storage = profile.and_then(|profile| profile.storage_profile.as_ref());
         Self {
             id: set.id.clone().unwrap_or_default(),
             capacity: usize::try_from(set.capacity()).unwrap_or_default(),
             state: set.provisioning_state().to_owned(),
             model: tag(HASH_TAG),
             custom_data: tag(CUSTOM_DATA_TAG),
-            size: set.sku.as_ref().and_then(|sku| sku.name.clone()).unwrap_or_default(),
+            make: Make::of(set),
             zones: set.zones.clone().unwrap_or_default(),
-            image: storage.and_then(|storage| storage.image_reference.clone()),
+            tags: set.tags.clone().unwrap_or_default(),
             flexible: set.is_flexible(),
         }
     }
@@ -109,6 +135,7 @@ pub struct Seen {
     pub message: Option<String>,
     /// Numbers may be used again; this never is.
     pub vm_id: Option<String>,
+    pub make: Make,
 }
 
 impl Seen {
@@ -136,6 +163,10 @@ impl Seen {
             created: created.and_then(seconds).unwrap_or_default(),
             message: failure.and_then(|status| status.message.clone().or_else(|| status.display_status.clone())),
             vm_id: properties.and_then(|p| p.vm_id.clone()),
+            make: Make::new(
+                properties.and_then(|p| p.storage_profile.as_ref()?.image_reference.as_ref()),
+                instance.sku.as_ref().and_then(|sku| sku.name.as_deref()),
+            ),
         })
     }
 
@@ -168,6 +199,16 @@ impl Seen {
             created: properties.time_created.as_deref().and_then(seconds).unwrap_or_default(),
             message: None,
             vm_id: properties.vm_id.clone(),
+            make: Make::new(
+                properties
+                    .storage_profile
+                    .as_ref()
+                    .and_then(|storage| storage.image_reference.as_ref()),
+                properties
+                    .hardware_profile
+                    .as_ref()
+                    .and_then(|hardware| hardware.vm_size.as_deref()),
+            ),
         })
     }
 
@@ -227,6 +268,13 @@ impl Retry {
     }
 }
 
+/// When something was last written, and since when there has been more to say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    pub unsaid: Option<Instant>,
+    pub written: Option<Instant>,
+}
+
 /// Everything that one pool's actor remembers.
 #[derive(Default)]
 pub struct Memory {
@@ -247,11 +295,13 @@ pub struct Memory {
     pub counted: HashSet<String>,
     /// When the first of the machines drained now was drained.
     pub drained: Option<Instant>,
-    /// When the pool's status was last written.
-    pub written: Option<Instant>,
-    /// When its list of provider ids was last written.
-    pub ids_written: Option<Instant>,
-    /// The capacity that somebody else has set.
+    /// Azure is not asked for anything before this.
+    pub held: Option<Instant>,
+    /// The model that was last wanted.
+    pub wanted: Option<String>,
+    pub status_pace: Pace,
+    pub ids_pace: Pace,
+    /// How many machines whoever manages the replicas from outside wants.
     pub external: Option<usize>,
     /// Nodes of the scale set that the last list did not explain.
     pub strangers: BTreeSet<String>,
@@ -262,6 +312,11 @@ impl Memory {
     pub fn deleting(&self) -> BTreeSet<String> {
         let operations = self.operations.iter().filter(|tracked| tracked.kind == Kind::Delete);
         operations.flat_map(|tracked| tracked.ids.iter().cloned()).collect()
+    }
+
+    /// How long Azure is still to be left alone.
+    pub fn held_for(&self, now: Instant) -> Option<Duration> {
+        self.held?.checked_duration_since(now).filter(|left| !left.is_zero())
     }
 
     pub fn busy(&self, kind: Kind) -> bool {

@@ -7,11 +7,13 @@ mod apply;
 mod cloud;
 mod delete;
 mod drain;
+mod foreign;
 mod look;
 mod machines;
 mod memory;
 mod observe;
 mod owners;
+mod report;
 mod status;
 
 pub use memory::Memory;
@@ -44,15 +46,8 @@ const SSH_KEY_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.
 const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 /// Bootstrap data is read again when it is older than this.
 const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
-/// While much happens, a pool's own object is written no more often than this; its machines tell at once.
-const STATUS_PACE: Duration = Duration::from_secs(2);
 /// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
 const LAG: Duration = Duration::from_secs(2);
-
-/// When something that was written at `last` may be written again; nothing when that is now.
-fn again(last: Option<Instant>) -> Option<Instant> {
-    last.map(|at| at + STATUS_PACE).filter(|due| *due > Instant::now())
-}
 
 /// One pass over a pool.
 pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
@@ -73,7 +68,7 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
     };
     let mut draft = Draft::new(&pool);
     let mut actor = Actor::new(&world, &pool, &owners, memory);
-    let result = actor.run(&mut draft).await;
+    let result = actor.attempt(&mut draft).await;
     if let Err(error) = &result {
         draft.trouble(error);
         if matches!(error, Error::Azure(capstan_azure::Error::SignIn { .. })) {
@@ -175,7 +170,7 @@ impl<'a> Actor<'a> {
     }
 
     async fn cloud(&mut self) -> Result<Cloud<'_>, Error> {
-        let (client, group, name) = (self.client().await?, self.group(), self.pool.name_any());
+        let (client, group, name) = (self.client().await?, self.group(), model::set_name(self.pool));
         Ok(Cloud {
             client,
             group,
@@ -198,24 +193,29 @@ impl<'a> Actor<'a> {
         Arc::new(move || trigger.poke(pool.clone()))
     }
 
-    /// Writes the pool's status: at once when it has been quiet, or when something is wrong; else a little later. The
-    /// answer is when what is left unsaid may be said.
-    async fn tell(&mut self, draft: &Draft, urgent: bool) -> Result<Option<Instant>, Error> {
-        let mut status = again(self.memory.written);
-        if status.is_none() || urgent || draft.is_urgent() {
-            if draft.write(self.world).await? {
-                self.memory.written = Some(Instant::now());
-            }
-            status = None;
-        }
-        let status = status.filter(|_| draft.differs());
-        Ok([status, self.ids_again].into_iter().flatten().min())
-    }
-
-    async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
+    /// A whole pass; while Azure asks for patience, as much of one as needs nothing of Azure.
+    async fn attempt(&mut self, draft: &mut Draft) -> Result<Next, Error> {
         if self.lagging() {
             return Ok(Next::After(LAG));
         }
+        if let Some(left) = self.memory.held_for(Instant::now()) {
+            return Ok(Next::After(self.go_on().await?.min(left)));
+        }
+        let error = match self.run(draft).await {
+            Err(error) if !matches!(error, Error::Kube(_)) => error,
+            done => return done,
+        };
+        let wait = self.go_on().await?;
+        let Class::Throttled(after) = error.class() else {
+            return Err(error);
+        };
+        tracing::warn!(pool = %self.pool.name_any(), %error, retry = ?after, "azure is not asked for a while");
+        self.memory.held = Some(Instant::now() + after);
+        draft.trouble(&error);
+        Ok(Next::After(wait.min(after)))
+    }
+
+    async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
         if self.pool.metadata.deletion_timestamp.is_some() {
             return self.delete(draft).await;
         }

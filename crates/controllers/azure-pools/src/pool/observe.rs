@@ -16,6 +16,8 @@ use super::memory::Seen;
 pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
 /// Which virtual machine the object stands for: instance numbers may be used again.
 pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
+/// The same, to name many machines at once by it.
+pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
 /// Why an update in place is not tried again.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
 
@@ -162,6 +164,11 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Option<Machine> {
     })
 }
 
+/// What the object of an instance is called. The instances of Flexible sets have names that Kubernetes does not take.
+fn name(pool: &str, instance: &str) -> String {
+    format!("{pool}-{}", instance.replace('_', "-").to_ascii_lowercase())
+}
+
 /// Pairs instances with the objects that stand for them; the rest of either stands alone.
 pub fn join(
     pool: &str,
@@ -188,7 +195,7 @@ pub fn join(
                 .flatten();
             let name = object
                 .as_ref()
-                .map_or_else(|| format!("{pool}-{}", instance.id), |object| object.name_any());
+                .map_or_else(|| name(pool, &instance.id), |object| object.name_any());
             (name, Some(instance.clone()), object)
         })
         .collect();
@@ -274,6 +281,13 @@ mod tests {
             spot: true,
         };
         assert!(machine(&member, &frame).unwrap().failed);
+    }
+
+    #[rstest]
+    #[case("7", "pool-7")]
+    #[case("pool_1A2b3c4d", "pool-pool-1a2b3c4d")]
+    fn a_machine_is_named_after_its_instance_as_kubernetes_takes_it(#[case] instance: &str, #[case] expected: &str) {
+        assert_eq!(name("pool", instance), expected);
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl Draft {
         if outdated == 0 {
             return self.mark_true(MODEL_UPDATED);
         }
-        let blocked = members.iter().any(|member| member.blocked.is_some());
+        let blocked = members.iter().any(|member| member.stuck);
         let severity = if blocked { Severity::Warning } else { Severity::Info };
         let text = match why {
             "" => format!("RollingUpdate: {outdated} machines to go"),
@@ -159,11 +159,19 @@ impl Draft {
         self.before.status.as_ref() != Some(&self.status)
     }
 
+    /// Whether nothing is under way.
+    pub fn at_rest(&self) -> bool {
+        matches!(self.status.provisioning_state.as_deref(), None | Some("Succeeded"))
+    }
+
     /// Whether it is news that others wait for: readiness and where the pool stands.
     pub fn is_urgent(&self) -> bool {
         let before = self.before.status.clone().unwrap_or_default();
-        let same = before.ready == self.status.ready && before.provisioning_state == self.status.provisioning_state;
-        !same || self.before.metadata.deletion_timestamp.is_some()
+        let runs = |status: &AzureMachinePoolStatus| conditions::is_true(&status.conditions, RUNNING);
+        let same = before.ready == self.status.ready
+            && before.provisioning_state == self.status.provisioning_state
+            && runs(&before) == runs(&self.status);
+        !same
     }
 
     /// Writes the status, if it differs. Whether it did.

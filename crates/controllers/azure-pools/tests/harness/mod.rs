@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use capstan_api::azure::{AzureCluster, AzureClusterIdentity, AzureMachinePool, AzureMachinePoolMachine};
 use capstan_azure::{Cloud, Settings};
-use capstan_core::door::Doors;
+use capstan_core::door::{self, Door, Doors, Effect, Verdict};
 use capstan_kube::capi::{Cluster, MachinePool};
 use capstan_sim::azure::{Azure, Config, Handle, Network, joiner};
 use capstan_testkit::ControlPlane;
@@ -33,6 +35,8 @@ pub struct Options {
     pub sim: Config,
     /// Merged into the pool's spec.
     pub spec: Value,
+    /// Where the machines' nodes live, if not where their objects do.
+    pub workload: Option<ControlPlane>,
 }
 
 impl Default for Options {
@@ -43,6 +47,7 @@ impl Default for Options {
             unavailable: json!(0),
             sim: Config::quick(),
             spec: json!({}),
+            workload: None,
         }
     }
 }
@@ -55,6 +60,7 @@ pub struct World {
     pub name: String,
     pub sim: Arc<Handle>,
     pub bounds: Arc<Bounds>,
+    workload: Option<ControlPlane>,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     sampler: tokio::task::JoinHandle<()>,
 }
@@ -116,7 +122,7 @@ impl World {
     }
 
     /// The same on a control plane that has Cluster API's definitions already.
-    pub async fn prepare_on(plane: ControlPlane, options: Options) -> Result<Self> {
+    pub async fn prepare_on(plane: ControlPlane, mut options: Options) -> Result<Self> {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -129,14 +135,19 @@ impl World {
             NUMBER.fetch_add(1, Ordering::SeqCst),
             namespace.rsplit('-').next().unwrap()
         );
+        let nodes = match &options.workload {
+            Some(workload) => workload.client().await?,
+            None => client.clone(),
+        };
         let sim = Azure::start(Config {
-            joiner: Some(joiner::Options::client(client.clone())),
+            joiner: Some(joiner::Options::client(nodes)),
             networks: vec![Network::default()],
             ..options.sim.clone()
         })
         .await?;
         let (sim, bounds) = (Arc::new(sim), Arc::new(Bounds::default()));
         let sampler = tokio::spawn(async {});
+        let workload = options.workload.take();
         let world = Self {
             plane,
             client,
@@ -144,6 +155,7 @@ impl World {
             name,
             sim,
             bounds,
+            workload,
             running: None,
             sampler,
         };
@@ -189,7 +201,7 @@ impl World {
     pub fn watch_bounds(&mut self, floor: usize, ceiling: usize) {
         self.bounds.set(floor, ceiling);
         let (bounds, client, set) = (self.bounds.clone(), self.client.clone(), self.set_id());
-        let sim = self.sim.clone();
+        let (sim, vms) = (self.sim.clone(), self.vm_prefix());
         self.sampler = tokio::spawn(async move {
             let nodes: Api<Node> = Api::all(client.clone());
             let cache = capstan_kube::Cache::start(
@@ -200,7 +212,9 @@ impl World {
             );
             let _ = cache.ready().await;
             loop {
-                let total = sim.instances(&set).len();
+                let flexible = |id: &String| id.to_lowercase().starts_with(&vms);
+                let total =
+                    sim.instances(&set).len() + sim.ids("virtualMachines").iter().filter(|id| flexible(id)).count();
                 let prefix = format!("azure://{set}/virtualmachines/").to_lowercase();
                 let usable = cache.select(None, |node| {
                     let spec = node.spec.as_ref();
@@ -209,7 +223,8 @@ impl World {
                         .unwrap_or_default()
                         .to_lowercase();
                     let cordoned = spec.and_then(|s| s.unschedulable).unwrap_or_default();
-                    id.starts_with(&prefix) && capstan_kube::workload::is_ready(node) && !cordoned
+                    let ours = id.starts_with(&prefix) || id.starts_with(&format!("azure://{vms}"));
+                    ours && capstan_kube::workload::is_ready(node) && !cordoned
                 });
                 bounds.check(usable.len(), total);
                 tokio::time::sleep(Duration::from_millis(15)).await;
@@ -222,6 +237,19 @@ impl World {
             "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets/{}",
             self.sim.subscription, self.name
         )
+    }
+
+    /// What the ids of a Flexible set's machines begin with.
+    fn vm_prefix(&self) -> String {
+        let id = self.set_id().to_lowercase();
+        format!("{}_", id.replace("/virtualmachinescalesets/", "/virtualmachines/"))
+    }
+
+    /// The ids of a Flexible set's machines.
+    pub fn vm_ids(&self) -> Vec<String> {
+        let mut ids = self.sim.ids("virtualMachines");
+        ids.retain(|id| id.to_lowercase().starts_with(&self.vm_prefix()));
+        ids
     }
 
     pub fn api<K>(&self) -> Api<K>
@@ -279,14 +307,27 @@ impl World {
             } }
         }))
         .await?;
-        let kubeconfig = std::fs::read_to_string(self.plane.kubeconfig())?;
         self.create::<Secret>(json!({
             "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
             "metadata": { "name": "c-kubeconfig", "labels": { "cluster.x-k8s.io/cluster-name": "c" } },
-            "stringData": { "value": kubeconfig }
+            "stringData": { "value": self.kubeconfig()? }
         }))
         .await?;
         Ok(())
+    }
+
+    /// How to reach the cluster that the nodes are in.
+    pub fn kubeconfig(&self) -> Result<String> {
+        let plane = self.workload.as_ref().unwrap_or(&self.plane);
+        Ok(std::fs::read_to_string(plane.kubeconfig())?)
+    }
+
+    /// Where the nodes are.
+    pub async fn nodes(&self) -> Result<Api<Node>> {
+        Ok(Api::all(match &self.workload {
+            Some(workload) => workload.client().await?,
+            None => self.client.clone(),
+        }))
     }
 
     async fn make_pool(&self, options: &Options) -> Result<()> {
@@ -443,6 +484,18 @@ impl World {
         self.until(&format!("end of {name}"), gone).await
     }
 
+    /// Waits until a machine says which budget holds its drain up, and what it says.
+    pub async fn until_blocked(&self, name: &str) -> Result<String> {
+        self.until("the reason of the wait", async || {
+            let found = self.api::<AzureMachinePoolMachine>().get_opt(name).await?;
+            let status = found.and_then(|machine| machine.status).unwrap_or_default();
+            let draining = capstan_kube::conditions::get(&status.conditions, "DrainingSucceeded");
+            let why = draining.and_then(|condition| condition.message.clone());
+            Ok(why.filter(|message| message.contains("budget")))
+        })
+        .await
+    }
+
     pub async fn until_uncordoned(&self) -> Result<()> {
         let prefix = format!("azure://{}/", self.set_id()).to_lowercase();
         self.until("uncordoned nodes", async || {
@@ -531,6 +584,50 @@ impl World {
         let found = capstan_kube::conditions::get(&status.conditions, type_);
         Ok(found.map(|c| (c.status.clone(), c.message.clone().unwrap_or_default())))
     }
+}
+
+/// Counts the writes to Kubernetes, by method and kind.
+#[derive(Default)]
+pub struct Writes(Mutex<BTreeMap<String, usize>>);
+
+impl Writes {
+    pub fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    pub fn total(&self) -> usize {
+        self.0.lock().unwrap().values().sum()
+    }
+
+    pub fn told(&self) -> String {
+        let counts = self.0.lock().unwrap();
+        let told: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
+        told.join(", ")
+    }
+}
+
+impl Door for Writes {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if effect.write && effect.world == door::World::Kube {
+            let parts: Vec<&str> = effect.target.split('/').collect();
+            let kinds = [
+                "azuremachinepools",
+                "azuremachinepoolmachines",
+                "nodes",
+                "events",
+                "status",
+            ];
+            let kind: Vec<&str> = parts.into_iter().filter(|part| kinds.contains(part)).collect();
+            let what = format!("{} {}", effect.method, kind.join("/"));
+            *self.0.lock().unwrap().entry(what).or_default() += 1;
+        }
+        Verdict::Pass
+    }
+}
+
+/// Says something that a passing test is remembered for: the test runner hides what is printed the usual way.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 impl Drop for World {

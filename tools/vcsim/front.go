@@ -32,7 +32,7 @@ type front struct {
 }
 
 func listenFront(address string, world *world) (*front, error) {
-	certificate, err := signed()
+	certificate, err := certificate(world.options.state)
 	if err != nil {
 		return nil, err
 	}

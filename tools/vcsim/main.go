@@ -27,7 +27,7 @@ import (
 
 type options struct {
 	listen, admin, username, password string
-	methodDelay, version              string
+	methodDelay, version, state       string
 	templates                         listFlag
 	guestIPDelay                      int
 	dropDevices, unitLimits           bool
@@ -69,6 +69,7 @@ func run() error {
 	flag.IntVar(&o.guestIPDelay, "guest-ip-delay", 0, "milliseconds after power-on at which a guest gets addresses; negative: never")
 	flag.BoolVar(&o.dropDevices, "drop-device-changes", false, "clones succeed but drop their device changes, in silence")
 	flag.BoolVar(&o.unitLimits, "unit-limits", false, "refuse unit numbers that the controller type does not have")
+	flag.StringVar(&o.state, "state", "", "folder in which the certificate and the machines outlive the simulator")
 	flag.BoolVar(&o.exitOnStdinClose, "exit-on-stdin-close", false, "exit when stdin is closed")
 	flag.BoolVar(&o.quiet, "quiet", true, "drop the simulator's own log")
 	flag.Parse()
@@ -99,6 +100,11 @@ func run() error {
 	if err := world.makeTemplates(context.Background(), o.templates); err != nil {
 		return err
 	}
+	if o.state != "" {
+		if err := world.restoreState(context.Background(), o.state); err != nil {
+			return err
+		}
+	}
 	service.Context.Map.Handler = world.intercept
 
 	front, err := listenFront(o.listen, world)
@@ -116,8 +122,13 @@ func run() error {
 	if err := json.NewEncoder(os.Stdout).Encode(ready); err != nil {
 		return err
 	}
-	waitForEnd(o.exitOnStdinClose)
-	return nil
+	if o.state == "" {
+		waitForEnd(o.exitOnStdinClose)
+		return nil
+	}
+	done := make(chan struct{})
+	go func() { waitForEnd(o.exitOnStdinClose); close(done) }()
+	return world.keepState(o.state, done)
 }
 
 func waitForEnd(stdin bool) {

@@ -1,6 +1,7 @@
 //! `capstan check`: says what is wrong with manifests before they are applied.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -33,6 +34,7 @@ pub struct Check {
 /// True when nothing would be refused.
 pub fn run(args: &Check) -> anyhow::Result<bool> {
     let schemas = schemas()?;
+    let mut out = std::io::stdout().lock();
     let (mut checked, mut errors, mut warnings) = (0, 0, 0);
     for file in &args.files {
         for object in manifest::read(file)? {
@@ -43,14 +45,14 @@ pub fn run(args: &Check) -> anyhow::Result<bool> {
             errors += findings.errors.len();
             warnings += findings.warnings.len();
             for error in &findings.errors {
-                println!("{}: {error}", object.describe());
+                writeln!(out, "{}: {error}", object.describe())?;
             }
             for warning in &findings.warnings {
-                println!("{}: warning: {warning}", object.describe());
+                writeln!(out, "{}: warning: {warning}", object.describe())?;
             }
         }
     }
-    println!("{checked} checked, {errors} errors, {warnings} warnings");
+    writeln!(out, "{checked} checked, {errors} errors, {warnings} warnings")?;
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 

@@ -1,5 +1,6 @@
 //! `capstan disks`: user data that partitions, formats and mounts the data disks of a machine.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -84,7 +85,7 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
             merge(&existing, &mounts)?
         }
     };
-    println!("{}", out.trim_end());
+    writeln!(std::io::stdout(), "{}", out.trim_end())?;
     Ok(())
 }
 

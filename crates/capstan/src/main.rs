@@ -53,11 +53,31 @@ enum Sim {
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => code,
+        // Whoever read our output has had enough, as `head` does.
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", explain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// The error and its causes on one line; some say their cause themselves already.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -73,9 +93,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Disks(command) => disks::run(&command)?,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "capstan", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "capstan", &mut script);
+            std::io::stdout().write_all(&script)?;
         }
-        Command::Version => println!("capstan {}", env!("CARGO_PKG_VERSION")),
+        Command::Version => writeln!(std::io::stdout(), "capstan {}", env!("CARGO_PKG_VERSION"))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -179,6 +179,17 @@ async fn wait_for_definition(name: Name, client: &Client) {
                 told = true;
             }
             Ok(_) => {}
+            // Who may not read definitions may still see which kinds are served.
+            Err(kube::Error::Api(status)) if status.is_forbidden() => {
+                if is_served(name, client).await {
+                    return;
+                }
+                if !std::mem::replace(&mut told, true) {
+                    warn!(controller = %name, crd = name.crd(), "waits until its kind is served");
+                }
+                tokio::time::sleep(RESTART_PAUSE).await;
+                continue;
+            }
             Err(error) => {
                 warn!(controller = %name, crd = name.crd(), %error, "cannot look for its definition");
                 tokio::time::sleep(RESTART_PAUSE).await;
@@ -190,6 +201,15 @@ async fn wait_for_definition(name: Name, client: &Client) {
             tokio::time::sleep(RESTART_PAUSE).await;
         }
     }
+}
+
+/// Whether discovery shows the kind; everybody who is signed in may ask that.
+async fn is_served(name: Name, client: &Client) -> bool {
+    let Some((plural, group)) = name.crd().split_once('.') else {
+        return false;
+    };
+    let resources = client.list_api_group_resources(&format!("{group}/v1beta1")).await;
+    resources.is_ok_and(|list| list.resources.iter().any(|resource| resource.name == plural))
 }
 
 fn is_established(crd: &CustomResourceDefinition) -> bool {

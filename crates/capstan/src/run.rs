@@ -264,7 +264,13 @@ pub async fn run(args: Run) -> Result<()> {
 
 async fn serve_on(address: Address, routes: axum::Router, what: &str) -> Result<()> {
     if let Some(address) = address.0 {
-        let bound = serve::listen(address, routes).await?;
+        let flag = if what.contains("metrics") {
+            "--metrics"
+        } else {
+            "--health"
+        };
+        let bound = serve::listen(address, routes).await;
+        let bound = bound.with_context(|| format!("no {what}; choose another address with {flag}, or 0 for none"))?;
         info!(address = %bound, "serving {what}");
     }
     Ok(())

@@ -34,6 +34,12 @@ impl Lock {
         }
         Ok(Self(file))
     }
+
+    /// Takes the lock unless somebody else has it.
+    pub fn try_take(path: &Path) -> Result<Option<Self>> {
+        let file = File::create(path).with_context(|| format!("cannot open the lock {}", path.display()))?;
+        Ok(file.try_lock().is_ok().then_some(Self(file)))
+    }
 }
 
 pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {

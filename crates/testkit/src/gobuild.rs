@@ -29,7 +29,7 @@ pub fn provide(part: &Part) -> Result<PathBuf> {
     if let Source::Program {
         version: Some(version), ..
     } = &part.source
-        && let Some(found) = installed(part.name, version)
+        && let Some(found) = installed(&places(), part.name, version)
     {
         return Ok(found);
     }
@@ -79,13 +79,17 @@ fn key(part: &Part) -> String {
         .collect()
 }
 
-/// A program that somebody installed already, if its version fits.
-fn installed(name: &str, version: &Version) -> Option<PathBuf> {
+/// Where programs are looked for, in that order.
+fn places() -> Vec<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    assets
-        .into_iter()
-        .chain(std::env::split_paths(&path))
+    assets.into_iter().chain(std::env::split_paths(&path)).collect()
+}
+
+/// A program that somebody installed already, if its version fits.
+fn installed(places: &[PathBuf], name: &str, version: &Version) -> Option<PathBuf> {
+    places
+        .iter()
         .map(|dir| dir.join(name))
         .filter(|file| file.is_file())
         .find(|file| {
@@ -263,4 +267,39 @@ impl Progress {
 fn say(line: &str) {
     // Nobody may be listening; that is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::parts;
+
+    #[test]
+    fn a_program_that_is_there_already_is_used_when_its_version_fits() {
+        let root = std::env::temp_dir().join(format!("capstan-installed-{}", std::process::id()));
+        let place = |name: &str, says: &str| {
+            let dir = root.join(name);
+            let file = dir.join("etcd");
+            files::write(&file, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            dir
+        };
+        let old = place("old", "etcd Version: 3.5.9");
+        let broken = place("broken", "");
+        let fits = place("fits", "etcd Version: 3.6.4");
+        let Source::Program {
+            version: Some(version), ..
+        } = &parts::ETCD.source
+        else {
+            panic!("etcd tells no version")
+        };
+        let nowhere = root.join("nowhere");
+        let found = installed(&[nowhere.clone(), old.clone(), broken, fits.clone()], "etcd", version);
+        let none = installed(&[nowhere, old], "etcd", version);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, Some(fits.join("etcd")));
+        assert_eq!(none, None);
+    }
 }

@@ -15,5 +15,5 @@ mod shared;
 pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};
-pub use files::cache_dir;
+pub use files::{Lock, cache_dir};
 pub use vcsim::{Vcsim, vcsim};

@@ -1,12 +1,12 @@
 //! Manifests into a cluster: parsing, CRDs that are waited for, and server-side apply of whatever else.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::discovery::{Discovery, Scope};
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
@@ -15,9 +15,11 @@ use kube::{Client, ResourceExt};
 use crate::gobuild;
 
 /// The name under which manifests are applied.
-const FIELD_MANAGER: &str = "capstan-local";
+pub const FIELD_MANAGER: &str = "capstan-local";
 /// A CRD is established within a second; more means that it has a problem.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether deleted objects are gone.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// All objects of a YAML file; empty documents are skipped.
 pub fn parse(text: &str) -> Result<Vec<DynamicObject>> {
@@ -76,19 +78,62 @@ pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) 
     Ok(())
 }
 
-/// As [`apply`], but what is there already is left as it is: somebody may have changed it since.
-pub async fn create_missing(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
+/// As [`apply`], but what is there already is left as it is: somebody may have changed it since. Answers with what was
+/// created.
+pub async fn create_missing(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<Vec<DynamicObject>> {
     let discovery = discover(client).await?;
+    let mut created = Vec::new();
     for object in objects {
         let (api, kind) = api_of(client, &discovery, object, namespace)?;
         match api.create(&PostParams::default(), object).await {
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
             made => {
                 made.with_context(|| format!("cannot create {kind} {}", object.name_any()))?;
+                created.push(object.clone());
             }
         }
     }
-    Ok(())
+    Ok(created)
+}
+
+/// Deletes objects, each after what it owns, and waits until they are gone. Answers with what is still there after
+/// `patience`, as `Kind name`.
+pub async fn delete(
+    client: &Client,
+    namespace: &str,
+    objects: &[DynamicObject],
+    patience: Duration,
+) -> Result<Vec<String>> {
+    let discovery = discover(client).await?;
+    let mut left = Vec::new();
+    for object in objects {
+        let (api, kind) = api_of(client, &discovery, object, namespace)?;
+        let name = object.name_any();
+        match api.delete(&name, &DeleteParams::foreground()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            asked => {
+                asked.with_context(|| format!("cannot delete {kind} {name}"))?;
+                left.push((api, kind, name));
+            }
+        }
+    }
+    let deadline = Instant::now() + patience;
+    while !left.is_empty() && Instant::now() < deadline {
+        let mut still = Vec::new();
+        for (api, kind, name) in left {
+            if api.get_metadata_opt(&name).await?.is_some() {
+                still.push((api, kind, name));
+            }
+        }
+        left = still;
+        if !left.is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+    Ok(left
+        .into_iter()
+        .map(|(_, kind, name)| format!("{kind} {name}"))
+        .collect())
 }
 
 async fn discover(client: &Client) -> Result<Discovery> {

@@ -31,14 +31,18 @@ kill "$watcher" 2>/dev/null
 exit "$code"
 "#;
 
-/// Holds the lifeline on stdout for as long as process `$1` lives; a process that nobody has reaped counts as dead.
+/// Holds the lifeline on stdout for as long as process `$1` lives; a process that nobody has reaped counts as dead. Then
+/// it lets go, and removes the folder `$2`, which is of no use without the programs.
 const KEEPER: &str = r#"
 while kill -0 "$1" 2>/dev/null; do
   if [ -r "/proc/$1/stat" ] && read -r stat <"/proc/$1/stat"; then
-    case $stat in *") Z "*) exit ;; esac
+    case $stat in *") Z "*) break ;; esac
   fi
   sleep 0.3
 done
+exec >&-
+sleep 1
+rm -rf "$2"
 "#;
 
 /// What keeps programs alive.
@@ -58,11 +62,12 @@ impl Lifeline {
         })
     }
 
-    /// Programs live as long as process `pid` does, whatever becomes of this one.
-    pub fn of_process(pid: u32) -> Result<Self> {
+    /// Programs live as long as process `pid` does, whatever becomes of this one; the folder `doomed` goes with them.
+    pub fn of_process(pid: u32, doomed: &Path) -> Result<Self> {
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         Command::new("/bin/sh")
             .args(["-c", KEEPER, "capstan-keeper", &pid.to_string()])
+            .arg(doomed)
             .stdin(Stdio::null())
             .stdout(writer)
             .stderr(Stdio::null())

@@ -43,8 +43,9 @@ pub fn find_or_start() -> Result<PathBuf> {
     // A runtime of its own: the caller's ends with its test, and the processes must not hang on it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let options = Options::default();
+    let data = dir.join("etcd");
     let plane = runtime
-        .block_on(ControlPlane::launch(dir, &options, || Lifeline::of_process(run)))
+        .block_on(ControlPlane::launch(dir, &options, || Lifeline::of_process(run, &data)))
         .context("cannot start the shared control plane")?;
     let dir = plane.dir().to_owned();
     plane.detach();
@@ -102,7 +103,8 @@ fn prune() {
     }
 }
 
-/// Whether the process that a run directory is named after (`KIND-PID…`) still lives.
+/// Whether the process that a run directory is named after (`KIND-PID…`) still lives. One that says when its process
+/// started is not taken for alive because that number came round again.
 fn is_alive(dir: &Path) -> bool {
     let name = dir
         .file_name()
@@ -113,5 +115,10 @@ fn is_alive(dir: &Path) -> bool {
         .nth(1)
         .and_then(|pid| pid.parse().ok())
         .and_then(Pid::from_raw);
-    pid.is_some_and(|pid| test_kill_process(pid).is_ok())
+    let Some(pid) = pid.filter(|pid| test_kill_process(*pid).is_ok()) else {
+        return false;
+    };
+    let now = pid.as_raw_nonzero().get().unsigned_abs();
+    let identity = format!("{now} {}", started(now).unwrap_or_default());
+    fs::read_to_string(dir.join("owner")).map_or(true, |owner| owner == identity)
 }

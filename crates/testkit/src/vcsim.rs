@@ -1,14 +1,19 @@
 //! A simulated vCenter of one's own: started in a second, gone with whoever holds it, and able to fail on demand.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::parts;
+
+/// How long the last save may take; a file of some KiB is written.
+const SAVE_GRACE: Duration = Duration::from_secs(5);
 
 /// What kind of vCenter to start.
 #[derive(Clone, Debug)]
@@ -36,6 +41,8 @@ pub struct Options {
     pub method_delays: Vec<String>,
     /// Listen on this address (`127.0.0.1:8989`) instead of any free port.
     pub listen: Option<String>,
+    /// A folder in which its certificate and its machines outlive it.
+    pub state: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -55,6 +62,7 @@ impl Default for Options {
             api_version: None,
             method_delays: Vec::new(),
             listen: None,
+            state: None,
         }
     }
 }
@@ -73,7 +81,8 @@ pub struct Vcsim {
     pub ca: String,
     pub admin: Admin,
     child: Child,
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
+    keeps_state: bool,
 }
 
 /// What is to happen to some calls of one method.
@@ -227,7 +236,8 @@ fn start(options: &Options) -> Result<Vcsim> {
             http: reqwest::Client::builder().no_proxy().build()?,
         },
         child,
-        _stdin: stdin,
+        stdin,
+        keeps_state: options.state.is_some(),
     })
 }
 
@@ -273,6 +283,10 @@ fn command(options: &Options) -> Result<Command> {
     if let Some(listen) = &options.listen {
         command.args(["-l", listen]);
     }
+    if let Some(state) = &options.state {
+        fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
+        command.arg("-state").arg(state);
+    }
     Ok(command)
 }
 
@@ -280,10 +294,22 @@ impl Vcsim {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
+
+    /// It saves when its standard input closes, and then ends.
+    fn wait_for_save(&mut self) {
+        let since = Instant::now();
+        while since.elapsed() < SAVE_GRACE && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 impl Drop for Vcsim {
     fn drop(&mut self) {
+        drop(self.stdin.take());
+        if self.keeps_state {
+            self.wait_for_save();
+        }
         // An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

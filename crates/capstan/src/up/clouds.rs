@@ -16,18 +16,19 @@ pub struct Clouds {
 }
 
 const VCENTER_ADDRESS: &str = "vcenter-address";
+const AZURE_ADDRESS: &str = "azure-address";
 
-/// Where the vCenter of an earlier start was, if that is still free.
-fn kept_address(dir: &Path) -> Option<String> {
-    let address = std::fs::read_to_string(dir.join(VCENTER_ADDRESS)).ok()?;
+/// Where the cloud of an earlier start was, if that is still free.
+fn kept_address(dir: &Path, file: &str) -> Option<String> {
+    let address = std::fs::read_to_string(dir.join(file)).ok()?;
     TcpListener::bind(&address).is_ok().then_some(address)
 }
 
 impl Clouds {
     /// Starts what the controllers need. Instances of the simulated Azure join the cluster as Nodes.
     ///
-    /// In `dir` Azure is kept over restarts, as the cluster is. The vCenter starts empty each time, but where its clients
-    /// know it.
+    /// In `dir` both clouds are kept over restarts, as the cluster is: what is in them, their certificates, and the
+    /// addresses at which their clients know them.
     pub async fn start(controllers: &[Name], cluster: &super::Cluster, dir: Option<&Path>) -> Result<Self> {
         let mut clouds = Self {
             azure: None,
@@ -37,20 +38,12 @@ impl Clouds {
             .iter()
             .any(|name| matches!(name, Name::Openshift | Name::AzurePools))
         {
-            let config = azure::Config {
-                joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
-                state: dir.map(|dir| dir.join("azure.json")),
-                ..azure::Config::quick()
-            };
-            clouds.azure = Some(
-                azure::Azure::start(config)
-                    .await
-                    .context("cannot start the simulated Azure")?,
-            );
+            clouds.azure = Some(start_azure(cluster, dir).await?);
         }
         if controllers.contains(&Name::Vsphere) {
             let options = capstan_testkit::vcsim::Options {
-                listen: dir.and_then(kept_address),
+                listen: dir.and_then(|dir| kept_address(dir, VCENTER_ADDRESS)),
+                state: dir.map(|dir| dir.join("vcenter")),
                 clone_delay: Duration::from_secs(1),
                 guest_ip_delay: Some(Duration::from_millis(500)),
                 ..Default::default()
@@ -63,6 +56,12 @@ impl Clouds {
             clouds.vsphere = Some(vcsim);
         }
         Ok(clouds)
+    }
+
+    pub fn line(&self) -> String {
+        let azure = self.azure.iter().map(|azure| format!("Azure at {}", azure.url));
+        let vsphere = self.vsphere.iter().map(|vcsim| format!("vCenter at {}", vcsim.url));
+        azure.chain(vsphere).collect::<Vec<_>>().join(", ")
     }
 
     pub fn stop(self) -> Result<()> {
@@ -105,4 +104,22 @@ impl Clouds {
         }
         variables
     }
+}
+
+async fn start_azure(cluster: &super::Cluster, dir: Option<&Path>) -> Result<azure::Handle> {
+    let mut config = azure::Config {
+        joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
+        state: dir.map(|dir| dir.join("azure.json")),
+        ca_file: dir.map(|dir| dir.join("azure-ca.pem")),
+        ..azure::Config::quick()
+    };
+    if let Some(kept) = dir.and_then(|dir| kept_address(dir, AZURE_ADDRESS)) {
+        config.listen = kept.parse()?;
+    }
+    let azure = azure::Azure::start(config).await;
+    let azure = azure.context("cannot start the simulated Azure")?;
+    if let Some(dir) = dir {
+        std::fs::write(dir.join(AZURE_ADDRESS), azure.address.to_string())?;
+    }
+    Ok(azure)
 }

@@ -33,6 +33,16 @@ pub fn load(controllers: &[Name], variables: &[(&str, String)]) -> Result<Vec<Dy
     Ok(objects)
 }
 
+/// Whether an object is what machines are made of, or what makes machines.
+pub fn is_machine(object: &DynamicObject) -> bool {
+    let kind = object
+        .types
+        .as_ref()
+        .map(|types| types.kind.as_str())
+        .unwrap_or_default();
+    kind.contains("Machine") && !kind.ends_with("Template")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

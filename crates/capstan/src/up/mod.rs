@@ -1,55 +1,60 @@
 //! `capstan up`: a cluster, simulated clouds, all controllers and examples on one machine.
 
 mod clouds;
+mod cluster;
 mod examples;
+mod once;
 mod rows;
 mod screen;
 mod standin;
+mod telling;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_openshift::webhook;
-use capstan_testkit::{ControlPlane, Options, cache_dir, manifests, parts};
+use capstan_testkit::{Lock, cache_dir, manifests};
 use clap::Args;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject};
-use kube::{Client, Config};
+use kube::api::DynamicObject;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::controllers::Name;
 use crate::manager::Manager;
-use crate::run::{cluster, stop_on_signal};
+use crate::run::stop_on_signal;
 use crate::serve::Status;
 use crate::{duration, logs};
 use clouds::Clouds;
+use cluster::Cluster;
 use rows::Rows;
+use telling::{Steps, say};
 
 /// Bring up a cluster, simulated clouds, the controllers and examples on this machine
 ///
 /// The first start builds kube-apiserver, etcd and the other real parts with Go, once, into a per-user cache
-/// (CAPSTAN_CACHE, or ~/.cache/capstan). Nothing outside this machine is touched. Ctrl-C stops everything.
+/// (CAPSTAN_CACHE, or ~/.cache/capstan). Nothing outside this machine is touched. Ctrl-C stops everything. The addresses and
+/// credentials of the simulated clouds are written to DIR/clouds.env.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan up                              a live table of machines; Ctrl-C ends it
   capstan up --once                       until all examples are ready, then tear down: a smoke test
   capstan up --no-examples --dir ./local  an empty cluster for your own manifests; its state stays in ./local")]
 pub struct Up {
-    /// Use an existing cluster instead of a local control plane
+    /// Use an existing cluster instead of a local control plane. Definitions are installed and stay; the examples are
+    /// deleted again at the end, unless --dir keeps the clouds that they live in
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Which controllers to run, and so which clouds to simulate [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
     controllers: Vec<Name>,
-    /// Keep state and logs here, with the kubeconfig; a later start goes on from there
+    /// Keep state and logs here, with the kubeconfig; a later start goes on from there, machines and clouds as they were
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Leave the cluster empty
+    /// Leave the cluster empty, for manifests of your own
     #[arg(long)]
     no_examples: bool,
     /// Wait until all examples are ready, print a summary, tear down; exit 1 and say what is not ready otherwise
@@ -59,27 +64,12 @@ pub struct Up {
     #[arg(long, default_value = "5m", value_parser = duration::parse, value_name = "TIME")]
     timeout: Duration,
     /// Run the Cluster API core manager too, instead of standing in for it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kubeconfig")]
     cluster_api: bool,
 }
 
-/// What the controllers of a local cluster may do: the same as in a real one.
-const RBAC: [&str; 2] = [
-    include_str!("../../../../deploy/namespace.yaml"),
-    include_str!("../../../../deploy/rbac.yaml"),
-];
-const ACCOUNT_NAMESPACE: &str = "capstan-system";
-const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
-
-/// The cluster that is worked on.
-struct Cluster {
-    kubeconfig: PathBuf,
-    /// The controllers' access.
-    config: Config,
-    client: Client,
-    /// Ours, unless an existing one is used.
-    plane: Option<ControlPlane>,
-}
+/// How long examples may take to go from a cluster that is not ours.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn run(args: Up) -> Result<()> {
     let stop = stop_on_signal()?;
@@ -89,10 +79,17 @@ pub async fn run(args: Up) -> Result<()> {
     };
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let dir = dir.canonicalize()?;
+    let Some(_lock) = Lock::try_take(&dir.join("lock"))? else {
+        bail!(
+            "{} is in use by another capstan up: end that one, or give another --dir",
+            dir.display()
+        );
+    };
     let log = std::fs::File::options()
         .create(true)
         .append(true)
-        .open(dir.join("capstan.log"))?;
+        .open(dir.join("capstan.log"))
+        .with_context(|| format!("cannot write {}/capstan.log", dir.display()))?;
     logs::start_to(logs::Format::Json, "info", Arc::new(log));
     let result = bring_up_and_stay(&args, &dir, &stop).await;
     if result.is_ok() && args.dir.is_none() {
@@ -113,27 +110,37 @@ async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> R
         applied,
         cluster,
         manager,
+        controllers,
         ..
     } = &mut up;
     let work = async {
         if args.once {
-            once(args, rows, applied, &cluster.kubeconfig, stop).await
+            once::wait(args.timeout, rows, applied, &cluster.kubeconfig, stop).await
         } else {
-            stay(rows, &cluster.kubeconfig, dir, stop).await
+            let hints = hints(args, dir, &cluster.kubeconfig, controllers).await?;
+            stay(rows, hints, &cluster.kubeconfig, stop).await
         }
     };
     let result = tokio::select! {
         result = work => result,
         ended = manager => bail!("the controllers ended: {ended:?}"),
     };
+    let cleared = if args.kubeconfig.is_some() && args.dir.is_none() {
+        up.clear().await
+    } else {
+        Ok(())
+    };
     up.end().await;
-    result
+    result.and(cleared)
 }
 
 /// All that is up.
 struct Running {
+    controllers: Vec<Name>,
     rows: Rows,
     applied: Vec<DynamicObject>,
+    /// Those that were not there before.
+    created: Vec<DynamicObject>,
     manager: JoinHandle<Result<()>>,
     stop_manager: CancellationToken,
     _watches: JoinSet<()>,
@@ -144,43 +151,45 @@ struct Running {
 
 impl Running {
     async fn start(args: &Up, dir: &Path) -> Result<Self> {
-        let began = Instant::now();
         let controllers = if args.controllers.is_empty() {
             Name::ALL.to_vec()
         } else {
             args.controllers.clone()
         };
-        let cluster = open_cluster(args, dir).await?;
-        say(format!("cluster at {}", cluster.config.cluster_url));
-        let stand_in = install_definitions(args, &cluster, &controllers).await?;
-        say("definitions installed");
+        say("starting; the first time the parts of a cluster are built");
+        let mut steps = Steps::begin();
+        let cluster = Cluster::open(args, dir).await?;
+        steps.done(format!("cluster at {}", cluster.config.cluster_url));
+        let part = cluster.install_definitions(args, &controllers).await?;
+        steps.done("definitions installed");
         let clouds = Clouds::start(&controllers, &cluster, args.dir.is_some().then_some(dir)).await?;
         let variables = clouds.variables();
-        write_variables(dir, &variables)?;
-        say(format!("simulated clouds: {}", clouds_line(&clouds)));
+        telling::write_variables(dir, &variables)?;
+        steps.done(format!("simulated clouds: {}", clouds.line()));
 
         let access = std::fs::read_to_string(&cluster.kubeconfig)?;
-        let standin = stand_in.then(|| standin::start(&cluster.client, &access));
+        let standin = part.map(|part| standin::start(part, &cluster.client, &access));
         let stop_manager = CancellationToken::new();
         let manager = start_manager(&cluster, &controllers, &clouds, stop_manager.clone())?;
-        say("controllers started");
+        steps.done("controllers started");
         let (rows, watches) = Rows::watch(&cluster.client);
         let applied = if args.no_examples {
             Vec::new()
         } else {
             examples::load(&controllers, &variables)?
         };
-        manifests::create_missing(&cluster.client, examples::NAMESPACE, &applied)
+        let created = manifests::create_missing(&cluster.client, examples::NAMESPACE, &applied)
             .await
             .context("cannot apply the examples")?;
-        say(format!(
-            "{} example objects applied, {} s after the start",
-            applied.len(),
-            began.elapsed().as_secs()
-        ));
+        steps.done(match (applied.len(), created.len()) {
+            (0, _) => "no examples".to_owned(),
+            (all, new) => format!("{all} example objects, {new} of them new"),
+        });
         Ok(Self {
+            controllers,
             rows,
             applied,
+            created,
             manager,
             stop_manager,
             _watches: watches,
@@ -188,6 +197,25 @@ impl Running {
             clouds,
             cluster,
         })
+    }
+
+    /// Takes the examples out of a cluster that is not ours, while there are controllers and clouds to do it.
+    async fn clear(&self) -> Result<()> {
+        eprintln!("deleting the examples");
+        // What holds others (clusters, secrets, namespaces) comes first in the files, and goes last.
+        let (machines, others): (Vec<_>, Vec<_>) = self.created.iter().rev().cloned().partition(examples::is_machine);
+        let mut left = Vec::new();
+        for objects in [machines, others] {
+            left.extend(
+                manifests::delete(&self.cluster.client, examples::NAMESPACE, &objects, CLEAR_PATIENCE)
+                    .await
+                    .context("cannot delete the examples")?,
+            );
+        }
+        if !left.is_empty() {
+            bail!("still in the cluster: {}", left.join(", "));
+        }
+        Ok(())
     }
 
     /// Controllers first, then the clouds, then the cluster.
@@ -202,74 +230,6 @@ impl Running {
         }
         drop(self.cluster);
     }
-}
-
-async fn open_cluster(args: &Up, dir: &Path) -> Result<Cluster> {
-    if let Some(file) = &args.kubeconfig {
-        let config = cluster(Some(file), None).await?;
-        let client = Client::try_from(config.clone())?;
-        return Ok(Cluster {
-            kubeconfig: file.canonicalize()?,
-            config,
-            client,
-            plane: None,
-        });
-    }
-    say("starting the control plane");
-    let options = Options {
-        dir: Some(dir.to_owned()),
-        capi_core: args.cluster_api,
-        ..Options::default()
-    };
-    let plane = ControlPlane::start(options).await?;
-    let (mut config, client) = (plane.config().await?, plane.client().await?);
-    for text in RBAC {
-        let objects = manifests::parse(text).context("cannot read deploy/")?;
-        manifests::apply(&client, ACCOUNT_NAMESPACE, &objects)
-            .await
-            .context("cannot apply deploy/")?;
-    }
-    // A permission that is missing in deploy/ shows here and not only in production.
-    config.auth_info.impersonate = Some(ACCOUNT.to_owned());
-    config.auth_info.impersonate_groups = Some(
-        [
-            "system:serviceaccounts",
-            "system:serviceaccounts:capstan-system",
-            "system:authenticated",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-    );
-    Ok(Cluster {
-        kubeconfig: plane.kubeconfig().to_owned(),
-        config,
-        client,
-        plane: Some(plane),
-    })
-}
-
-/// Installs what is missing, and answers whether Cluster API core's part has to be played.
-async fn install_definitions(args: &Up, cluster: &Cluster, controllers: &[Name]) -> Result<bool> {
-    let mut objects = Vec::new();
-    for crd in capstan_api::crds() {
-        objects.extend(manifests::parse(&capstan_api::manifest(&crd)?)?);
-    }
-    manifests::install_crds(&cluster.client, objects).await?;
-    let needs_cluster_api = controllers.iter().any(|name| *name != Name::Openshift);
-    if args.cluster_api || !needs_cluster_api {
-        return Ok(false);
-    }
-    // An existing cluster that has Cluster API has a manager of its own for it.
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    let there = crds.get_opt("clusters.cluster.x-k8s.io").await?.is_some();
-    if there && cluster.plane.is_none() {
-        return Ok(false);
-    }
-    if !there {
-        let dir = tokio::task::spawn_blocking(|| parts::CLUSTER_API_CRDS.path()).await??;
-        manifests::install_crds(&cluster.client, manifests::read_dir(&dir)?).await?;
-    }
-    Ok(true)
 }
 
 fn start_manager(
@@ -292,9 +252,24 @@ fn start_manager(
     Ok(tokio::spawn(manager.run(stop)))
 }
 
+async fn hints(args: &Up, dir: &Path, kubeconfig: &Path, controllers: &[Name]) -> Result<Vec<String>> {
+    // Scripts bring their own, and should not wait for it to be built.
+    let kubectl = if std::io::stdout().is_terminal() {
+        tokio::task::spawn_blocking(telling::kubectl_elsewhere).await??
+    } else {
+        None
+    };
+    Ok(telling::hints(
+        kubeconfig,
+        dir,
+        kubectl.as_deref(),
+        controllers,
+        !args.no_examples,
+    ))
+}
+
 /// Says how to use it, then shows what happens until it is stopped.
-async fn stay(rows: &Rows, kubeconfig: &Path, dir: &Path, stop: &CancellationToken) -> Result<()> {
-    let hints = hints(kubeconfig, dir);
+async fn stay(rows: &Rows, hints: Vec<String>, kubeconfig: &Path, stop: &CancellationToken) -> Result<()> {
     if std::io::stdout().is_terminal() {
         let (rows, stop) = (rows.clone(), stop.clone());
         return tokio::task::spawn_blocking(move || screen::show(&rows, &hints, &stop)).await?;
@@ -303,92 +278,4 @@ async fn stay(rows: &Rows, kubeconfig: &Path, dir: &Path, stop: &CancellationTok
     say(format!("ready {}", kubeconfig.display()));
     stop.cancelled().await;
     Ok(())
-}
-
-fn hints(kubeconfig: &Path, dir: &Path) -> Vec<String> {
-    vec![
-        format!("export KUBECONFIG={}", kubeconfig.display()),
-        "try: kubectl get machines,machinesets,azuremachinepools,vspheremachines -A".to_owned(),
-        "try: kubectl scale machineset.machine.openshift.io/workers -n openshift-machine-api --replicas=4".to_owned(),
-        format!(
-            "try: kubectl get nodes -w; addresses and credentials of the clouds are in {}/clouds.env",
-            dir.display()
-        ),
-    ]
-}
-
-/// Waits until every example has become what it was to be.
-async fn once(
-    args: &Up,
-    rows: &Rows,
-    applied: &[DynamicObject],
-    kubeconfig: &Path,
-    stop: &CancellationToken,
-) -> Result<()> {
-    let began = Instant::now();
-    let wanted: Vec<rows::Key> = applied
-        .iter()
-        .filter_map(|o| rows::key(o, examples::NAMESPACE))
-        .collect();
-    let mut changes = rows.changes();
-    let mut told = Vec::new();
-    let all_ready = async {
-        loop {
-            let all = rows.all();
-            for row in all.iter().filter(|row| !told.contains(*row)) {
-                say(format!(
-                    "{:<24} {:<30} {:<18} {}",
-                    row.kind, row.name, row.state, row.detail
-                ));
-            }
-            let missing = wanted.iter().any(|key| rows.get(key).is_none_or(|row| !row.ready));
-            if !missing && all.iter().all(|row| row.ready) {
-                return;
-            }
-            told = all;
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    let in_time = tokio::select! {
-        done = tokio::time::timeout(args.timeout, all_ready) => done.is_ok(),
-        () = stop.cancelled() => bail!("stopped before everything was ready"),
-    };
-    let all = rows.all();
-    if !in_time {
-        let mut late: Vec<String> = all
-            .iter()
-            .filter(|row| !row.ready)
-            .map(|row| format!("{} {} is {}", row.kind, row.name, row.state))
-            .collect();
-        let absent = wanted.iter().filter(|key| rows.get(key).is_none());
-        late.extend(absent.map(|key| format!("{} {} is not there", rows::KINDS[key.0].1, key.2)));
-        bail!("not ready after {} s: {}", args.timeout.as_secs(), late.join(", "));
-    }
-    say(format!(
-        "{} machines and pools ready after {} s",
-        all.len(),
-        began.elapsed().as_secs()
-    ));
-    say(format!("ready {}", kubeconfig.display()));
-    Ok(())
-}
-
-fn clouds_line(clouds: &Clouds) -> String {
-    let azure = clouds.azure.iter().map(|azure| format!("Azure at {}", azure.url));
-    let vsphere = clouds.vsphere.iter().map(|vcsim| format!("vCenter at {}", vcsim.url));
-    azure.chain(vsphere).collect::<Vec<_>>().join(", ")
-}
-
-fn write_variables(dir: &Path, variables: &[(&str, String)]) -> Result<()> {
-    let lines: String = variables
-        .iter()
-        .map(|(name, value)| format!("{name}={value}\n"))
-        .collect();
-    std::fs::write(dir.join("clouds.env"), lines).context("cannot write clouds.env")
-}
-
-fn say(line: impl AsRef<str>) {
-    println!("{}", line.as_ref());
 }

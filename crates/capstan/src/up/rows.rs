@@ -36,6 +36,8 @@ pub struct Row {
     pub state: String,
     pub ready: bool,
     pub detail: String,
+    /// What is said to be in the way, if anything.
+    pub problem: String,
 }
 
 /// All rows; clones share them.
@@ -124,18 +126,22 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
             (format!("{} instances", replicas.unwrap_or_default()), ready)
         }
         "Machine" => (phase.clone(), phase == "Running"),
-        _ => (phase.clone(), status["ready"].as_bool().unwrap_or_default()),
+        _ => {
+            let ready = status["ready"].as_bool().unwrap_or_default();
+            (phase.clone(), ready && !says_unready(status))
+        }
     };
     if object.metadata.deletion_timestamp.is_some() {
         "Deleting".clone_into(&mut state);
     } else if state.is_empty() {
-        if ready { "Ready" } else { "Pending" }.clone_into(&mut state);
+        if ready { "Ready" } else { "Not ready" }.clone_into(&mut state);
     }
     let failure = [&status["errorMessage"], &status["failureMessage"]]
         .into_iter()
         .map(text)
         .find(|t| !t.is_empty());
     let node = text(&status["nodeRef"]["name"]);
+    let problem = failure.clone().or_else(|| complaint(status)).unwrap_or_default();
     let detail = failure.unwrap_or_else(|| {
         if node.is_empty() {
             text(&spec["providerID"])
@@ -150,7 +156,30 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
         ready: ready && object.metadata.deletion_timestamp.is_none(),
         state,
         detail,
+        problem,
     }
+}
+
+/// Whether the summary of the conditions is that it is not ready, which may come after it once was.
+fn says_unready(status: &Value) -> bool {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "False")
+}
+
+/// What a condition says that is false, the summary first.
+fn complaint(status: &Value) -> Option<String> {
+    let conditions = status["conditions"].as_array()?;
+    let mut bad: Vec<&Value> = conditions
+        .iter()
+        .filter(|condition| condition["status"] == "False")
+        .collect();
+    bad.sort_by_key(|condition| condition["type"] != "Ready");
+    bad.iter().find_map(|condition| {
+        let texts = ["message", "reason"].map(|key| condition[key].as_str().unwrap_or_default());
+        texts.into_iter().find(|text| !text.is_empty()).map(str::to_owned)
+    })
 }
 
 fn count(desired: i64, ready: Option<i64>) -> (String, bool) {
@@ -175,7 +204,10 @@ mod tests {
     #[test]
     fn a_row_is_ready_when_its_object_has_become_what_it_was_to_be() {
         let none = json!({});
-        assert_eq!(shown("Machine", none.clone(), none.clone()), ("Pending".into(), false));
+        assert_eq!(
+            shown("Machine", none.clone(), none.clone()),
+            ("Not ready".into(), false)
+        );
         assert_eq!(
             shown("Machine", none.clone(), json!({"phase": "Provisioned"})),
             ("Provisioned".into(), false)
@@ -193,6 +225,12 @@ mod tests {
             shown("MachineSet", set, json!({"readyReplicas": 2})),
             ("2/2 ready".into(), true)
         );
-        assert_eq!(shown("VSphereVM", none, json!({"ready": true})), ("Ready".into(), true));
+        assert_eq!(
+            shown("VSphereVM", none.clone(), json!({"ready": true})),
+            ("Ready".into(), true)
+        );
+        let lost = json!({"ready": true, "conditions": [{"type": "Ready", "status": "False", "message": "gone"}]});
+        assert_eq!(shown("VSphereVM", none, lost.clone()), ("Not ready".into(), false));
+        assert_eq!(complaint(&lost), Some("gone".to_owned()));
     }
 }

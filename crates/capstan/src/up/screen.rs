@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row as Cells, Table};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as Cells, Table, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 use tokio_util::sync::CancellationToken;
 
@@ -45,11 +45,15 @@ fn draw_until(terminal: &mut DefaultTerminal, rows: &Rows, hints: &[String], sto
 }
 
 fn draw(frame: &mut Frame<'_>, rows: &[Row], hints: &[String]) {
-    let header = u16::try_from(hints.len()).unwrap_or_default() + 2;
+    let width = usize::from(frame.area().width).max(1);
+    let height: usize = hints.iter().map(|hint| hint.len().div_ceil(width)).sum();
+    let header = u16::try_from(height).unwrap_or_default() + 2;
     let [top, table] = Layout::vertical([Constraint::Length(header), Constraint::Fill(1)]).areas(frame.area());
     let lines: Vec<Line<'_>> = hints.iter().map(|hint| Line::raw(hint.as_str())).collect();
-    let title = " capstan up: q or Ctrl-C stops everything ";
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)), top);
+    let title = " capstan up: q or Ctrl-C stops everything; in another terminal try ";
+    // No borders at the sides: lines are there to be copied.
+    let block = Block::new().borders(Borders::TOP | Borders::BOTTOM).title(title);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), top);
 
     let ready = rows.iter().filter(|row| row.ready).count();
     let cells = rows.iter().map(|row| {
@@ -58,14 +62,19 @@ fn draw(frame: &mut Frame<'_>, rows: &[Row], hints: &[String]) {
         let [kind, namespace, name] = [row.kind, &row.namespace, &row.name].map(Cell::from);
         Cells::new([kind, namespace, name, state, Cell::from(row.detail.as_str())])
     });
+    let columns = ["KIND", "NAMESPACE", "NAME", "STATE", "NODE OR PROVIDER ID"];
+    let widest = |column: usize, text: fn(&Row) -> &str| {
+        let longest = rows.iter().map(|row| text(row).len()).max().unwrap_or_default();
+        Constraint::Length(u16::try_from(longest.max(columns[column].len())).unwrap_or(u16::MAX))
+    };
     let widths = [
-        Constraint::Length(23),
-        Constraint::Length(22),
-        Constraint::Length(28),
-        Constraint::Length(16),
+        widest(0, |row| row.kind),
+        widest(1, |row| &row.namespace),
+        widest(2, |row| &row.name),
+        widest(3, |row| &row.state),
         Constraint::Fill(1),
     ];
-    let names = Cells::new(["KIND", "NAMESPACE", "NAME", "STATE", "NODE OR PROVIDER ID"]);
+    let names = Cells::new(columns);
     let table_widget = Table::new(cells, widths)
         .header(names.style(Style::new().add_modifier(Modifier::BOLD)))
         .block(Block::bordered().title(format!(" machines: {ready} of {} ready ", rows.len())));
@@ -87,6 +96,7 @@ mod tests {
             state: if ready { "Running" } else { "Provisioning" }.into(),
             ready,
             detail: String::new(),
+            problem: String::new(),
         };
         let mut terminal = Terminal::new(TestBackend::new(110, 12)).unwrap();
         let hints = ["export KUBECONFIG=/tmp/kubeconfig".to_owned()];

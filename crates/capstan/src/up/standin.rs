@@ -10,7 +10,9 @@ use futures::StreamExt;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ObjectMeta, Patch, PatchParams, PostParams,
+};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Client, ResourceExt};
@@ -26,16 +28,29 @@ const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 
+/// Whose part is played.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// That of Cluster API core and of the control plane's provider.
+    Core,
+    /// That of the control plane's provider alone: core is there, and waits for a kubeconfig.
+    ControlPlane,
+}
+
 /// Watches Clusters, Machines and MachinePools until the returned set is dropped.
-pub fn start(client: &Client, kubeconfig: &str) -> JoinSet<()> {
+pub fn start(part: Part, client: &Client, kubeconfig: &str) -> JoinSet<()> {
+    let kinds: &[&'static str] = match part {
+        Part::Core => &["Cluster", "Machine", "MachinePool"],
+        Part::ControlPlane => &["Cluster"],
+    };
     let mut tasks = JoinSet::new();
-    for kind in ["Cluster", "Machine", "MachinePool"] {
-        tasks.spawn(follow(kind, client.clone(), kubeconfig.to_owned()));
+    for kind in kinds {
+        tasks.spawn(follow(part, kind, client.clone(), kubeconfig.to_owned()));
     }
     tasks
 }
 
-async fn follow(kind: &'static str, client: Client, kubeconfig: String) {
+async fn follow(part: Part, kind: &'static str, client: Client, kubeconfig: String) {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let mut objects = watcher(api, watcher::Config::default())
@@ -48,7 +63,14 @@ async fn follow(kind: &'static str, client: Client, kubeconfig: String) {
             continue;
         }
         for attempt in 1.. {
-            match attend(kind, &client, &resource, &object, &kubeconfig).await {
+            let attended = match part {
+                Part::Core => attend(kind, &client, &resource, &object, &kubeconfig).await,
+                Part::ControlPlane => {
+                    let namespace = object.namespace().unwrap_or_default();
+                    give_kubeconfig(&client, &object, &namespace, &kubeconfig).await
+                }
+            };
+            match attended {
                 Ok(()) => break,
                 // Somebody else wrote at the same moment, mostly.
                 Err(_) if attempt < ATTEMPTS => tokio::time::sleep(PAUSE).await,
@@ -131,8 +153,15 @@ async fn bring_up(client: &Client, resource: &ApiResource, cluster: &DynamicObje
 async fn give_kubeconfig(client: &Client, cluster: &DynamicObject, namespace: &str, kubeconfig: &str) -> Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = format!("{}-kubeconfig", cluster.name_any());
-    if secrets.get_opt(&name).await?.is_some() {
+    let data = ByteString(kubeconfig.as_bytes().to_vec());
+    // A cluster that was started again may be at another address.
+    let there = secrets.get_opt(&name).await?;
+    let same = |secret: &Secret| secret.data.as_ref().and_then(|data| data.get("value")) == Some(&data);
+    if there.as_ref().is_some_and(same) {
         return Ok(());
+    }
+    if there.is_some() {
+        secrets.delete(&name, &DeleteParams::default()).await?;
     }
     let secret = Secret {
         metadata: ObjectMeta {
@@ -141,7 +170,7 @@ async fn give_kubeconfig(client: &Client, cluster: &DynamicObject, namespace: &s
             ..ObjectMeta::default()
         },
         type_: Some("cluster.x-k8s.io/secret".to_owned()),
-        data: Some([("value".to_owned(), ByteString(kubeconfig.as_bytes().to_vec()))].into()),
+        data: Some([("value".to_owned(), data)].into()),
         ..Secret::default()
     };
     secrets.create(&PostParams::default(), &secret).await?;

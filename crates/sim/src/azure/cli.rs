@@ -10,15 +10,14 @@ use anyhow::Context;
 use clap::Args;
 use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
+use super::Azure;
 use super::clock::Span;
 use super::config::{Config, Network, Times};
 use super::joiner::{Cluster, Options};
 use super::log::Request;
-use super::{Azure, Handle};
 
-/// How often changed state is written while the program runs.
-const SAVE_EVERY: Duration = Duration::from_secs(5);
 /// Lines that wait for a slow reader; more are lost rather than holding up the simulator.
 const LINES: usize = 4096;
 
@@ -188,6 +187,7 @@ impl AzureArgs {
             networks,
             unregistered: self.unregistered.clone(),
             state: self.state.clone(),
+            ca_file: self.ca_file.clone(),
             joiner: self.joiner()?,
         })
     }
@@ -281,16 +281,11 @@ impl Lines {
 
 /// Runs the simulator until it is told to stop.
 pub async fn run(args: AzureArgs) -> anyhow::Result<()> {
+    // Whoever has read the line below may send a signal.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let handle = Azure::start_with(args.config()?, Some(Lines::start())).await?;
-    let ca = match &args.ca_file {
-        Some(path) => {
-            let written = tokio::fs::write(path, &handle.ca_pem).await;
-            written.with_context(|| format!("cannot write {}", path.display()))?;
-            path.clone()
-        }
-        None => handle.ca_file.clone(),
-    };
-    let ca = std::path::absolute(&ca).unwrap_or(ca);
+    let ca = std::path::absolute(&handle.ca_file)?;
     let network = Network::default();
     let ready = json!({ "url": handle.url, "authority": handle.url, "ca": ca, "subscription": handle.subscription,
         "tenant": handle.tenant, "clientId": handle.client_id, "clientSecret": handle.client_secret,
@@ -298,24 +293,9 @@ pub async fn run(args: AzureArgs) -> anyhow::Result<()> {
         "vnet": network.vnet, "subnets": network.subnets });
     writeln!(std::io::stdout(), "{ready}")?;
     std::io::stdout().flush()?;
-    wait(&handle).await?;
-    handle.stop()
-}
-
-/// Saves now and then, until a signal comes.
-async fn wait(handle: &Handle) -> anyhow::Result<()> {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let mut seen = 0;
-    loop {
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => return Ok(result?),
-            _ = terminate.recv() => return Ok(()),
-            () = tokio::time::sleep(SAVE_EVERY) => {
-                let now = handle.writes();
-                if std::mem::replace(&mut seen, now) != now {
-                    handle.save()?;
-                }
-            }
-        }
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
     }
+    handle.stop()
 }

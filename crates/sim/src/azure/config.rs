@@ -128,6 +128,8 @@ pub struct Config {
     pub unregistered: Vec<String>,
     /// State is loaded from here at the start and saved here at the end.
     pub state: Option<PathBuf>,
+    /// Where the authority's certificate is written; a file of its own that goes with the simulator if not given.
+    pub ca_file: Option<PathBuf>,
     /// Nodes of running instances join the clusters named here.
     pub joiner: Option<crate::azure::joiner::Options>,
 }
@@ -153,6 +155,7 @@ impl Default for Config {
             networks: vec![Network::default()],
             unregistered: Vec::new(),
             state: None,
+            ca_file: None,
             joiner: None,
         }
     }

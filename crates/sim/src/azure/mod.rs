@@ -24,6 +24,7 @@ pub mod tokens;
 pub mod wire;
 pub mod world;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -71,7 +72,8 @@ impl Azure {
         } else {
             address.ip().to_string()
         };
-        let ca_file = std::env::temp_dir().join(format!("capstan-sim-{}-{}.pem", std::process::id(), address.port()));
+        let own = || std::env::temp_dir().join(format!("capstan-sim-{}-{}.pem", std::process::id(), address.port()));
+        let ca_file = config.ca_file.clone().unwrap_or_else(own);
         tokio::fs::write(&ca_file, &authority.certificate)
             .await
             .with_context(|| format!("cannot write {}", ca_file.display()))?;
@@ -91,10 +93,12 @@ impl Azure {
         if let Some(joiner) = joiner {
             tasks.spawn(joiner.run(shared.clone()));
         }
-        Ok(Handle {
+        let handle = Handle {
             url: format!("https://{host}:{}", address.port()),
+            address,
             ca_pem: authority.certificate.clone(),
             ca_file,
+            keep_ca_file: known.ca_file.is_some(),
             subscription: known.subscription,
             tenant: known.tenant,
             client_id: known.client_id,
@@ -102,8 +106,9 @@ impl Azure {
             state: known.state,
             authority,
             shared,
-            _tasks: tasks,
-        })
+            tasks,
+        };
+        handle.keep()
     }
 }
 
@@ -111,9 +116,12 @@ impl Azure {
 pub struct Handle {
     /// Resource Manager and sign-in authority in one.
     pub url: String,
+    /// Where it listens.
+    pub address: SocketAddr,
     pub ca_pem: String,
-    /// The same certificate as a file, for `SSL_CERT_FILE`. Removed with the handle.
+    /// The same certificate as a file, for `SSL_CERT_FILE`. Removed with the handle unless a place was given for it.
     pub ca_file: PathBuf,
+    keep_ca_file: bool,
     pub subscription: String,
     pub tenant: String,
     pub client_id: String,
@@ -121,10 +129,21 @@ pub struct Handle {
     state: Option<PathBuf>,
     authority: tls::Authority,
     shared: Arc<Shared>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Handle {
+    /// Saves now, so that a file that cannot be written is an error at the start, and from then on whenever something has
+    /// changed.
+    fn keep(mut self) -> anyhow::Result<Self> {
+        if let Some(path) = self.state.clone() {
+            self.save()?;
+            self.tasks
+                .spawn(state::keep(path, self.authority.clone(), self.shared.clone()));
+        }
+        Ok(self)
+    }
+
     /// Every request so far, sign-ins included, the admin API's not.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().log.all()
@@ -262,12 +281,6 @@ impl Handle {
         answer
     }
 
-    /// Grows with every request and every change in time.
-    fn writes(&self) -> u64 {
-        let core = self.shared.lock();
-        core.log.counts.values().sum::<u64>() + core.world.ticket + core.world.queue.len() as u64
-    }
-
     /// Writes the state to its file, if it has one.
     pub fn save(&self) -> anyhow::Result<()> {
         let Some(path) = &self.state else { return Ok(()) };
@@ -283,6 +296,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.ca_file);
+        if !self.keep_ca_file {
+            let _ = std::fs::remove_file(&self.ca_file);
+        }
     }
 }

@@ -30,6 +30,13 @@ pub struct Core {
     pub log: Log,
 }
 
+impl Core {
+    /// Grows with every request and every change in time.
+    pub fn changes(&self) -> u64 {
+        self.log.counts.values().sum::<u64>() + self.world.ticket + self.world.queue.len() as u64
+    }
+}
+
 pub struct Shared {
     core: Mutex<Core>,
     /// The queue of effects has changed.

@@ -1,8 +1,9 @@
 //! State in a file: resources, instances, operations, and what is still to happen, counted from the moment of saving.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -11,8 +12,14 @@ use super::clock::Chance;
 use super::compute::fleet::Fleet;
 use super::config::Config;
 use super::operations::Operation;
+use super::server::Shared;
 use super::tls::Authority;
 use super::world::{Doc, Effect, World};
+
+/// How often it is looked for something to save.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// Saving takes one part in so many of the time.
+const SAVE_SHARE: u32 = 20;
 
 #[derive(Serialize, Deserialize)]
 pub struct Saved {
@@ -85,6 +92,30 @@ impl Saved {
         }
         world.touched = everything(&world);
         world
+    }
+}
+
+/// Saves whenever something has changed, for as long as the simulator lives. A large state takes long to write, and is
+/// written less often for it.
+pub async fn keep(path: PathBuf, authority: Authority, shared: Arc<Shared>) {
+    let mut seen = 0;
+    let mut pause = SAVE_EVERY;
+    loop {
+        tokio::time::sleep(pause).await;
+        let (changes, saved) = {
+            let core = shared.lock();
+            let changes = core.changes();
+            (changes, (changes != seen).then(|| Saved::of(&core.world, &authority)))
+        };
+        seen = changes;
+        let Some(saved) = saved else { continue };
+        let began = Instant::now();
+        let path = path.clone();
+        let stored = tokio::task::spawn_blocking(move || saved.store(&path)).await;
+        if let Ok(Err(error)) = stored {
+            tracing::warn!(error = format!("{error:#}"), "the state was not saved");
+        }
+        pause = SAVE_EVERY.max(began.elapsed() * SAVE_SHARE);
     }
 }
 

@@ -1,0 +1,82 @@
+//! `capstan up --once`: waits until every example has become what it was to be.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use kube::api::DynamicObject;
+use tokio_util::sync::CancellationToken;
+
+use super::examples;
+use super::rows::{self, Key, Row, Rows};
+use super::telling::say;
+
+/// Fails with what is not ready after `timeout`.
+pub async fn wait(
+    timeout: Duration,
+    rows: &Rows,
+    applied: &[DynamicObject],
+    kubeconfig: &Path,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let began = Instant::now();
+    let wanted: Vec<Key> = applied
+        .iter()
+        .filter_map(|o| rows::key(o, examples::NAMESPACE))
+        .collect();
+    let in_time = tokio::select! {
+        done = tokio::time::timeout(timeout, all_ready(rows, &wanted)) => done.is_ok(),
+        () = stop.cancelled() => bail!("stopped before everything was ready"),
+    };
+    let all = rows.all();
+    if !in_time {
+        let late = late(rows, &all, &wanted);
+        bail!("not ready after {} s:\n  {}", timeout.as_secs(), late.join("\n  "));
+    }
+    say(format!(
+        "{} machines and pools ready after {:.1} s",
+        all.len(),
+        began.elapsed().as_secs_f32()
+    ));
+    say(format!("ready {}", kubeconfig.display()));
+    Ok(())
+}
+
+/// Tells every change, until all rows that are wanted are there and all that are there are ready.
+async fn all_ready(rows: &Rows, wanted: &[Key]) {
+    let mut changes = rows.changes();
+    let mut told: Vec<Row> = Vec::new();
+    loop {
+        let all = rows.all();
+        for row in all.iter().filter(|row| !told.contains(*row)) {
+            say(format!(
+                "{:<24} {:<30} {:<18} {}",
+                row.kind, row.name, row.state, row.detail
+            ));
+        }
+        let missing = wanted.iter().any(|key| rows.get(key).is_none_or(|row| !row.ready));
+        if !missing && all.iter().all(|row| row.ready) {
+            return;
+        }
+        told = all;
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn late(rows: &Rows, all: &[Row], wanted: &[Key]) -> Vec<String> {
+    let name = |namespace: &str, name: &str| format!("{namespace}/{name}");
+    let mut late: Vec<String> = all
+        .iter()
+        .filter(|row| !row.ready)
+        .map(|row| {
+            let colon = if row.problem.is_empty() { "" } else { ": " };
+            let object = name(&row.namespace, &row.name);
+            format!("{} {object} is {}{colon}{}", row.kind, row.state, row.problem)
+        })
+        .collect();
+    let absent = wanted.iter().filter(|key| rows.get(key).is_none());
+    late.extend(absent.map(|key| format!("{} {} is not there", rows::KINDS[key.0].1, name(&key.1, &key.2))));
+    late
+}

@@ -1,0 +1,90 @@
+//! What `capstan up` says: plain lines while it starts, and how to go on from there.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use capstan_testkit::parts;
+
+use crate::controllers::Name;
+
+/// Prints a line. Nobody may be reading any more; that is no reason to stop.
+pub fn say(line: impl AsRef<str>) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{}", line.as_ref()).and_then(|()| out.flush());
+}
+
+/// Says what is done, and how long it took.
+pub struct Steps(Instant);
+
+impl Steps {
+    pub fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    pub fn done(&mut self, what: impl AsRef<str>) {
+        let took = std::mem::replace(&mut self.0, Instant::now()).elapsed();
+        say(format!("{} ({:.1} s)", what.as_ref(), took.as_secs_f32()));
+    }
+}
+
+/// Where `kubectl` is to be found if not in PATH. Blocks while it is built.
+pub fn kubectl_elsewhere() -> Result<Option<PathBuf>> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|dir| dir.join("kubectl").is_file()) {
+        return Ok(None);
+    }
+    Ok(parts::KUBECTL.path()?.parent().map(Path::to_owned))
+}
+
+/// Lines to paste into another terminal: first what sets it up, then three things to try.
+pub fn hints(
+    kubeconfig: &Path,
+    dir: &Path,
+    kubectl: Option<&Path>,
+    controllers: &[Name],
+    examples: bool,
+) -> Vec<String> {
+    let mut lines = vec![format!("export KUBECONFIG={}", kubeconfig.display())];
+    lines.extend(kubectl.map(|dir| format!("export PATH=\"$PATH:{}\"", dir.display())));
+    let kinds: Vec<&str> = controllers
+        .iter()
+        .map(|name| match name {
+            Name::Openshift => "machines.machine.openshift.io",
+            Name::AzurePools => "azuremachinepools",
+            Name::Vsphere => "vspheremachines",
+        })
+        .collect();
+    lines.push(format!("kubectl get {} -A", kinds.join(",")));
+    let clouds = format!("cat {}", dir.join("clouds.env").display());
+    if !examples {
+        lines.push(format!("kubectl explain {}.spec", kinds.first().unwrap_or(&"nodes")));
+        lines.push(format!("{clouds} # what your manifests need to know of the clouds"));
+        return lines;
+    }
+    lines.push(
+        match controllers.first() {
+            Some(Name::Openshift) | None => {
+                "kubectl scale machineset.machine.openshift.io/workers -n openshift-machine-api --replicas=4"
+            }
+            Some(Name::AzurePools) => "kubectl scale machinepool/workers --replicas=6",
+            Some(Name::Vsphere) => "kubectl describe vspherevm/dock-with-disks -n vsphere",
+        }
+        .to_owned(),
+    );
+    lines.push(if controllers == [Name::Vsphere] {
+        clouds
+    } else {
+        "kubectl get nodes -w".to_owned()
+    });
+    lines
+}
+
+pub fn write_variables(dir: &Path, variables: &[(&str, String)]) -> Result<()> {
+    let lines: String = variables
+        .iter()
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect();
+    std::fs::write(dir.join("clouds.env"), lines).context("cannot write clouds.env")
+}

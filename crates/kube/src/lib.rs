@@ -8,6 +8,7 @@ pub mod client;
 pub mod conditions;
 pub mod context;
 pub mod drain;
+mod dropped;
 pub mod error;
 pub mod events;
 mod evict;

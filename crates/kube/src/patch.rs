@@ -1,6 +1,6 @@
 //! Writes to objects. Invariant: nothing is sent when nothing changed; what is sent is the difference between two typed
 //! values as a JSON merge patch, so that no field of somebody else is touched; a change of a list that others write too
-//! (finalizers) carries the resourceVersion it was computed from.
+//! (finalizers) carries the resourceVersion it was computed from; what the server drops is not sent over and over.
 
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::cache::Object;
+use crate::dropped;
 use crate::error::Error;
 
 /// Whether a patch may be applied to a later version of the object than it was computed from.
@@ -65,13 +66,15 @@ pub async fn status<K: Object + Serialize>(
     after: &K,
     lock: Lock,
 ) -> Result<Option<K>, Error> {
-    let Some(mut patch) = part(diff(before, after)?, &["status"]) else {
+    let uid = before.uid().unwrap_or_default();
+    let Some(patch) = part(diff(before, after)?, &["status"]).and_then(|patch| dropped::spare(&uid, patch)) else {
         return Ok(None);
     };
-    guard(&mut patch, before, lock)?;
+    let sent = Patch::Merge(guarded(&patch, before, lock)?);
     let patched = api
-        .patch_status(&before.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+        .patch_status(&before.name_any(), &PatchParams::default(), &sent)
         .await?;
+    dropped::note(&uid, &patch, &value(&patched)?);
     Ok(Some(patched))
 }
 
@@ -82,14 +85,15 @@ pub async fn object<K: Object + Serialize>(
     after: &K,
     lock: Lock,
 ) -> Result<Option<K>, Error> {
-    let Some(mut patch) = part(diff(before, after)?, &["metadata", "spec"]) else {
+    let uid = before.uid().unwrap_or_default();
+    let patch = part(diff(before, after)?, &["metadata", "spec"]).and_then(|patch| dropped::spare(&uid, patch));
+    let Some(patch) = patch else {
         return Ok(None);
     };
-    guard(&mut patch, before, lock)?;
-    Ok(Some(
-        api.patch(&before.name_any(), &PatchParams::default(), &Patch::Merge(patch))
-            .await?,
-    ))
+    let sent = Patch::Merge(guarded(&patch, before, lock)?);
+    let patched = api.patch(&before.name_any(), &PatchParams::default(), &sent).await?;
+    dropped::note(&uid, &patch, &value(&patched)?);
+    Ok(Some(patched))
 }
 
 fn part(patch: Option<Value>, keys: &[&str]) -> Option<Value> {
@@ -100,9 +104,10 @@ fn part(patch: Option<Value>, keys: &[&str]) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-fn guard<K: Resource<DynamicType = ()>>(patch: &mut Value, before: &K, lock: Lock) -> Result<(), Error> {
+fn guarded<K: Resource<DynamicType = ()>>(patch: &Value, before: &K, lock: Lock) -> Result<Value, Error> {
+    let mut patch = patch.clone();
     if lock == Lock::Open {
-        return Ok(());
+        return Ok(patch);
     }
     let incomplete = || Error::Incomplete {
         kind: K::kind(&()).into_owned(),
@@ -110,7 +115,7 @@ fn guard<K: Resource<DynamicType = ()>>(patch: &mut Value, before: &K, lock: Loc
     };
     let version = before.meta().resource_version.clone().ok_or_else(incomplete)?;
     patch["metadata"]["resourceVersion"] = Value::String(version);
-    Ok(())
+    Ok(patch)
 }
 
 #[derive(Debug, Serialize)]

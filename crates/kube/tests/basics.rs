@@ -11,6 +11,7 @@ use capstan_kube::{Classified, Context, Next, Options, Reconciler};
 use capstan_testkit::ControlPlane;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
@@ -219,5 +220,73 @@ async fn finalizers_and_patches_are_written_once_and_conflicts_are_seen() -> Res
             .await?
             .is_none()
     );
+    Ok(())
+}
+
+#[derive(kube::CustomResource, serde::Serialize, serde::Deserialize, Clone, Debug)]
+#[kube(
+    group = "capstan.test",
+    version = "v1",
+    kind = "Pruned",
+    namespaced,
+    status = "PrunedStatus",
+    schema = "disabled"
+)]
+struct PrunedSpec {}
+
+#[derive(serde::Serialize, serde::Deserialize, Clone, Debug, Default)]
+struct PrunedStatus {
+    known: Option<String>,
+    unknown: Option<String>,
+}
+
+/// A definition that knows one of the two fields only, as another's might.
+async fn install_pruned(client: &kube::Client) -> Result<()> {
+    let definition = serde_json::from_value(json!({
+        "metadata": {"name": "pruneds.capstan.test"},
+        "spec": {"group": "capstan.test", "scope": "Namespaced",
+            "names": {"plural": "pruneds", "singular": "pruned", "kind": "Pruned"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object"},
+                    "status": {"type": "object", "properties": {"known": {"type": "string"}}}}}}}]}
+    }))?;
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    api.create(&PostParams::default(), &definition).await?;
+    let established = kube::runtime::conditions::is_crd_established();
+    within(
+        "established",
+        kube::runtime::wait::await_condition(api, "pruneds.capstan.test", established),
+    )
+    .await??;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_the_definition_does_not_know_is_written_once_and_not_for_ever() -> Result<()> {
+    let world = World::new().await?;
+    install_pruned(&world.context.client).await?;
+    let api: Api<Pruned> = Api::namespaced(world.context.client.clone(), &world.namespace);
+    let fresh = api
+        .create(&PostParams::default(), &Pruned::new("foreign", PrunedSpec {}))
+        .await?;
+    let wanting = |before: &Pruned, known: &str, unknown: &str| {
+        let mut after = before.clone();
+        after.status = Some(PrunedStatus {
+            known: Some(known.to_owned()),
+            unknown: Some(unknown.to_owned()),
+        });
+        after
+    };
+    let written = patch::status(&api, &fresh, &wanting(&fresh, "a", "x"), Lock::Open).await?;
+    let written = written.context("the first write")?;
+    assert_eq!(
+        written.status.as_ref().and_then(|status| status.known.as_deref()),
+        Some("a")
+    );
+    let again = patch::status(&api, &written, &wanting(&written, "a", "x"), Lock::Open).await?;
+    assert!(again.is_none(), "written again: {again:?}");
+    let changed = patch::status(&api, &written, &wanting(&written, "b", "x"), Lock::Open).await?;
+    assert!(changed.is_some(), "what the definition knows is written as ever");
     Ok(())
 }

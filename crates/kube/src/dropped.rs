@@ -1,0 +1,126 @@
+//! What the API server did not keep of our writes.
+//!
+//! A cluster may hold definitions that are not ours: older ones, or upstream's. A field that they do not know is pruned
+//! without a word, so that the next look finds it missing and would write it again, for ever. Invariant: what was sent
+//! and was not in the answer is not sent again to the same object, until we want another value there.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value};
+
+/// Objects remembered at most; with definitions that fit there is none.
+const MOST: usize = 20_000;
+
+static DROPPED: LazyLock<Mutex<HashMap<String, Value>>> = LazyLock::new(Mutex::default);
+
+fn memory() -> MutexGuard<'static, HashMap<String, Value>> {
+    DROPPED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `patch` without what the API server would drop again.
+pub(crate) fn spare(uid: &str, patch: Value) -> Option<Value> {
+    match memory().get(uid) {
+        Some(dropped) => without(&patch, dropped),
+        None => Some(patch),
+    }
+}
+
+/// Takes note of what of `patch` is not in the object that the API server answered with.
+pub(crate) fn note(uid: &str, patch: &Value, answered: &Value) {
+    let Some(missing) = missing(patch, answered) else {
+        return;
+    };
+    let mut memory = memory();
+    if memory.len() >= MOST {
+        memory.clear();
+    }
+    merge(memory.entry(uid.to_owned()).or_default(), missing);
+}
+
+/// The leaves of a merge patch that the object does not show.
+fn missing(patch: &Value, object: &Value) -> Option<Value> {
+    match patch {
+        Value::Object(fields) => {
+            let rest: Map<_, _> = fields
+                .iter()
+                .filter_map(|(key, wanted)| {
+                    let found = object.get(key).unwrap_or(&Value::Null);
+                    Some((key.clone(), missing(wanted, found)?))
+                })
+                .collect();
+            (!rest.is_empty()).then_some(Value::Object(rest))
+        }
+        wanted => (wanted != object).then(|| wanted.clone()),
+    }
+}
+
+/// Two merge patches as one; the later one's values count.
+fn merge(into: &mut Value, later: Value) {
+    match (into, later) {
+        (Value::Object(fields), Value::Object(later)) => {
+            for (key, value) in later {
+                merge(fields.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, later) => *into = later,
+    }
+}
+
+/// A merge patch less the leaves that `dropped` has with the same value.
+fn without(patch: &Value, dropped: &Value) -> Option<Value> {
+    match (patch, dropped) {
+        (Value::Object(fields), Value::Object(known)) => {
+            let rest: Map<_, _> = fields
+                .iter()
+                .filter_map(|(key, value)| {
+                    let value = match known.get(key) {
+                        Some(known) => without(value, known)?,
+                        None => value.clone(),
+                    };
+                    Some((key.clone(), value))
+                })
+                .collect();
+            (!rest.is_empty()).then_some(Value::Object(rest))
+        }
+        (value, known) => (value != known).then(|| value.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    #[rstest]
+    #[case::all_kept(json!({"a": 1, "b": {"c": [1]}}), json!({"a": 1, "b": {"c": [1], "d": 2}}), None)]
+    #[case::pruned(json!({"a": 1, "b": {"c": 2}}), json!({"a": 1}), Some(json!({"b": {"c": 2}})))]
+    #[case::list_items_pruned(json!({"a": [{"x": 1, "y": 2}]}), json!({"a": [{"x": 1}]}), Some(json!({"a": [{"x": 1, "y": 2}]})))]
+    #[case::taken_away(json!({"a": null}), json!({}), None)]
+    fn what_the_answer_lacks_was_dropped(#[case] patch: Value, #[case] object: Value, #[case] expected: Option<Value>) {
+        assert_eq!(missing(&patch, &object), expected);
+    }
+
+    #[rstest]
+    #[case::the_same_again(json!({"a": 1}), json!({"a": 1}), None)]
+    #[case::another_value(json!({"a": 2}), json!({"a": 1}), Some(json!({"a": 2})))]
+    #[case::the_rest_is_sent(json!({"a": 1, "b": {"c": 1, "d": 1}}), json!({"b": {"c": 1}}), Some(json!({"a": 1, "b": {"d": 1}})))]
+    fn what_was_dropped_is_not_sent_again(
+        #[case] patch: Value,
+        #[case] dropped: Value,
+        #[case] expected: Option<Value>,
+    ) {
+        assert_eq!(without(&patch, &dropped), expected);
+    }
+
+    #[test]
+    fn what_was_dropped_at_different_times_adds_up() {
+        let uid = "what_was_dropped_at_different_times_adds_up";
+        note(uid, &json!({"a": 1, "kept": 1}), &json!({"kept": 1}));
+        note(uid, &json!({"b": {"c": 1}}), &json!({}));
+        assert_eq!(spare(uid, json!({"a": 1, "b": {"c": 1}})), None);
+        assert_eq!(spare(uid, json!({"a": 1, "kept": 2})), Some(json!({"kept": 2})));
+        assert_eq!(spare("another", json!({"a": 1})), Some(json!({"a": 1})));
+    }
+}

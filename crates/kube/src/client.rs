@@ -49,6 +49,9 @@ pub struct Refused(pub String);
 #[error("no answer from the API server within {} s", REQUEST_TIMEOUT.as_secs())]
 pub struct TimedOut;
 
+/// Who writes, in audit logs and `managedFields`: the API server takes the part before the slash as the manager.
+const USER_AGENT: &str = concat!("capstan/", env!("CARGO_PKG_VERSION"));
+
 /// A client whose every request passes `doors`.
 pub fn connect(
     mut config: kube::Config,
@@ -57,6 +60,9 @@ pub fn connect(
     metrics: &Metrics,
 ) -> Result<kube::Client, Error> {
     config.default_retry = false;
+    config
+        .headers
+        .push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
     config.connect_timeout = Some(
         config
             .connect_timeout

@@ -284,6 +284,12 @@ async fn a_field_that_the_definition_does_not_know_is_written_once_and_not_for_e
         written.status.as_ref().and_then(|status| status.known.as_deref()),
         Some("a")
     );
+    let manager = written.managed_fields().iter().find_map(|entry| entry.manager.clone());
+    assert_eq!(
+        manager.as_deref(),
+        Some("capstan"),
+        "audit and managedFields tell who writes"
+    );
     let again = patch::status(&api, &written, &wanting(&written, "a", "x"), Lock::Open).await?;
     assert!(again.is_none(), "written again: {again:?}");
     let changed = patch::status(&api, &written, &wanting(&written, "b", "x"), Lock::Open).await?;

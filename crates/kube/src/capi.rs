@@ -1,4 +1,5 @@
-//! Cluster API's own kinds in the form that caches hold: at the one version that its core serves for good.
+//! Cluster API's own kinds in the form that caches hold. They are asked for in the newest version; the client asks again
+//! in the older one where that is all that is served, and both read into the same types.
 
 use std::borrow::Cow;
 use std::ops::Deref;

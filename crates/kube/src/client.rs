@@ -18,6 +18,7 @@ use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::served::{self, Served};
 
 /// A request that is not a watch and has no answer after this long counts as lost; the API server's own limit is 60 s.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,6 +73,7 @@ pub fn connect(
         doors: doors.clone(),
         metrics: metrics.clone(),
         profile,
+        served: Arc::default(),
     };
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
 }
@@ -80,6 +82,7 @@ struct DoorLayer {
     doors: Doors,
     metrics: Metrics,
     profile: Profile,
+    served: Arc<Served>,
 }
 
 impl<S> Layer<S> for DoorLayer {
@@ -91,6 +94,7 @@ impl<S> Layer<S> for DoorLayer {
             doors: self.doors.clone(),
             metrics: self.metrics.clone(),
             profile: self.profile,
+            served: self.served.clone(),
         }
     }
 }
@@ -101,6 +105,19 @@ struct DoorService<S> {
     doors: Doors,
     metrics: Metrics,
     profile: Profile,
+    served: Arc<Served>,
+}
+
+impl<S> Clone for DoorService<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            doors: self.doors.clone(),
+            metrics: self.metrics.clone(),
+            profile: self.profile,
+            served: self.served.clone(),
+        }
+    }
 }
 
 impl<S, B> Service<Request<Body>> for DoorService<S>
@@ -118,36 +135,59 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (inner, doors, metrics, profile) = (
-            self.inner.clone(),
-            self.doors.clone(),
-            self.metrics.clone(),
-            self.profile,
-        );
-        Box::pin(async move {
-            let watch = request
-                .uri()
-                .query()
-                .is_some_and(|q| q.split('&').any(|p| p == "watch=true"));
-            let effect = effect_of(&request);
-            let mut request = request;
-            for attempt in 0.. {
-                let spare = if profile == Profile::Retrying {
-                    duplicate(&request)
-                } else {
-                    None
-                };
-                let answer = once(&inner, &doors, &metrics, &effect, watch, request).await?;
-                match (spare, pause(&answer, attempt)) {
-                    (Some(again), Some(pause)) => {
-                        tokio::time::sleep(pause).await;
-                        request = again;
-                    }
-                    _ => return Ok(answer),
+        let this = self.clone();
+        Box::pin(async move { this.answer(request).await })
+    }
+}
+
+impl<S, B> DoorService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+{
+    /// In the version of Cluster API that is served, whichever was asked for.
+    async fn answer(&self, mut request: Request<Body>) -> Result<Response<B>, BoxError> {
+        let Some(kind) = served::kind(request.uri().path()) else {
+            return self.send(request).await;
+        };
+        let version = self.served.version(&kind);
+        let spare = duplicate(&request).filter(|_| kind.proves_absence(request.method()));
+        served::ask_in(&mut request, version);
+        let answer = self.send(request).await?;
+        let Some(mut spare) = spare.filter(|_| answer.status() == StatusCode::NOT_FOUND) else {
+            return Ok(answer);
+        };
+        let other = served::other(version);
+        served::ask_in(&mut spare, other);
+        let second = self.send(spare).await?;
+        if second.status() == StatusCode::NOT_FOUND {
+            return Ok(answer);
+        }
+        self.served.remember(&kind, other);
+        Ok(second)
+    }
+
+    async fn send(&self, mut request: Request<Body>) -> Result<Response<B>, BoxError> {
+        let watch = request
+            .uri()
+            .query()
+            .is_some_and(|q| q.split('&').any(|p| p == "watch=true"));
+        let effect = effect_of(&request);
+        for attempt in 0.. {
+            let spare = if self.profile == Profile::Retrying {
+                duplicate(&request)
+            } else {
+                None
+            };
+            let answer = once(&self.inner, &self.doors, &self.metrics, &effect, watch, request).await?;
+            match (spare, pause(&answer, attempt)) {
+                (Some(again), Some(pause)) => {
+                    tokio::time::sleep(pause).await;
+                    request = again;
                 }
+                _ => return Ok(answer),
             }
-            Err(TimedOut.into())
-        })
+        }
+        Err(TimedOut.into())
     }
 }
 

@@ -18,6 +18,7 @@ pub mod metrics;
 mod owners;
 pub mod patch;
 pub mod reconciler;
+mod served;
 pub mod workload;
 
 pub use cache::Cache;

@@ -31,7 +31,7 @@ pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool
 pub use moref::MoRef;
 pub use rest::{Module, Tag};
 pub use session::{Login, Sessions, Settings, Trust};
-pub use spec::{CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
+pub use spec::{Allocation, CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
 pub use task::{Task, TaskInfo, TaskState};
 pub use vcenter::{About, Vcenter};
 pub use vm::{GuestNic, PowerState, Snapshot, VmInfo, VmState, VmWatch};

@@ -25,7 +25,7 @@ use crate::xml::{Element, Writer};
 
 /// How many objects stand for all in busy times.
 const WINDOW: usize = 8;
-/// The window grows by this factor with every quiet round, and shrinks by it with every change.
+/// The window grows by this factor with every quiet round, and shrinks by it when one change follows another.
 const GROWTH: usize = 4;
 /// No window is wider: vCenter does not like views without bounds.
 const WIDEST: usize = 8192;
@@ -52,6 +52,8 @@ pub(crate) struct Poll {
     listed: HashMap<MoRef, u64>,
     window: usize,
     read: Instant,
+    /// When somebody was last seen to move.
+    moved: Option<Instant>,
     change: Option<Change>,
 }
 
@@ -147,6 +149,7 @@ impl Poll {
             listed: HashMap::new(),
             window: WINDOW,
             read: Instant::now(),
+            moved: None,
             change: None,
         };
         // The empty view is taken in before it is first changed: see the invariants above.
@@ -252,7 +255,7 @@ impl Poll {
             return Ok(());
         };
         self.version = updates.string_at("version").unwrap_or_default();
-        let mut doubtful = Vec::new();
+        let (mut doubtful, mut news) = (Vec::new(), false);
         for update in updates.all("filterSet").flat_map(|set| set.all("objectSet")) {
             let Some(reference) = update.moref_at("obj") else {
                 continue;
@@ -269,16 +272,20 @@ impl Poll {
                 // Also said of what we took out of the view ourselves.
                 Some("leave") if self.listed.contains_key(&reference) => doubtful.push(reference),
                 Some("leave") => {}
-                _ => vcenter.merge(&reference, update),
+                _ => news |= vcenter.merge(&reference, update),
             }
         }
         if !doubtful.is_empty() {
-            vcenter.read_and_tell(&doubtful).await?;
+            news |= vcenter.read_and_tell(&doubtful).await?;
         }
-        if updates.bool_at("truncated") == Some(true) {
+        if !news || updates.bool_at("truncated") == Some(true) {
             return Ok(());
         }
-        self.window = (self.window / GROWTH).max(WINDOW);
+        // One who moves by himself does not make it a busy time.
+        if self.moved.is_some_and(|last| last.elapsed() < SHORT_WAIT) {
+            self.window = (self.window / GROWTH).max(WINDOW);
+        }
+        self.moved = Some(Instant::now());
         self.read_others(vcenter).await.map(|_| ())
     }
 

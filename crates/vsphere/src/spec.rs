@@ -54,9 +54,42 @@ pub struct ConfigSpec {
     pub cores_per_socket: Option<i32>,
     pub memory_mib: Option<i64>,
     pub memory_reservation_locked: Option<bool>,
+    /// In MHz.
+    pub cpu_allocation: Allocation,
+    /// In MiB.
+    pub memory_allocation: Allocation,
+    pub nested_hv: Option<bool>,
+    pub migrate_encryption: Option<String>,
+    pub ft_encryption: Option<String>,
+    /// Takes away what an OVF left behind, which a guest may prefer to its guestinfo.
+    pub vapp_config_removed: Option<bool>,
     pub devices: Vec<DeviceChange>,
     pub extra_config: Vec<(String, String)>,
     pub storage_policy: Option<String>,
+}
+
+/// What is set aside, what is the most, and the weight against others. What is not given stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    pub reservation: Option<i64>,
+    pub limit: Option<i64>,
+    pub shares: Option<i32>,
+}
+
+impl Allocation {
+    fn write(&self, w: &mut Writer, name: &str) {
+        if *self == Self::default() {
+            return;
+        }
+        w.nest(name, |w| {
+            w.opt("reservation", self.reservation).opt("limit", self.limit);
+            if let Some(shares) = self.shares {
+                w.nest("shares", |w| {
+                    w.value("shares", shares).text("level", "custom");
+                });
+            }
+        });
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,13 +213,19 @@ impl ConfigSpec {
             for change in &self.devices {
                 change.write(w);
             }
+            self.cpu_allocation.write(w, "cpuAllocation");
+            self.memory_allocation.write(w, "memoryAllocation");
             for (key, value) in &self.extra_config {
                 w.nest_as("extraConfig", "OptionValue", |w| {
                     w.text("key", key).typed_text("value", "string", value);
                 });
             }
-            w.opt("memoryReservationLockedToMax", self.memory_reservation_locked);
+            w.opt("vAppConfigRemoved", self.vapp_config_removed)
+                .opt("memoryReservationLockedToMax", self.memory_reservation_locked)
+                .opt("nestedHVEnabled", self.nested_hv);
             write_profile(w, "vmProfile", self.storage_policy.as_deref());
+            w.opt("migrateEncryption", self.migrate_encryption.as_ref())
+                .opt("ftEncryptionMode", self.ft_encryption.as_ref());
         });
     }
 }
@@ -344,5 +383,58 @@ impl NewPci {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_written_in_the_order_that_vim25_declares() {
+        let config = ConfigSpec {
+            num_cpus: Some(4),
+            cpu_allocation: Allocation {
+                reservation: Some(500),
+                limit: Some(4000),
+                shares: None,
+            },
+            memory_allocation: Allocation {
+                shares: Some(2000),
+                ..Allocation::default()
+            },
+            extra_config: vec![("a".into(), "b".into())],
+            vapp_config_removed: Some(true),
+            memory_reservation_locked: Some(true),
+            nested_hv: Some(true),
+            storage_policy: Some("p".into()),
+            migrate_encryption: Some("required".into()),
+            ft_encryption: Some("ftEncryptionRequired".into()),
+            ..ConfigSpec::default()
+        };
+        let mut w = Writer::new();
+        config.write(&mut w, "config");
+        let tree = Element::parse(&w.finish()).unwrap();
+        let names: Vec<&str> = tree.children.iter().map(|child| child.name.as_str()).collect();
+        let expected = [
+            "numCPUs",
+            "cpuAllocation",
+            "memoryAllocation",
+            "extraConfig",
+            "vAppConfigRemoved",
+            "memoryReservationLockedToMax",
+            "nestedHVEnabled",
+            "vmProfile",
+            "migrateEncryption",
+            "ftEncryptionMode",
+        ];
+        assert_eq!(names, expected);
+        let cpu = tree.child("cpuAllocation").unwrap();
+        assert_eq!(
+            (cpu.text_at("reservation"), cpu.text_at("limit")),
+            (Some("500"), Some("4000"))
+        );
+        assert_eq!(tree.text_at("memoryAllocation.shares.level"), Some("custom"));
     }
 }

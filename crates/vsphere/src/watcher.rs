@@ -228,12 +228,14 @@ impl Vcenter {
         Ok(news)
     }
 
-    /// Merges an object update into what is known, and tells the waiters if that changed anything.
-    pub(crate) fn merge(&self, reference: &MoRef, update: &Element) {
+    /// Merges an object update into what is known, and tells the waiters if that changed anything. The answer is whether
+    /// it is news of somebody known: one who is seen for the first time has not moved.
+    pub(crate) fn merge(&self, reference: &MoRef, update: &Element) -> bool {
         let interests = lock(&self.0.watcher.interests);
         let Some(entry) = interests.entries.get(reference) else {
-            return;
+            return false;
         };
+        let known = !matches!(&*entry.seen.borrow(), Seen::Nothing);
         let mut object = match &*entry.seen.borrow() {
             Seen::Object(object) if update.text_at("kind") != Some("enter") => Object::clone(object),
             _ => Object {
@@ -252,9 +254,10 @@ impl Vcenter {
                 }
             }
         }
-        entry
+        let told = entry
             .seen
             .send_if_modified(|seen| replace(seen, Seen::Object(Arc::new(object))));
+        told && known
     }
 
     pub(crate) fn tell(&self, reference: &MoRef, news: Seen) -> bool {

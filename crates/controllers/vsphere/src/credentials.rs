@@ -8,16 +8,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
-use capstan_kube::Context;
+use capstan_kube::{Cache, Context};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use futures::Stream;
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
 
 use crate::error::Error;
+use crate::secrets::{self, Secrets};
 
-/// A machine in a burst of hundreds need not read its cluster's secret again; a changed password is known this late.
+/// Whether an identity allows a namespace depends on the namespace's labels, which a machine in a burst of hundreds need
+/// not read again.
 const REMEMBER: Duration = Duration::from_secs(15);
 
 /// A login that was refused is not tried again for this long with the same password: accounts are locked after a handful of
@@ -37,31 +40,62 @@ impl std::fmt::Debug for Account {
     }
 }
 
-type Known = HashMap<Key, (Account, Instant)>;
-/// A cluster by namespace and name, and the identity that it names.
-type Key = (String, String, String);
+/// By identity, its version, and namespace.
+type Allowed = HashMap<(String, Option<String>, String), (bool, Instant)>;
 
 /// Finds accounts and logs in with them.
 pub struct Credentials {
     client: kube::Client,
     sessions: Sessions,
+    identities: Cache<VSphereClusterIdentity>,
+    secrets: Secrets,
     /// Where the secrets of cluster-wide identities are.
     home: String,
     fallback: Option<Account>,
-    known: Mutex<Known>,
+    allowed: Mutex<Allowed>,
     refused: Mutex<HashMap<Login, (capstan_vsphere::Error, Instant)>>,
 }
 
 impl Credentials {
-    pub fn new(context: &Context, sessions: Sessions, home: String, fallback: Option<Account>) -> Self {
+    pub fn new(
+        context: &Context,
+        sessions: Sessions,
+        identities: Cache<VSphereClusterIdentity>,
+        home: String,
+        fallback: Option<Account>,
+    ) -> Self {
         Self {
             client: context.client.clone(),
             sessions,
+            identities,
+            secrets: Secrets::new(context),
             home,
             fallback,
-            known: Mutex::default(),
+            allowed: Mutex::default(),
             refused: Mutex::default(),
         }
+    }
+
+    /// The secret that a cluster's account is read from, as far as that is known.
+    pub fn secret_of(&self, cluster: &VSphereCluster) -> Option<secrets::Key> {
+        let identity = cluster.spec.identity_ref.as_ref()?;
+        match identity.kind {
+            VSphereIdentityKind::Secret => Some((cluster.namespace().unwrap_or_default(), identity.name.clone())),
+            VSphereIdentityKind::VSphereClusterIdentity => {
+                self.secret_of_identity(self.identities.get(None, &identity.name)?.as_ref())
+            }
+            VSphereIdentityKind::Other(_) => None,
+        }
+    }
+
+    pub fn secret_of_identity(&self, identity: &VSphereClusterIdentity) -> Option<secrets::Key> {
+        let name = identity.spec.secret_name.clone().filter(|name| !name.is_empty())?;
+        Some((self.home.clone(), name))
+    }
+
+    /// Which secrets of identities changed.
+    pub fn changes(&self) -> impl Stream<Item = secrets::Key> + Send + use<> {
+        self.secrets.changes()
     }
 
     /// A session with `server` in the name of a cluster's identity.
@@ -85,7 +119,7 @@ impl Credentials {
         let thumbprint = thumbprint
             .map(str::to_owned)
             .or_else(|| given(&cluster.spec.thumbprint));
-        let Account { username, password } = self.account(cluster).await?;
+        let Account { username, password } = self.find_account(cluster).await?;
         let trust = Trust::from_thumbprint(thumbprint.as_deref());
         let login = Login {
             server,
@@ -99,29 +133,22 @@ impl Credentials {
         let result = self.sessions.get(&login).await;
         match &result {
             Err(error @ capstan_vsphere::Error::Login { .. }) => {
-                self.forget(cluster);
-                lock(&self.refused).insert(login, (error.clone(), Instant::now()));
+                let mut refused = lock(&self.refused);
+                refused.retain(|_, (_, at)| at.elapsed() < REFUSED);
+                refused.insert(login, (error.clone(), Instant::now()));
             }
             _ => drop(lock(&self.refused).remove(&login)),
         }
         Ok(result?)
     }
 
-    /// The next session of this cluster is made from what its identity says then.
+    /// A cluster goes: its own secret need not be watched any more.
     pub fn forget(&self, cluster: &VSphereCluster) {
-        lock(&self.known).remove(&key(cluster));
-    }
-
-    async fn account(&self, cluster: &VSphereCluster) -> Result<Account, Error> {
-        if let Some((account, _)) = lock(&self.known)
-            .get(&key(cluster))
-            .filter(|(_, at)| at.elapsed() < REMEMBER)
-        {
-            return Ok(account.clone());
+        let identity = cluster.spec.identity_ref.as_ref();
+        if let Some(own) = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret) {
+            self.secrets
+                .release(&cluster.namespace().unwrap_or_default(), &own.name);
         }
-        let account = self.find_account(cluster).await?;
-        lock(&self.known).insert(key(cluster), (account.clone(), Instant::now()));
-        Ok(account)
     }
 
     async fn find_account(&self, cluster: &VSphereCluster) -> Result<Account, Error> {
@@ -144,9 +171,9 @@ impl Credentials {
     }
 
     async fn read_identity(&self, namespace: &str, name: &str) -> Result<Account, Error> {
-        let identities: Api<VSphereClusterIdentity> = Api::all(self.client.clone());
+        self.identities.ready().await?;
         let missing = || Error::Waiting(format!("VSphereClusterIdentity {name:?} does not exist"));
-        let identity = identities.get_opt(name).await?.ok_or_else(missing)?;
+        let identity = self.identities.get(None, name).ok_or_else(missing)?;
         if !self.allows(&identity, namespace).await? {
             return Err(Error::Spec(format!(
                 "VSphereClusterIdentity {name:?} does not allow namespace {namespace:?}: \
@@ -161,17 +188,25 @@ impl Credentials {
         let Some(allowed) = &identity.spec.allowed_namespaces else {
             return Ok(false);
         };
+        let key = (identity.name_any(), identity.resource_version(), namespace.to_owned());
+        let is_fresh = |known: &&(bool, Instant)| known.1.elapsed() < REMEMBER;
+        if let Some((answer, _)) = lock(&self.allowed).get(&key).filter(is_fresh) {
+            return Ok(*answer);
+        }
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let Some(namespace) = namespaces.get_opt(namespace).await? else {
-            return Ok(false);
+        let answer = match namespaces.get_opt(namespace).await? {
+            Some(namespace) => matches(&allowed.selector, &namespace)?,
+            None => false,
         };
-        matches(&allowed.selector, &namespace)
+        let mut known = lock(&self.allowed);
+        known.retain(|_, known| is_fresh(&&*known));
+        known.insert(key, (answer, Instant::now()));
+        Ok(answer)
     }
 
     async fn read_secret(&self, namespace: &str, name: &str) -> Result<Account, Error> {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let missing = || Error::Waiting(format!("secret {namespace}/{name} of the identity does not exist"));
-        let secret = secrets.get_opt(name).await?.ok_or_else(missing)?;
+        let missing = || Error::Spec(format!("secret {namespace}/{name} of the identity does not exist"));
+        let secret = self.secrets.get(namespace, name).await?.ok_or_else(missing)?;
         let field = |key: &str| {
             let bytes = secret
                 .data
@@ -197,16 +232,6 @@ impl Credentials {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn key(cluster: &VSphereCluster) -> Key {
-    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-    let identity = cluster.spec.identity_ref.as_ref();
-    (
-        namespace,
-        name,
-        identity.map(|i| format!("{}/{}", i.kind, i.name)).unwrap_or_default(),
-    )
 }
 
 fn matches(selector: &LabelSelector, namespace: &Namespace) -> Result<bool, Error> {

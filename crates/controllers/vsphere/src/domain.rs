@@ -73,6 +73,14 @@ pub enum Pci {
     },
 }
 
+/// A machine's part of its host's CPU in MHz, or of its memory in MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    pub reservation: Option<i64>,
+    pub limit: Option<i64>,
+    pub shares: Option<i32>,
+}
+
 /// The virtual machine that a VSphereVM asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
@@ -92,6 +100,12 @@ pub struct Wanted {
     pub cpus: i32,
     pub cores_per_socket: Option<i32>,
     pub memory_mib: i64,
+    pub cpu_allocation: Allocation,
+    pub memory_allocation: Allocation,
+    /// Whether the guest can run virtual machines itself.
+    pub nested_hv: Option<bool>,
+    pub migrate_encryption: Option<String>,
+    pub ft_encryption: Option<String>,
     pub primary_gib: Option<i64>,
     pub additional_gib: Vec<i64>,
     pub vmx: BTreeMap<String, String>,

@@ -214,7 +214,7 @@ pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, 
     if changes.add_pci {
         all.extend(add_pci(wanted));
     }
-    ConfigSpec {
+    let config = ConfigSpec {
         num_cpus: changes.cpus,
         cores_per_socket: changes.cores_per_socket,
         memory_mib: changes.memory_mib,
@@ -223,6 +223,27 @@ pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, 
         devices: all,
         extra_config: changes.extra_config.clone().into_iter().collect(),
         ..ConfigSpec::default()
+    };
+    with_settings(wanted, config)
+}
+
+/// The settings that no device and no key carries; they cost nothing in a call that is made anyway.
+pub fn with_settings(wanted: &Wanted, config: ConfigSpec) -> ConfigSpec {
+    ConfigSpec {
+        cpu_allocation: allocation(wanted.cpu_allocation),
+        memory_allocation: allocation(wanted.memory_allocation),
+        nested_hv: wanted.nested_hv,
+        migrate_encryption: wanted.migrate_encryption.clone(),
+        ft_encryption: wanted.ft_encryption.clone(),
+        ..config
+    }
+}
+
+fn allocation(wanted: crate::domain::Allocation) -> capstan_vsphere::Allocation {
+    capstan_vsphere::Allocation {
+        reservation: wanted.reservation,
+        limit: wanted.limit,
+        shares: wanted.shares,
     }
 }
 

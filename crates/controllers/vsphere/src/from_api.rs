@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use capstan_api::Quantity;
 use capstan_api::vsphere::{
     CloneMode, ControllerType, DataDiskControllerStatus, DataDiskStatus, DhcpOverrides as ApiOverrides,
     NetworkDeviceSpec, NetworkRouteSpec, NetworkStatus, PciDevice, PowerOffMode, VSphereVM,
@@ -9,19 +10,24 @@ use capstan_api::vsphere::{
 use capstan_core::disks::vsphere::{ControllerKind, DataDisk, Listed, Placement};
 use kube::ResourceExt;
 
-use crate::domain::{DhcpOverrides, Memory, NetworkDevice, Pci, PowerOff, Route, Wanted};
+use crate::domain::{Allocation, DhcpOverrides, Memory, NetworkDevice, Pci, PowerOff, Route, Wanted};
 use crate::plan::Report;
+use crate::quantity::in_units_of;
 
 /// A guest that is asked to shut down gets this long before it is powered off, unless the spec says otherwise.
 const SOFT_POWER_OFF: Duration = Duration::from_secs(5 * 60);
 /// A Kubernetes node needs two CPUs.
 const FEWEST_CPUS: i32 = 2;
 const DEFAULT_MEMORY_MIB: i64 = 2048;
+const HERTZ_PER_MHZ: i64 = 1_000_000;
+const BYTES_PER_MIB: i64 = 1 << 20;
 
 /// What a VSphereVM asks for.
 pub fn wanted(vm: &VSphereVM) -> Wanted {
     let spec = &vm.spec.clone_spec;
     let text = |value: &Option<String>| value.clone().filter(|text| !text.trim().is_empty());
+    let cpus = spec.num_cpus.unwrap_or_default().max(FEWEST_CPUS);
+    let resources = &spec.resources;
     Wanted {
         name: vm.name_any(),
         instance_uuid: vm.uid().unwrap_or_default(),
@@ -38,12 +44,25 @@ pub fn wanted(vm: &VSphereVM) -> Wanted {
         storage_policy: text(&spec.storage_policy_name),
         networks: spec.network.devices.iter().map(network).collect(),
         routes: spec.network.routes.iter().map(route).collect(),
-        cpus: spec.num_cpus.unwrap_or_default().max(FEWEST_CPUS),
-        cores_per_socket: spec.num_cores_per_socket.filter(|cores| *cores > 0),
+        cpus,
+        cores_per_socket: Some(spec.num_cores_per_socket.filter(|cores| *cores > 0).unwrap_or(cpus)),
         memory_mib: spec
             .memory_mib
             .filter(|memory| *memory > 0)
             .unwrap_or(DEFAULT_MEMORY_MIB),
+        cpu_allocation: Allocation {
+            reservation: units(HERTZ_PER_MHZ, resources.requests.cpu.as_ref()),
+            limit: units(HERTZ_PER_MHZ, resources.limits.cpu.as_ref()),
+            shares: resources.shares.cpu,
+        },
+        memory_allocation: Allocation {
+            reservation: units(BYTES_PER_MIB, resources.requests.memory.as_ref()),
+            limit: units(BYTES_PER_MIB, resources.limits.memory.as_ref()),
+            shares: resources.shares.memory,
+        },
+        nested_hv: spec.nested_hv,
+        migrate_encryption: spec.migrate_encryption.as_ref().map(|mode| mode.as_str().to_owned()),
+        ft_encryption: spec.ft_encryption_mode.as_ref().map(|mode| mode.as_str().to_owned()),
         primary_gib: spec.disk_gib.map(i64::from).filter(|size| *size > 0),
         additional_gib: spec.additional_disks_gib.iter().map(|size| i64::from(*size)).collect(),
         vmx: spec.custom_vmx_keys.clone(),
@@ -58,6 +77,10 @@ pub fn wanted(vm: &VSphereVM) -> Wanted {
         },
         soft_timeout: vm.spec.guest_soft_power_off_timeout.map_or(SOFT_POWER_OFF, Into::into),
     }
+}
+
+fn units(unit: i64, quantity: Option<&Quantity>) -> Option<i64> {
+    quantity.and_then(|quantity| in_units_of(unit, &quantity.0))
 }
 
 fn network(device: &NetworkDeviceSpec) -> NetworkDevice {

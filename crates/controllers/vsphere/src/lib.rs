@@ -9,8 +9,11 @@ pub mod domain;
 mod error;
 mod facts;
 mod from_api;
+mod ipam;
 mod machine;
 pub mod plan;
+mod quantity;
+mod secrets;
 mod terms;
 mod vm;
 
@@ -68,7 +71,9 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         doors: context.doors.clone(),
     });
     let (home, account) = (options.identity_namespace.clone(), options.account.clone());
-    let credentials = Arc::new(Credentials::new(&context, sessions.clone(), home, account));
+    let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
+    let credentials = Credentials::new(&context, sessions.clone(), identities.clone(), home, account);
+    let credentials = Arc::new(credentials);
     let clusters = Clusters::new(&context);
     let machines: Cache<Machine> = context.cache();
     let own: Cache<VSphereMachine> = context.cache();
@@ -88,7 +93,6 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         context.cache_cluster_wide(cache::trim),
         context.cache_cluster_wide(cache::trim),
     );
-    let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
     let runs_vms = vm::Vms::new(&context, clusters.clone(), credentials.clone(), workloads);
     let runs_machines = machine::Machines::new(&context, clusters.clone(), machines, vms.clone());
     let runs_clusters = cluster::Infrastructure::new(&context, clusters.clone(), credentials.clone(), own.clone());

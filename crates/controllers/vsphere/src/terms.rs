@@ -4,6 +4,8 @@
 pub const VM_PROVISIONED: &str = "VMProvisioned";
 /// Whether vCenter answers.
 pub const VCENTER_AVAILABLE: &str = "VCenterAvailable";
+/// Whether every pool has given its address.
+pub const IP_ADDRESS_CLAIMED: &str = "IPAddressClaimed";
 /// Whether a guest that was asked to shut down has done so.
 pub const GUEST_SOFT_POWER_OFF_SUCCEEDED: &str = "GuestSoftPowerOffSucceeded";
 /// Whether the failure domains of a cluster can be used.
@@ -19,6 +21,7 @@ pub const WAITING_FOR_CLUSTER: &str = "WaitingForClusterInfrastructure";
 pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
 pub const WAITING_FOR_STATIC_IP: &str = "WaitingForStaticIPAllocation";
 pub const WAITING_FOR_IP: &str = "WaitingForIPAllocation";
+pub const WAITING_FOR_IP_ADDRESS: &str = "WaitingForIPAddress";
 pub const CLONING: &str = "Cloning";
 pub const CLONING_FAILED: &str = "CloningFailed";
 pub const POWERING_ON: &str = "PoweringOn";
@@ -35,11 +38,15 @@ pub const SOFT_OFF_FAILED: &str = "GuestSoftPowerOffFailed";
 pub const MACHINE_FINALIZER: &str = "vspheremachine.infrastructure.cluster.x-k8s.io";
 pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
 pub const CLUSTER_FINALIZER: &str = "vspherecluster.infrastructure.cluster.x-k8s.io";
+/// Keeps an address from being handed out again while a machine still has it.
+pub const CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
 /// Finalizers that a predecessor left on objects that we put none on.
 pub const OLD_SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
 pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
 pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
 
+/// Names the ESXi host that a machine runs on, on its Machine and from there on its Node.
+pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
 pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
 /// What every provider ID of a machine on vSphere starts with.
 pub const PROVIDER_ID: &str = "vsphere://";

@@ -7,7 +7,7 @@ mod world;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use capstan_api::vsphere::VSphereVM;
+use capstan_api::vsphere::{VSphereMachine, VSphereVM};
 use capstan_core::door::Doors;
 use capstan_testkit::vcsim::{Fault, Options};
 use k8s_openapi::api::core::v1::Secret;
@@ -39,22 +39,45 @@ async fn wrong_credentials_are_told_without_the_password_and_a_new_secret_is_eno
     let (right, wrong) = (world.vcsim.password.clone(), "not-the-secret");
     world.crash().await;
     set(wrong).await?;
-    world.run(Doors::default()).await?;
-    world
-        .machine("m", spec("pvscsi", json!({"dataDisks": data_disks(1)})))
-        .await?;
-    let message = world.condition_of_vm("m", "refused the login").await?;
+    world.vcsim.admin.reset_counters().await?;
+    world.ledger.0.lock().unwrap().clear();
+    let started = std::time::Instant::now();
+    world.run(Doors::new(vec![world.ledger.clone()])).await?;
+    let names: Vec<String> = (0..5).map(|n| format!("m{n}")).collect();
+    for name in &names {
+        world
+            .machine(name, spec("pvscsi", json!({"dataDisks": data_disks(1)})))
+            .await?;
+    }
+    for name in &names {
+        let message = world.condition_of_vm(name, "refused the login").await?;
+        assert!(
+            message.contains("check user name and password") && !message.contains(wrong),
+            "{message}"
+        );
+    }
+    // A refused password is tried again after a minute at the earliest, by however many machines it is wanted.
+    let minutes = started.elapsed().as_secs() / 60;
+    let logins = world.vcsim.admin.counters().await?["Login"];
     assert!(
-        message.contains("check user name and password") && !message.contains(wrong),
-        "{message}"
+        logins <= 1 + minutes,
+        "{logins} logins: the account may be locked by retries"
     );
-    let counters = world.vcsim.admin.counters().await?;
-    assert!(
-        counters["Login"] < 12,
-        "the account is not locked by retries: {counters:?}"
-    );
+    let corrected = std::time::Instant::now();
     set(&right).await?;
-    world.ready("m").await?;
+    for name in &names {
+        let ready = |machine: &VSphereMachine| machine.status.as_ref().is_some_and(|status| status.ready);
+        world.until::<VSphereMachine>(name, ready).await?;
+    }
+    println!("up {:?} after the password was put right", corrected.elapsed());
+    let minutes = started.elapsed().as_secs() / 60;
+    let logins = world.vcsim.admin.counters().await?["Login"];
+    assert!(
+        logins <= 2 + minutes,
+        "{logins} logins: one with the right password is enough"
+    );
+    let read = world.ledger.about("/secrets/vcenter");
+    assert!(read.is_empty(), "the secret is watched and not read again: {read:?}");
     Ok(())
 }
 

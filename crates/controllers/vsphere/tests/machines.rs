@@ -10,6 +10,7 @@ use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
+use capstan_kube::capi::Machine;
 use capstan_testkit::vcsim::{Fault, Options};
 use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, NewDisk, PowerState};
 use kube::ResourceExt;
@@ -568,58 +569,25 @@ async fn a_clone_whose_task_was_lost_is_taken_up_and_not_made_twice() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machines_cost_few_calls_and_few_writes_however_long_they_wait() -> Result<()> {
-    const MACHINES: u64 = 20;
-    let options = Options {
-        clone_delay: Duration::from_secs(2),
-        guest_ip_delay: Some(Duration::from_secs(1)),
-        ..Options::default()
-    };
-    let world = World::start(options).await?;
-    world.vcsim.admin.reset_counters().await?;
-    let two = json!([{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]);
-    for i in 0..MACHINES {
-        world
-            .machine(&format!("m-{i}"), spec("pvscsi", json!({"dataDisks": two})))
-            .await?;
-    }
-    for i in 0..MACHINES {
-        let ready = |machine: &VSphereMachine| machine.status.as_ref().is_some_and(|status| status.ready);
-        world.until::<VSphereMachine>(&format!("m-{i}"), ready).await?;
-    }
-    let counters = world.vcsim.admin.counters().await?;
-    let machines = |write: &String| write.contains("/m-") || write.contains("/events") || write.ends_with("vms");
-    let writes: Vec<String> = world
-        .ledger
-        .0
-        .lock()
-        .unwrap()
-        .iter()
-        .filter(|w| machines(w))
-        .cloned()
-        .collect();
-    let written = writes.len() as u64;
-    let calls: u64 = counters.values().sum();
-    println!(
-        "per machine: {} calls, {} writes; {counters:?}",
-        calls as f64 / MACHINES as f64,
-        written as f64 / MACHINES as f64
+async fn a_node_is_labelled_with_its_host_through_its_machine() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let settings = json!({
+        "resources": {"requests": {"cpu": "500M", "memory": "1Gi"}, "limits": {"cpu": "4G"}, "shares": {"memory": 2000}},
+        "nestedHV": true, "migrateEncryption": "opportunistic", "ftEncryptionMode": "ftEncryptionOpportunistic",
+        "numCPUs": 4,
+    });
+    world.machine("m", spec("pvscsi", settings)).await?;
+    let (_, vm, info) = world.ready("m").await?;
+    assert_eq!(
+        (info.num_cpus, info.cores_per_socket),
+        (4, 4),
+        "one socket when nothing is said"
     );
-    assert!(calls <= 12 * MACHINES, "{calls} calls: {counters:?}");
-    // On a busy machine a step may take so long that it is told of: the condition, the event, and the machine's copy.
-    let slow_steps = ["Cloning", "PoweringOn", "WaitingForIPAllocation"];
-    let mut told = 0;
-    for i in 0..MACHINES {
-        let events = world.events(&format!("m-{i}")).await?;
-        told += events
-            .iter()
-            .filter(|(reason, _)| slow_steps.contains(&reason.as_str()))
-            .count() as u64;
-    }
-    assert!(
-        written <= 8 * MACHINES + 1 + 3 * told,
-        "{written} writes: {:#?}",
-        writes.iter().filter(|w| w.contains("m-7")).collect::<Vec<_>>()
-    );
+    world
+        .set_status::<Machine>("m", json!({"nodeRef": {"name": "m"}}))
+        .await?;
+    let host = vm.status.unwrap().host.unwrap();
+    let labelled = move |machine: &Machine| machine.labels().get("node.cluster.x-k8s.io/esxi-host") == Some(&host);
+    world.until::<Machine>("m", labelled).await?;
     Ok(())
 }

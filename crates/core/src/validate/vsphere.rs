@@ -190,6 +190,16 @@ fn clone_spec(path: &str, spec: &VirtualMachineCloneSpec, errors: &mut Vec<Field
         let text = "should be a valid VM hardware version, example vmx-17";
         errors.push(FieldError::invalid(format!("{path}.hardwareVersion"), version, text));
     }
+    let keys = [
+        ("cryptoKeyID", &spec.crypto_key_id),
+        ("cryptoProfile", &spec.crypto_profile),
+    ];
+    for (field, value) in keys {
+        if value.as_deref().is_some_and(|value| !value.is_empty()) {
+            let text = "machines are encrypted by their storage policy alone: leave this out and give an encrypting storagePolicyName";
+            errors.push(FieldError::forbidden(format!("{path}.{field}"), text));
+        }
+    }
     data_disks(path, &spec.data_disks, errors);
 }
 
@@ -304,7 +314,19 @@ fn warnings(path: &str, spec: &VirtualMachineCloneSpec) -> Vec<String> {
             "{path}.diskGiB: a linked clone keeps the sizes of its template's disks: set cloneMode to fullClone to grow them"
         ));
     }
+    warnings.extend(ignored(spec).into_iter().map(|text| format!("{path}.{text}")));
     warnings
+}
+
+/// Fields that are accepted and have no effect, each with what to do instead.
+pub fn ignored(spec: &VirtualMachineCloneSpec) -> Vec<String> {
+    let cidr = spec.network.preferred_api_server_cidr.as_deref();
+    let cidr = cidr.filter(|cidr| !cidr.is_empty());
+    cidr.map(|cidr| {
+        format!("network.preferredAPIServerCidr: {cidr:?} has no effect: the cluster's controlPlaneEndpoint says where it is reached")
+    })
+    .into_iter()
+    .collect()
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ fn spec(extra: Value) -> VSphereMachineSpec {
 #[case::same_unit(json!({"dataDisks": [{"sizeGiB": 1, "unitNumber": 3}, {"sizeGiB": 1, "unitNumber": 3}]}), &[
     "spec.dataDisks[1].unitNumber: Invalid value: 3: dataDisks[0] has the same unit of the same controller: choose another",
 ])]
+#[case::key(json!({"cryptoKeyID": "k"}), &[
+    "spec.cryptoKeyID: Forbidden: machines are encrypted by their storage policy alone: leave this out and give an encrypting storagePolicyName",
+])]
 #[case::timeout(json!({"powerOffMode": "hard", "guestSoftPowerOffTimeout": "5m"}), &[
     "spec.guestSoftPowerOffTimeout: Forbidden: should not be set in templates unless the powerOffMode is trySoft (it is \"hard\")",
 ])]
@@ -45,6 +48,16 @@ fn spec(extra: Value) -> VSphereMachineSpec {
 fn every_fault_is_named_with_its_field(#[case] extra: Value, #[case] expected: &[&str]) {
     let errors: Vec<String> = machine(&spec(extra)).errors.iter().map(ToString::to_string).collect();
     assert_eq!(errors, expected);
+}
+
+#[test]
+fn a_field_without_effect_is_told_of() {
+    let network = json!({"devices": [{"networkName": "n", "dhcp4": true}], "preferredAPIServerCidr": "10.0.0.0/8"});
+    let warnings = machine(&spec(json!({"network": network}))).warnings;
+    assert!(
+        warnings[0].starts_with("spec.network.preferredAPIServerCidr: \"10.0.0.0/8\" has no effect"),
+        "{warnings:?}"
+    );
 }
 
 #[test]

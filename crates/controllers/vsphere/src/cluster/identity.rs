@@ -1,25 +1,30 @@
 //! VSphereClusterIdentity: whether its secret is there.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use capstan_api::vsphere::VSphereClusterIdentity;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::{Cache, Context, Next, Reconciler};
+use futures::StreamExt;
 use jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource};
 
 use crate::credentials::Credentials;
 use crate::error::Error;
 use crate::terms;
 
-/// Secrets are not watched; a missing one is looked for this often.
-const RECHECK: Duration = Duration::from_secs(10);
-
 /// Runs the identities.
 pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credentials: Arc<Credentials>) {
-    let reconciler = Reconciler::new("vsphereclusteridentity", context, own);
+    let (known, by_name) = (own.clone(), credentials.clone());
+    let by_secret = credentials.changes().flat_map(move |secret| {
+        let named = |identity: &VSphereClusterIdentity| by_name.secret_of_identity(identity).as_ref() == Some(&secret);
+        let found = known.select(None, named);
+        let found: Vec<_> = found.iter().map(|i| ObjectRef::from_obj(i.as_ref())).collect();
+        futures::stream::iter(found)
+    });
+    let reconciler = Reconciler::new("vsphereclusteridentity", context, own).on(by_secret);
     let client = context.client.clone();
     reconciler
         .run(move |identity| {
@@ -59,9 +64,5 @@ async fn pass(
     };
     conditions::summarize(&mut status.conditions, &[terms::CREDENTIALS_AVAILABLE], now);
     patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
-    Ok(if fault.is_none() {
-        Next::Wait
-    } else {
-        Next::After(RECHECK)
-    })
+    Ok(Next::Wait)
 }

@@ -19,6 +19,7 @@ use capstan_core::Class;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::{Cache, Context, Next, Reconciler, Recorder, cache};
+use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::core::SelectorExt;
@@ -32,8 +33,12 @@ use crate::terms;
 
 /// Whether vCenter still answers is asked this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
-/// A wrong password or a missing secret is mended outside our sight; reading the secret again costs nobody anything.
+/// A refused account may be mended where we do not see it, in vCenter itself; asking more often might lock it.
+const REFUSED: Duration = Duration::from_secs(60);
+/// What else is wrong is mended in Kubernetes, where all but a namespace's labels is watched.
 const RECHECK: Duration = Duration::from_secs(10);
+/// Whether machines are left is read from the cache, so that asking again costs nobody anything.
+const GOING: Duration = Duration::from_secs(10);
 
 /// Runs the clusters.
 pub struct Infrastructure {
@@ -66,7 +71,14 @@ impl Infrastructure {
     pub async fn run(self: Arc<Self>, identities: Cache<VSphereClusterIdentity>) -> Result<(), Error> {
         self.zones.ready().await?;
         let own = self.clusters.infrastructure.clone();
-        let (of_zone, of_identity) = (own.clone(), own.clone());
+        let (of_zone, of_identity, of_secret) = (own.clone(), own.clone(), own.clone());
+        let credentials = self.credentials.clone();
+        let by_secret = self.credentials.changes().flat_map(move |secret| {
+            let named = |cluster: &VSphereCluster| credentials.secret_of(cluster).as_ref() == Some(&secret);
+            let found = of_secret.select(None, named);
+            let found: Vec<_> = found.iter().map(|c| ObjectRef::from_obj(c.as_ref())).collect();
+            futures::stream::iter(found)
+        });
         let references = |found: Vec<Arc<VSphereCluster>>| -> Vec<ObjectRef<VSphereCluster>> {
             found
                 .iter()
@@ -110,7 +122,8 @@ impl Infrastructure {
                     let named = cluster.spec.identity_ref.as_ref();
                     named.is_some_and(|r| r.kind == VSphereIdentityKind::VSphereClusterIdentity && r.name == name)
                 }))
-            });
+            })
+            .on(by_secret);
         reconciler.run(move |cluster| self.clone().pass(cluster)).await;
         Ok(())
     }
@@ -182,10 +195,10 @@ impl Infrastructure {
         })
         .await?;
         self.recorder.warning(own, terms::VCENTER_UNREACHABLE, text).await;
-        if class == Class::Terminal {
-            Ok(Next::After(RECHECK))
-        } else {
-            Err(error)
+        match class {
+            Class::Terminal if error.vsphere().is_some() => Ok(Next::After(REFUSED)),
+            Class::Terminal => Ok(Next::After(RECHECK)),
+            Class::Transient | Class::Throttled(_) => Err(error),
         }
     }
 
@@ -229,7 +242,7 @@ impl Infrastructure {
         if !left.is_empty() {
             let names: Vec<String> = left.iter().map(|machine| machine.name_any()).collect();
             tracing::info!(cluster, machines = ?names, "waiting for machines to go");
-            return Ok(Next::After(RECHECK));
+            return Ok(Next::After(GOING));
         }
         self.release_secret(own).await?;
         self.credentials.forget(own);

@@ -155,6 +155,26 @@ pub fn vm(
     }
 }
 
+/// A host's name as a label may have it: without its domain when it is too long, without characters that are not allowed.
+pub fn label_value(host: &str) -> Option<String> {
+    const LONGEST: usize = 63;
+    let host = if host.len() > LONGEST {
+        host.split('.').next()?
+    } else {
+        host
+    };
+    let allowed = |c: char| {
+        if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') {
+            c
+        } else {
+            '-'
+        }
+    };
+    let cleaned: String = host.chars().map(allowed).take(LONGEST).collect();
+    let trimmed = cleaned.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    (!trimmed.is_empty()).then(|| trimmed.to_owned())
+}
+
 /// What of an existing VM follows its machine; the rest is as it was made.
 pub fn follow(existing: &VSphereVM, desired: &VSphereVM) -> VSphereVM {
     let mut after = existing.clone();
@@ -230,6 +250,19 @@ mod tests {
         #[case] expected: &str,
     ) {
         assert_eq!(name(&owner(extra), machine).as_deref(), Ok(expected));
+    }
+
+    #[rstest]
+    #[case("esx-7.example.com", Some("esx-7.example.com"))]
+    #[case("fd00::7", Some("fd00--7"))]
+    #[case("[fd00::7]", Some("fd00--7"))]
+    #[case("", None)]
+    #[case(
+        "esx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        Some("esx")
+    )]
+    fn a_host_is_named_as_a_label_may_be(#[case] host: &str, #[case] expected: Option<&str>) {
+        assert_eq!(label_value(host).as_deref(), expected);
     }
 
     #[test]

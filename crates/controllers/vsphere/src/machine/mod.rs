@@ -166,7 +166,12 @@ impl Machines {
         let status = vm.status.clone().unwrap_or_default();
         let provider_id = vm.spec.bios_uuid.as_ref().filter(|uuid| !uuid.is_empty());
         match provider_id {
-            Some(uuid) if status.ready => self.up(own, &vm, &format!("{}{uuid}", terms::PROVIDER_ID)).await,
+            Some(uuid) if status.ready => {
+                let provider_id = format!("{}{uuid}", terms::PROVIDER_ID);
+                let next = self.up(own, &vm, &provider_id).await?;
+                self.label_with_host(machine, status.host.as_deref()).await?;
+                Ok(next)
+            }
             _ => self.mirror(own, &vm).await,
         }
     }
@@ -309,6 +314,28 @@ impl Machines {
         })
         .await?;
         Ok(Next::Wait)
+    }
+
+    /// Cluster API core carries this label from the Machine to its Node, so it is of no use before there is one.
+    async fn label_with_host(&self, machine: &Machine, host: Option<&str>) -> Result<(), Error> {
+        let has_node = machine.status.as_ref().is_some_and(|status| status.node_ref.is_some());
+        let Some(host) = host.and_then(desired::label_value).filter(|_| has_node) else {
+            return Ok(());
+        };
+        if machine.labels().get(terms::HOST_LABEL) == Some(&host) {
+            return Ok(());
+        }
+        let mut after = machine.clone();
+        after
+            .meta_mut()
+            .labels
+            .get_or_insert_default()
+            .insert(terms::HOST_LABEL.to_owned(), host);
+        let api: Api<Machine> = self.context.api(&machine.namespace().unwrap_or_default());
+        match patch::object(&api, machine, &after, Lock::Open).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// The Machine itself may be gone already.

@@ -34,10 +34,6 @@ impl Vms {
         if plan::waits_for_static_address(&from_api::wanted(vm).networks) {
             return self.waiting_for_static_address(vm, working).await;
         }
-        if let Some(index) = from_api::wanted(vm).networks.iter().position(|device| device.pooled) {
-            let text = format!("network.devices[{index}].addressesFromPools cannot be used yet: set ipAddrs or DHCP");
-            return Err(Error::Spec(text));
-        }
         if working.name_taken {
             self.name_is_taken(vm, working, vcenter).await?;
             if working.reference.is_some() {
@@ -51,7 +47,7 @@ impl Vms {
         let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
         let hardware = template.hardware();
-        let wanted = from_api::wanted(vm);
+        let wanted = self.wanted(vm, working);
         let snapshot = self.snapshot(vm, &wanted, &template).await;
         plan::check_template(&wanted, &hardware, snapshot.is_some()).map_err(Error::Spec)?;
         let allocation = allocate(&hardware, &wanted.disks).map_err(|problems| Error::Spec(problems.to_string()))?;
@@ -68,8 +64,10 @@ impl Vms {
             memory_reservation_locked: (!wanted.pci.is_empty()).then_some(true),
             devices,
             extra_config: plan::at_clone(&wanted, working.user.as_ref()).into_iter().collect(),
+            vapp_config_removed: Some(true),
             ..ConfigSpec::default()
         };
+        let config = facts::with_settings(&wanted, config);
         let spec = self
             .location(&wanted, vcenter, &datacenter, &template, snapshot.clone(), config)
             .await?;
@@ -95,6 +93,12 @@ impl Vms {
             disks: from_api::planned_disks(&wanted.disks, &allocation.placements),
         });
         working.task_over = false;
+        let ignored = capstan_core::validate::vsphere::ignored(&vm.spec.clone_spec);
+        if !ignored.is_empty() {
+            self.recorder
+                .warning(vm.as_ref(), "FieldIgnored", ignored.join("; "))
+                .await;
+        }
         let next = self.await_task(vm, working, Purpose::Clone, task);
         self.record_clone(vm, working).await?;
         Ok(next)
@@ -300,6 +304,7 @@ impl Vms {
         match result {
             Ok(made) => {
                 working.reference = made;
+                working.failures = 0;
                 Ok(())
             }
             // Whether it was made after all is found out by its UUID.

@@ -39,7 +39,7 @@ impl Vms {
         let vcenter = match self.session(vm).await {
             Ok(vcenter) => vcenter,
             // Without its cluster nobody can say which vCenter it would be in; if nothing was ever cloned, nothing is.
-            Err(Error::Waiting(_)) if never_cloned(vm, working) => return self.gone(vm).await,
+            Err(Error::Waiting(_) | Error::Spec(_)) if never_cloned(vm, working) => return self.gone(vm).await,
             Err(error) => return Err(error),
         };
         if self.resume_task(vm, working, &vcenter) {
@@ -211,6 +211,7 @@ impl Vms {
     /// Nothing is left in vCenter: the Node goes, then the finalizer.
     async fn gone(&self, vm: &Arc<VSphereVM>) -> Result<Option<Next>, Error> {
         self.remove_node(vm).await;
+        self.release_addresses(vm).await?;
         patch::remove_finalizer(&self.api(vm), vm.as_ref(), terms::VM_FINALIZER).await?;
         Ok(None)
     }

@@ -6,6 +6,7 @@
 
 mod clone;
 mod end;
+mod pools;
 mod tell;
 mod working;
 
@@ -14,11 +15,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
-use capstan_core::Class;
 use capstan_kube::expectations::Version;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, Next, Recorder, Trigger, patch};
 use capstan_vsphere::{MoRef, Task, Vcenter};
+use futures::StreamExt;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
@@ -29,6 +30,7 @@ use crate::domain::{Facts, Memory, Wanted};
 use crate::error::Error;
 use crate::facts::{self, Resolved};
 use crate::from_api;
+use crate::ipam::Ipam;
 use crate::plan::{self, Changes, Step};
 use crate::terms;
 
@@ -36,7 +38,8 @@ use working::{Desk, Job, News, Purpose, Working};
 
 /// What is ready is looked at again this often: somebody may have powered it off.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
-/// What only somebody's help can mend, outside Kubernetes too, is tried again this often.
+/// What only somebody's help can mend, outside Kubernetes too, is tried again this soon at first, and this often at last.
+const FIRST_RECHECK: Duration = Duration::from_secs(5);
 const RECHECK: Duration = Duration::from_secs(60);
 /// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
 const SLOW: Duration = Duration::from_secs(15);
@@ -49,6 +52,7 @@ pub struct Vms {
     credentials: Arc<Credentials>,
     workloads: Workloads,
     desk: Desk,
+    ipam: Ipam,
     trigger: OnceLock<Trigger<VSphereVM>>,
     started: Timestamp,
 }
@@ -67,6 +71,7 @@ impl Vms {
             credentials,
             workloads,
             desk: Desk::default(),
+            ipam: Ipam::default(),
             trigger: OnceLock::new(),
             started: Timestamp::now(),
         })
@@ -74,8 +79,20 @@ impl Vms {
 
     /// The controller, until shutdown.
     pub async fn run(self: Arc<Self>, cache: Cache<VSphereVM>, concurrency: u16) {
-        let (by_infrastructure, by_cluster) = (cache.clone(), cache.clone());
+        let (by_infrastructure, by_cluster, by_secret) = (cache.clone(), cache.clone(), cache.clone());
         let clusters = self.clusters.clone();
+        let (with_secrets, credentials) = (self.clusters.clone(), self.credentials.clone());
+        let secrets = self.credentials.changes().flat_map(move |secret| {
+            let needs = |vm: &VSphereVM| {
+                let cluster = with_secrets
+                    .of(vm)
+                    .and_then(|cluster| with_secrets.infrastructure_of(&cluster));
+                cluster.is_ok_and(|cluster| credentials.secret_of(&cluster).as_ref() == Some(&secret))
+            };
+            let found = by_secret.select(None, |vm| is_busy(vm) && needs(vm));
+            let found: Vec<_> = found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect();
+            futures::stream::iter(found)
+        });
         let reconciler = capstan_kube::Reconciler::new("vspherevm", &self.context, cache)
             .concurrency(concurrency)
             .watches(&self.clusters.infrastructure, move |changed| {
@@ -91,7 +108,8 @@ impl Vms {
                 let of_it = |vm: &VSphereVM| is_busy(vm) && cluster_name(vm).as_ref() == Some(&name);
                 let found = by_cluster.select(changed.namespace().as_deref(), of_it);
                 found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
-            });
+            })
+            .on(secrets);
         let _ = self.trigger.set(reconciler.trigger());
         reconciler.run(move |vm| self.clone().pass(vm)).await;
     }
@@ -147,6 +165,9 @@ impl Vms {
         if self.is_waiting(vm, working).await? {
             return Ok(Next::Wait);
         }
+        if !ready && let Some(next) = self.claim_addresses(vm, working).await? {
+            return Ok(next);
+        }
         let vcenter = self.session(vm).await?;
         if self.resume_task(vm, working, &vcenter) {
             return Ok(Next::Wait);
@@ -154,7 +175,7 @@ impl Vms {
         self.locate(vm, working, &vcenter).await?;
         self.recall_disks(vm, working, &vcenter).await?;
         let memory = self.memory(vm, working);
-        let wanted = from_api::wanted(vm);
+        let wanted = self.wanted(vm, working);
         let resolved = if memory.ready || working.facts.is_none() {
             Resolved::default()
         } else {
@@ -527,10 +548,20 @@ fn reason_of(purpose: &Purpose) -> &'static str {
     }
 }
 
-/// How a failure that was told of is answered: by back-off, or by another look after a while.
-fn answer(error: Error) -> Result<Next, Error> {
-    match error.class() {
-        Class::Terminal => Ok(Next::After(RECHECK)),
-        Class::Transient | Class::Throttled(_) => Err(error),
+/// When to look again at what only somebody's help can mend: sooner at first, for that help may be under way.
+fn recheck(failures: u32) -> Duration {
+    FIRST_RECHECK
+        .saturating_mul(1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
+        .min(RECHECK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_help_is_looked_at_less_and_less_often() {
+        let seconds = |failures| recheck(failures).as_secs();
+        assert_eq!([1, 2, 3, 4, 5, 40].map(seconds), [5, 10, 20, 40, 60, 60]);
     }
 }

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use super::working::{Purpose, Working};
-use super::{RECHECK, RESYNC, Vms, answer, marks};
+use super::{RECHECK, RESYNC, Vms, marks, recheck};
 use crate::domain::Wanted;
 use crate::error::Error;
 use crate::from_api;
@@ -164,6 +164,7 @@ impl Vms {
         let first = !vm.status.as_ref().is_some_and(|status| status.ready);
         let started = working.started.clone();
         let address = report.addresses.join(", ");
+        let pooled = wanted.networks.iter().any(|device| device.pooled);
         self.write(vm, working, |status, now| {
             if let Some(started) = started.filter(|_| status.clone_mode.is_none() || status.data_disks.is_empty()) {
                 started.note(status);
@@ -176,6 +177,9 @@ impl Vms {
             status.addresses = report.addresses.clone();
             status.network = from_api::network_status(&report);
             (status.failure_reason, status.failure_message) = (None, None);
+            if pooled {
+                conditions::mark_true(&mut status.conditions, terms::IP_ADDRESS_CLAIMED, now);
+            }
             conditions::mark_true(&mut status.conditions, terms::VCENTER_AVAILABLE, now);
             conditions::mark_true(&mut status.conditions, terms::VM_PROVISIONED, now);
         })
@@ -269,6 +273,12 @@ impl Vms {
             conditions::mark_false(list, type_, severity, said, &text, now);
         })
         .await?;
-        answer(error)
+        match error.class() {
+            Class::Terminal => {
+                working.failures = working.failures.saturating_add(1);
+                Ok(Next::After(recheck(working.failures)))
+            }
+            Class::Transient | Class::Throttled(_) => Err(error),
+        }
     }
 }

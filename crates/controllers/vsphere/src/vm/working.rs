@@ -11,6 +11,7 @@ use capstan_kube::expectations::Version;
 use capstan_vsphere::{Device, MoRef, VmState};
 
 use crate::domain::{Facts, UserData};
+use crate::ipam::Given;
 use crate::plan::Changes;
 
 /// What somebody waits for on behalf of a VM.
@@ -93,9 +94,13 @@ pub struct Working {
     /// The devices that the facts were read with, whole.
     pub devices: Vec<Device>,
     pub user: Option<UserData>,
+    /// How often in a row something failed that another try alone will hardly mend.
+    pub failures: u32,
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
+    /// The addresses from pools, once all of them are there.
+    pub given: Vec<Given>,
     /// When it was last seen to be up, and how it was marked then.
     pub looked: Option<(Instant, u64)>,
     /// What vCenter had left out and was put right.

@@ -13,7 +13,7 @@ use capstan_kube::capi::{Cluster, Machine};
 use capstan_testkit::{ControlPlane, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
 use k8s_openapi::api::core::v1::{Event, Secret};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -22,13 +22,22 @@ use tokio_util::sync::CancellationToken;
 /// Nothing in these tests takes longer, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Sees every write to Kubernetes.
+/// Sees every write to Kubernetes, and every read of a secret.
 #[derive(Default)]
 pub struct Ledger(pub std::sync::Mutex<Vec<String>>);
 
+impl Ledger {
+    /// What was done to paths that contain this.
+    pub fn about(&self, path: &str) -> Vec<String> {
+        let all = self.0.lock().unwrap();
+        all.iter().filter(|line| line.contains(path)).cloned().collect()
+    }
+}
+
 impl Door for Ledger {
     fn enter(&self, effect: &Effect) -> Verdict {
-        if effect.world == capstan_core::door::World::Kube && effect.write {
+        let secret = effect.target.contains("/secrets");
+        if effect.world == capstan_core::door::World::Kube && (effect.write || secret) {
             self.0
                 .lock()
                 .unwrap()
@@ -44,15 +53,26 @@ pub struct World {
     pub namespace: String,
     pub vcsim: Vcsim,
     pub ledger: std::sync::Arc<Ledger>,
+    /// The version of Cluster API's own objects.
+    core: &'static str,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
 }
 
 impl World {
     pub async fn start(options: capstan_testkit::vcsim::Options) -> Result<Self> {
-        tail::keep();
         let plane = ControlPlane::shared().await?;
-        plane.install_crds().await?;
         plane.install_cluster_api_crds().await?;
+        Self::start_on(plane, "v1beta2", options).await
+    }
+
+    /// On a control plane that has the definitions of Cluster API in this version.
+    pub async fn start_on(
+        plane: ControlPlane,
+        core: &'static str,
+        options: capstan_testkit::vcsim::Options,
+    ) -> Result<Self> {
+        tail::keep();
+        plane.install_crds().await?;
         let vcsim = vcsim(options).await?;
         let mut world = Self {
             client: plane.client().await?,
@@ -60,6 +80,7 @@ impl World {
             plane,
             vcsim,
             ledger: Default::default(),
+            core,
             running: None,
         };
         world.make_cluster().await?;
@@ -113,9 +134,36 @@ impl World {
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         K: serde::Serialize + DeserializeOwned + Clone + std::fmt::Debug,
     {
-        let url = K::url_path(&(), Some(&self.namespace));
+        let url = self.path::<K>(None);
         let request = http::Request::post(url).header("content-type", "application/json");
         Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)
+    }
+
+    /// The path of a kind, or of one object; Cluster API's own in the version that this world has.
+    fn path<K>(&self, name: Option<&str>) -> String
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        let path = K::url_path(&(), Some(&self.namespace));
+        let core = format!("/apis/cluster.x-k8s.io/{}/", self.core);
+        let path = path.replace("/apis/cluster.x-k8s.io/v1beta2/", &core);
+        name.map_or(path.clone(), |name| format!("{path}/{name}"))
+    }
+
+    /// Merges into the status of an object.
+    pub async fn set_status<K>(&self, name: &str, status: Value) -> Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        let request = http::Request::patch(format!("{}/status", self.path::<K>(Some(name))))
+            .header("content-type", "application/merge-patch+json");
+        let body = serde_json::to_vec(&json!({"status": status}))?;
+        self.client.request_text(request.body(body)?).await?;
+        Ok(())
+    }
+
+    fn core_version(&self) -> String {
+        format!("cluster.x-k8s.io/{}", self.core)
     }
 
     async fn make_cluster(&self) -> Result<()> {
@@ -126,13 +174,13 @@ impl World {
         self.create::<Secret>(secret).await?;
         let cluster: Cluster = self
             .create(json!({
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"},
-                "spec": {"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereCluster", "name": "c"}},
+                "apiVersion": self.core_version(), "kind": "Cluster", "metadata": {"name": "c"},
+                "spec": {"infrastructureRef": self.infrastructure("VSphereCluster", "c")},
             }))
             .await?;
         self.create::<VSphereCluster>(json!({
             "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster",
-            "metadata": {"name": "c", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "ownerReferences": [owner(&cluster, "cluster.x-k8s.io/v1beta2", "Cluster")]},
+            "metadata": {"name": "c", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "ownerReferences": [owner(&cluster, &self.core_version(), "Cluster")]},
             "spec": {
                 "server": self.vcsim.server, "thumbprint": self.vcsim.thumbprint,
                 "identityRef": {"kind": "Secret", "name": "vcenter"},
@@ -140,11 +188,20 @@ impl World {
             },
         }))
         .await?;
-        let status = json!({"status": {"initialization": {"infrastructureProvisioned": true}}});
-        self.api::<Cluster>()
-            .patch_status("c", &PatchParams::default(), &Patch::Merge(status))
-            .await?;
-        Ok(())
+        let status = match self.core {
+            "v1beta1" => json!({"infrastructureReady": true}),
+            _ => json!({"initialization": {"infrastructureProvisioned": true}}),
+        };
+        self.set_status::<Cluster>("c", status).await
+    }
+
+    /// A reference to an object of ours, as the version in use has them.
+    fn infrastructure(&self, kind: &str, name: &str) -> Value {
+        let group = "infrastructure.cluster.x-k8s.io";
+        match self.core {
+            "v1beta1" => json!({"apiVersion": format!("{group}/v1beta1"), "kind": kind, "name": name}),
+            _ => json!({"apiGroup": group, "kind": kind, "name": name}),
+        }
     }
 
     /// A Machine with its bootstrap data and its VSphereMachine, as Cluster API core would have made them.
@@ -159,16 +216,16 @@ impl World {
         let labels = json!({"cluster.x-k8s.io/cluster-name": "c"});
         let machine: Machine = self
             .create(json!({
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": {"name": name, "labels": labels},
+                "apiVersion": self.core_version(), "kind": "Machine", "metadata": {"name": name, "labels": labels},
                 "spec": {
                     "clusterName": "c", "bootstrap": {"dataSecretName": format!("{name}-boot")},
-                    "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereMachine", "name": name},
+                    "infrastructureRef": self.infrastructure("VSphereMachine", name),
                 },
             }))
             .await?;
         self.create::<VSphereMachine>(json!({
             "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereMachine",
-            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner(&machine, "cluster.x-k8s.io/v1beta2", "Machine")]},
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner(&machine, &self.core_version(), "Machine")]},
             "spec": spec,
         }))
         .await?;

@@ -46,6 +46,7 @@ async fn a_rollout_against_the_ideal() -> Result<()> {
         ..Options::default()
     };
     let mut world = World::prepare(options).await?;
+    world.patience = Duration::from_secs(3600);
     let writes = Arc::new(Writes::default());
     let begun = Instant::now();
     world.run(Doors::new(vec![writes.clone()])).await?;

@@ -60,6 +60,8 @@ pub struct World {
     pub name: String,
     pub sim: Arc<Handle>,
     pub bounds: Arc<Bounds>,
+    /// How long anything is waited for.
+    pub patience: Duration,
     workload: Option<ControlPlane>,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     sampler: tokio::task::JoinHandle<()>,
@@ -155,6 +157,7 @@ impl World {
             name,
             sim,
             bounds,
+            patience: PATIENCE,
             workload,
             running: None,
             sampler,
@@ -433,7 +436,7 @@ impl World {
             if let Some(found) = look().await? {
                 return Ok(found);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > self.patience {
                 let pool = self.pool().await.ok().map(|pool| json!({ "status": pool.status }));
                 let machines: Vec<_> = self
                     .machines()
@@ -442,7 +445,8 @@ impl World {
                     .map(|m| json!([m.name_any(), m.metadata.deletion_timestamp, m.status]))
                     .collect();
                 bail!(
-                    "no {what} after {PATIENCE:?}: {pool:?} {machines:#?} {:#?}",
+                    "no {what} after {:?}: {pool:?} {machines:#?} {:#?}",
+                    self.patience,
                     self.sim.instances(&self.set_id()).len()
                 );
             }

@@ -82,9 +82,9 @@ fn explain(error: &anyhow::Error) -> String {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Up(args) => runtime()?.block_on(up::run(args))?,
-        Command::Run(args) => runtime()?.block_on(run::run(*args))?,
-        Command::Sim(Sim::Azure(args)) => runtime()?.block_on(capstan_sim::azure::cli::run(*args))?,
+        Command::Up(args) => until_done(up::run(args))?,
+        Command::Run(args) => until_done(run::run(*args))?,
+        Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {
             if !check::run(&args)? {
@@ -103,12 +103,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 /// Two threads: the work is waiting, and each thread costs memory.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
-    Ok(runtime)
+    let result = runtime.block_on(work);
+    // A build of minutes that was waited for on a thread of its own ends with us, not we with it.
+    runtime.shutdown_background();
+    result
 }
 
 fn crds() -> anyhow::Result<()> {

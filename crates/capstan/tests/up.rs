@@ -2,12 +2,14 @@
 
 mod program;
 
-use std::process::Output;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use capstan_testkit::{ControlPlane, parts};
 
-use program::{Up, build_parts, capstan, is_mentioned, kubectl, kubectl_until, scratch};
+use program::{LIMIT, Up, build_parts, capstan, is_mentioned, kubectl, kubectl_until, scratch, signal, wait};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -257,5 +259,45 @@ async fn beside_the_real_cluster_api_core_every_example_gets_ready_too() -> Resu
     );
     ensure!(dir.join("cluster-api.log").exists(), "core did not run");
     std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// A compiler that is in no hurry.
+const SLOW_GO: &str =
+    "#!/bin/sh\ncase $1 in version) echo go version go1.99.0 linux/amd64 ;; *) exec sleep 300 ;; esac\n";
+
+#[test]
+fn a_build_ends_with_the_up_that_waits_for_it() -> Result<()> {
+    for name in ["-TERM", "-INT", "-KILL"] {
+        let dir = scratch(&format!("slow{name}"));
+        let (tools, cache) = (dir.join("tools"), dir.join("cache"));
+        std::fs::create_dir_all(&tools)?;
+        std::fs::write(tools.join("go"), SLOW_GO)?;
+        std::fs::set_permissions(tools.join("go"), PermissionsExt::from_mode(0o755))?;
+        let mut child = capstan()
+            .args(["up", "--once", "--dir"])
+            .arg(dir.join("up"))
+            .env("CAPSTAN_CACHE", &cache)
+            .env("PATH", format!("{}:/usr/bin:/bin", tools.display()))
+            .env_remove("KUBEBUILDER_ASSETS")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        // Only what builds has the cache among its arguments.
+        until(|| is_mentioned(&cache)).with_context(|| format!("{name}: no build was started"))?;
+        signal(&child, name)?;
+        wait(&mut child, LIMIT)?;
+        until(|| !is_mentioned(&cache)).with_context(|| format!("{name}: the build goes on"))?;
+        std::fs::remove_dir_all(dir)?;
+    }
+    Ok(())
+}
+
+fn until(met: impl Fn() -> bool) -> Result<()> {
+    let since = Instant::now();
+    while !met() {
+        ensure!(since.elapsed() < LIMIT, "waited in vain");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     Ok(())
 }

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::files::{self, Lock};
 use crate::parts::{Part, Source, Version};
+use crate::process::Lifeline;
 
 pub fn provide(part: &Part) -> Result<PathBuf> {
     let cache = files::cache_dir();
@@ -135,7 +136,8 @@ fn command(go: &Path, dir: &Path) -> Command {
 
 fn compile(go: &Path, name: &str, dir: &Path, package: &str, ldflags: &str, into: &Path) -> Result<()> {
     let progress = Progress::new(format!("building {name} (once, into {})", files::cache_dir().display()));
-    let mut child = command(go, dir)
+    let mut build = command(go, dir);
+    build
         .args([
             "build",
             "-v",
@@ -146,7 +148,11 @@ fn compile(go: &Path, name: &str, dir: &Path, package: &str, ldflags: &str, into
             &format!("-s -w {ldflags}"),
             "-o",
         ])
-        .args([into.join(name).as_os_str(), package.as_ref()])
+        .args([into.join(name).as_os_str(), package.as_ref()]);
+    // A build of minutes that nobody waits for any more ends with whoever asked for it.
+    let lifeline = Lifeline::own()?;
+    let mut child = lifeline
+        .guard(&build, &into.join("pid"))?
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -170,6 +176,7 @@ fn compile(go: &Path, name: &str, dir: &Path, package: &str, ldflags: &str, into
         let last = said[said.len().saturating_sub(20)..].join("\n");
         bail!("go build {package} failed with {status}:\n{last}");
     }
+    fs::remove_file(into.join("pid")).context("cannot tidy up after go build")?;
     progress.done();
     Ok(())
 }

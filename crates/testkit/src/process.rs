@@ -84,10 +84,26 @@ impl Lifeline {
         let out = File::options().create(true).append(true).open(&log);
         let out = out.with_context(|| format!("cannot write {}", log.display()))?;
         let pid_file = dir.join(format!("{name}.pid"));
+        let mut guard = self.guard(&program, &pid_file)?;
+        guard
+            .stdout(out.try_clone().context("cannot share the log")?)
+            .stderr(out)
+            .current_dir(dir);
+        let guard = guard.spawn().with_context(|| format!("cannot start {name}"))?;
+        Ok(Process {
+            name: name.to_owned(),
+            guard,
+            log,
+            pid_file,
+        })
+    }
+
+    /// The program under its guard, in its own folder; where its output goes is for the caller to say.
+    pub(crate) fn guard(&self, program: &Command, pid_file: &Path) -> Result<Command> {
         let mut guard = Command::new("/bin/sh");
         guard
             .args(["-c", GUARD])
-            .arg(&pid_file)
+            .arg(pid_file)
             .arg(program.get_program())
             .args(program.get_args());
         for (key, value) in program.get_envs() {
@@ -96,20 +112,14 @@ impl Lifeline {
                 None => guard.env_remove(key),
             };
         }
+        if let Some(dir) = program.get_current_dir() {
+            guard.current_dir(dir);
+        }
         guard
             .stdin(self.reader.try_clone().context("cannot share the lifeline")?)
-            .stdout(out.try_clone().context("cannot share the log")?)
-            .stderr(out)
-            .current_dir(dir)
             // Ctrl-C on the terminal is for the one who started us, who then ends the programs in order.
             .process_group(0);
-        let guard = guard.spawn().with_context(|| format!("cannot start {name}"))?;
-        Ok(Process {
-            name: name.to_owned(),
-            guard,
-            log,
-            pid_file,
-        })
+        Ok(guard)
     }
 
     /// Lets go: every program that hangs on it is killed.

@@ -165,7 +165,7 @@ func taskDelays(delays map[string]int) {
 	names := map[string]string{
 		"CloneVM_Task": "CloneVm", "ReconfigVM_Task": "ReconfigVm", "PowerOnVM_Task": "PowerOn", "PowerOffVM_Task": "PowerOff",
 		"Destroy_Task": "Destroy", "RelocateVM_Task": "RelocateVm", "UpgradeVM_Task": "UpgradeVm",
-		"CreateSnapshotEx_Task": "CreateSnapshotEx",
+		"CreateSnapshotEx_Task": "CreateSnapshotEx", "ShutdownGuest": "ShutdownGuest",
 	}
 	tasks := map[string]int{"LockHandoff": 0}
 	for method, task := range names {

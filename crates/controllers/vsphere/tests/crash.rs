@@ -118,6 +118,53 @@ async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Resu
     bail!("endless")
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_again_and_again_in_the_middle_of_many_clones_each_machine_comes_up_once() -> Result<()> {
+    const MACHINES: u64 = 30;
+    let mut world = World::start(Options {
+        clone_delay: Duration::from_secs(2),
+        ..Options::default()
+    })
+    .await?;
+    for n in 0..MACHINES {
+        world
+            .machine(
+                &format!("m{n}"),
+                spec("pvscsi", json!({"dataDisks": [{"name": "a", "sizeGiB": 1}]})),
+            )
+            .await?;
+    }
+    for begun in [MACHINES / 3, MACHINES / 2, MACHINES] {
+        tokio::time::timeout(world::PATIENCE, async {
+            while world
+                .vcsim
+                .admin
+                .counters()
+                .await?
+                .get("CloneVM_Task")
+                .copied()
+                .unwrap_or_default()
+                < begun
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            anyhow::Ok(())
+        })
+        .await
+        .context("no clones")??;
+        world.crash().await;
+        world.run(Doors::default()).await?;
+    }
+    for n in 0..MACHINES {
+        let (_, vm, info) = world.ready(&format!("m{n}")).await?;
+        assert_eq!(Some(&info.instance_uuid), vm.uid().as_ref());
+        assert_eq!(disks(&info).len(), 2);
+    }
+    let clones = world.vcsim.admin.counters().await?["CloneVM_Task"];
+    assert_eq!(clones, MACHINES, "one clone for each machine");
+    Ok(())
+}
+
 /// Brings a machine to its end after a crash: up with its disks if it is not being deleted, then away.
 async fn finish(world: &World, name: &str) -> Result<()> {
     let machine = world.api::<VSphereMachine>().get_opt(name).await?;

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
 use capstan_kube::capi::Machine;
 use capstan_testkit::vcsim::{Fault, Options};
-use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, NewDisk, PowerState};
+use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, DeviceKind, NewDisk, PowerState};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -569,10 +569,12 @@ async fn a_clone_whose_task_was_lost_is_taken_up_and_not_made_twice() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_is_labelled_with_its_host_through_its_machine() -> Result<()> {
+async fn settings_and_devices_of_hosts_are_taken_over_and_the_host_is_told_to_the_node() -> Result<()> {
     let world = World::start(Options::default()).await?;
     let settings = json!({
         "resources": {"requests": {"cpu": "500M", "memory": "1Gi"}, "limits": {"cpu": "4G"}, "shares": {"memory": 2000}},
+        "pciDevices": [{"deviceId": 7864, "vendorId": 4318}, {"vGPUProfile": "grid_t4-1q"}],
+        "dataDisks": [{"name": "a", "sizeGiB": 1, "storagePolicyName": "VVol No Requirements Policy"}],
         "nestedHV": true, "migrateEncryption": "opportunistic", "ftEncryptionMode": "ftEncryptionOpportunistic",
         "numCPUs": 4,
     });
@@ -583,6 +585,9 @@ async fn a_node_is_labelled_with_its_host_through_its_machine() -> Result<()> {
         (4, 4),
         "one socket when nothing is said"
     );
+    let devices = info.devices.iter();
+    let passed_through = devices.filter(|device| matches!(device.kind, DeviceKind::PciPassthrough));
+    assert_eq!((passed_through.count(), disks(&info).len()), (2, 2));
     world
         .set_status::<Machine>("m", json!({"nodeRef": {"name": "m"}}))
         .await?;

@@ -53,8 +53,8 @@ async fn addresses_are_claimed_from_pools_and_given_back() -> Result<()> {
         json!({"devices": [{"networkName": "VM Network", "addressesFromPools": [pool("four"), pool("six")]}]});
     world.machine("m", spec("pvscsi", json!({"network": network}))).await?;
     answer(&world, "m-0-0", "10.9.0.7", 24, "10.9.0.1").await?;
-    let message = world.condition_of_vm("m", "m-0-1").await?;
-    assert!(message.contains("InClusterIPPool \"six\""), "{message}");
+    let waits = "IPAddressClaim \"m-0-1\" waits for an address of InClusterIPPool \"six\"";
+    world.condition_of_vm("m", waits).await?;
     assert!(
         !world.vcsim.admin.counters().await?.contains_key("CloneVM_Task"),
         "nothing is cloned without its addresses"

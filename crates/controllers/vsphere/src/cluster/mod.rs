@@ -173,6 +173,13 @@ impl Infrastructure {
             status.ready = true;
         })
         .await?;
+        let modules = own.spec.cluster_modules.len();
+        if first && modules > 0 && !own.spec.disable_cluster_module {
+            let text = format!(
+                "spec.clusterModules: the {modules} modules named there are left as they are: nothing is added to them"
+            );
+            self.recorder.warning(own, "FieldIgnored", text).await;
+        }
         if first {
             let server = own.spec.server.clone().unwrap_or_default();
             self.recorder

@@ -203,6 +203,16 @@ impl Machines {
             Some(existing) => existing,
             None => match api.create(&PostParams::default(), &wanted).await {
                 Ok(made) => {
+                    let group = zone.as_ref().and_then(|zone| zone.domain.topology.hosts.as_ref());
+                    if let Some(group) = group {
+                        let text = format!(
+                            "failure domain {:?}: topology.hosts.vmGroupName: put virtual machine {name:?} into VM group {:?} \
+                             by hand or by a DRS rule, it is not done here",
+                            wanted_zone.as_deref().unwrap_or_default(),
+                            group.vm_group_name
+                        );
+                        self.recorder.warning(own, "FieldIgnored", text).await;
+                    }
                     let made = Arc::new(made);
                     let uid = own.uid().unwrap_or_default();
                     lock(&self.made).insert(uid, (made.clone(), Instant::now()));

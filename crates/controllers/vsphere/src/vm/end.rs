@@ -15,6 +15,7 @@ use kube::{Api, ResourceExt};
 use super::working::{News, Purpose, Working};
 use super::{RECHECK, Vms, tell};
 use crate::clusters::cluster_name;
+use crate::domain::PowerOff;
 use crate::error::Error;
 use crate::from_api;
 use crate::plan::{self, Farewell};
@@ -93,7 +94,17 @@ impl Vms {
         match step {
             Farewell::Gone => Ok(Next::Wait),
             Farewell::ShutDownGuest => {
-                vcenter.shutdown_guest(reference).await.map_err(failed)?;
+                if let Err(error) = vcenter.shutdown_guest(reference).await {
+                    // Whoever may be forced is not kept by a guest that cannot be asked.
+                    let may_be_forced = from_api::wanted(vm).power_off == PowerOff::TrySoft && error.fault().is_some();
+                    if !may_be_forced {
+                        return Err(failed(error));
+                    }
+                    let text = format!("{error}: powering off");
+                    self.recorder.warning(vm.as_ref(), terms::SOFT_OFF_FAILED, text).await;
+                    let task = vcenter.power_off(reference).await.map_err(failed)?;
+                    return Ok(self.await_task(vm, working, Purpose::PowerOff, task));
+                }
                 self.soft_power_off(
                     vm,
                     working,

@@ -73,25 +73,26 @@ impl Vms {
         caches: &Caches,
     ) -> Result<Result<Given, String>, Error> {
         let (namespace, name) = (vm.namespace().unwrap_or_default(), &wanted.name);
+        let waits = format!(
+            "IPAddressClaim {name:?} waits for an address of {} {:?}",
+            wanted.pool.kind, wanted.pool.name
+        );
         let Some(claim) = caches.claims.get(Some(&namespace), name) else {
             let api: Api<IPAddressClaim> = self.context.api(&namespace);
             match api.create(&PostParams::default(), &claim(vm, wanted)).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 result => drop(result?),
             }
-            return Ok(Err(format!("IPAddressClaim {name:?} was made")));
+            return Ok(Err(waits));
         };
         if !claim.belongs_to(vm) {
             return Ok(Err(format!(
                 "IPAddressClaim {name:?} belongs to another object: waiting for it to go"
             )));
         }
-        let pool = format!("{} {:?}", wanted.pool.kind, wanted.pool.name);
         let Some(address) = claim.address() else {
             let complaint = claim.complaint().map(|text| format!(": {text}")).unwrap_or_default();
-            return Ok(Err(format!(
-                "IPAddressClaim {name:?} waits for an address of {pool}{complaint}"
-            )));
+            return Ok(Err(format!("{waits}{complaint}")));
         };
         let Some(found) = caches.addresses.get(Some(&namespace), address) else {
             return Ok(Err(format!(

@@ -68,8 +68,8 @@ pub async fn controllers(namespace: String) -> Result<()> {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         shutdown.cancel();
     });
-    let settings = capstan_azure::Settings::from_env()?;
-    capstan_openshift::run(context, settings, Default::default()).await?;
+    let clients = capstan_azure::Clients::new(capstan_azure::Settings::from_env()?)?;
+    capstan_openshift::run(context, clients, Default::default()).await?;
     Ok(())
 }
 

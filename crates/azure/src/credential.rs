@@ -1,5 +1,6 @@
 //! Who we are to Azure. Secrets never show in `Debug`, logs or errors.
 
+use crate::Error;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -56,6 +57,43 @@ pub struct Identity {
 }
 
 impl Credential {
+    /// By the variables that Azure's own SDKs read, in their order: a secret, a certificate, a federated token, else the
+    /// identity of the machine we run on.
+    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let set = |name: &str| var(name).filter(|value| !value.is_empty());
+        let (tenant, client_id) = (set("AZURE_TENANT_ID"), set("AZURE_CLIENT_ID"));
+        let (Some(tenant), Some(client_id)) = (tenant, client_id.clone()) else {
+            return Ok(Self::ManagedIdentity { client_id });
+        };
+        if let Some(secret) = set("AZURE_CLIENT_SECRET") {
+            let secret = Secret::new(secret);
+            return Ok(Self::Secret {
+                tenant,
+                client_id,
+                secret,
+            });
+        }
+        if let Some(path) = set("AZURE_CLIENT_CERTIFICATE_PATH") {
+            let pem = std::fs::read_to_string(&path).map_err(|error| Error::Setting {
+                name: "AZURE_CLIENT_CERTIFICATE_PATH",
+                value: path,
+                reason: error.to_string(),
+            })?;
+            let pem = Secret::new(pem);
+            return Ok(Self::Certificate { tenant, client_id, pem });
+        }
+        Ok(match set("AZURE_FEDERATED_TOKEN_FILE") {
+            Some(file) => Self::WorkloadIdentity {
+                tenant,
+                client_id,
+                token_file: file.into(),
+            },
+            None => Self::ManagedIdentity {
+                client_id: Some(client_id),
+            },
+        })
+    }
+
     pub fn identity(&self) -> Identity {
         let (tenant, client_id) = match self {
             Credential::Secret { tenant, client_id, .. }
@@ -79,6 +117,23 @@ impl fmt::Display for Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[rstest::rstest]
+    #[case::secret(&[("AZURE_TENANT_ID", "t"), ("AZURE_CLIENT_ID", "c"), ("AZURE_CLIENT_SECRET", "s")], "Secret {")]
+    #[case::token(
+        &[("AZURE_TENANT_ID", "t"), ("AZURE_CLIENT_ID", "c"), ("AZURE_FEDERATED_TOKEN_FILE", "/f")],
+        "WorkloadIdentity {"
+    )]
+    #[case::own_identity(&[("AZURE_CLIENT_ID", "c")], "ManagedIdentity { client_id: Some")]
+    #[case::nothing(&[], "ManagedIdentity { client_id: None")]
+    fn the_sdks_variables_say_who_we_are(#[case] vars: &[(&str, &str)], #[case] expected: &str) {
+        let var = |name: &str| {
+            let found = vars.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        let credential = format!("{:?}", Credential::from_vars(var).unwrap());
+        assert!(credential.starts_with(expected), "{credential}");
+    }
 
     #[test]
     fn secrets_do_not_print() {

@@ -31,4 +31,4 @@ pub use id::ResourceId;
 pub use metrics::Metrics;
 pub use operation::{Operation, Progress};
 pub use settings::{Cloud, Settings};
-pub use skus::{Catalogue, Size};
+pub use skus::{Ability, Catalogue, Size};

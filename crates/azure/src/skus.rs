@@ -37,11 +37,30 @@ pub struct Size {
     pub v_cpus: Option<u32>,
     pub memory_mib: Option<u64>,
     pub architecture: Option<String>,
+    /// What the catalogue says outright that it cannot do. What it does not speak of is left to Azure.
+    pub lacks: BTreeSet<Ability>,
     /// Reasons why this subscription cannot have it here at all.
     pub restrictions: Vec<String>,
     /// Zones that this subscription cannot have.
     pub restricted_zones: BTreeSet<String>,
 }
+
+/// Something that a spec can ask for and a size may be unable to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ability {
+    PremiumDisks,
+    EphemeralOsDisk,
+    AcceleratedNetworking,
+    EncryptionAtHost,
+}
+
+/// By the catalogue's words.
+const ABILITIES: [(&str, Ability); 4] = [
+    ("PremiumIO", Ability::PremiumDisks),
+    ("EphemeralOSDiskSupported", Ability::EphemeralOsDisk),
+    ("AcceleratedNetworkingEnabled", Ability::AcceleratedNetworking),
+    ("EncryptionAtHostSupported", Ability::EncryptionAtHost),
+];
 
 impl Size {
     /// Whether it takes Ultra disks in this zone, or outside zones for `None`.
@@ -184,6 +203,11 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
         memory_mib: value(all, "MemoryGB")
             .and_then(|v| v.parse::<f64>().ok())
             .map(|gib| (gib * 1024.0) as u64),
+        lacks: ABILITIES
+            .iter()
+            .filter(|(word, _)| value(all, word).is_some_and(|value| value.eq_ignore_ascii_case("False")))
+            .map(|(_, ability)| *ability)
+            .collect(),
         architecture: value(all, "CpuArchitectureType").map(ToOwned::to_owned),
         restricted_zones: by_zone.flat_map(|r| r.restriction_info.zones.iter().cloned()).collect(),
         restrictions: sku
@@ -255,7 +279,7 @@ mod tests {
        "locationInfo":[{"location":"eastus","zones":["1","2"],
          "zoneDetails":[{"Name":["2"],"capabilities":[{"name":"UltraSSDAvailable","value":"True"}]}]}],
        "capabilities":[{"name":"MaxDataDiskCount","value":"8"},{"name":"PremiumIO","value":"True"},
-         {"name":"MemoryGB","value":"16"}],
+         {"name":"EphemeralOSDiskSupported","value":"False"},{"name":"MemoryGB","value":"16"}],
        "restrictions":[{"type":"Zone","reasonCode":"NotAvailableForSubscription","restrictionInfo":{"zones":["1"]}}]},
       {"resourceType":"virtualMachines","name":"Standard_L8","locations":["eastus"],
        "capabilities":[{"name":"UltraSSDAvailable","value":"True"}]},
@@ -286,6 +310,11 @@ mod tests {
             (Some(8), true, Some(16384))
         );
         assert!(size.restricted_zones.contains("1") && size.restrictions.is_empty());
+        assert_eq!(
+            size.lacks,
+            [Ability::EphemeralOsDisk].into(),
+            "what is not spoken of is not lacking"
+        );
         assert!(catalogue.size("Standard_Elsewhere").is_none());
     }
 }

@@ -1,5 +1,7 @@
 //! `capstan check`: says what is wrong with manifests before they are applied.
 
+mod catalogue;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::manifest::{self, Object};
+use catalogue::{Catalogue, Verdict};
 
 /// Names the cluster that a Machine belongs to.
 const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
@@ -20,7 +23,8 @@ const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
 /// Says what is wrong with manifests before they are applied
 ///
 /// Holds every object of Capstan's kinds against its schema and against the rules that admission and the controllers
-/// apply, offline. Other kinds are passed over. Exits 1 when an object would be refused.
+/// apply, offline; with --azure also against Azure's catalogue of VM sizes. Other kinds are passed over. Exits 1 when an
+/// object would be refused.
 #[derive(Args)]
 pub struct Check {
     /// Manifest files; - is standard input
@@ -29,27 +33,44 @@ pub struct Check {
     /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
+    /// Ask Azure too: does the VM size exist there, does it take Ultra disks in that zone, so many disks, and the rest
+    ///
+    /// Signs in as Azure's SDKs do: AZURE_SUBSCRIPTION_ID, AZURE_TENANT_ID, AZURE_CLIENT_ID, and AZURE_CLIENT_SECRET,
+    /// AZURE_CLIENT_CERTIFICATE_PATH, AZURE_FEDERATED_TOKEN_FILE or the machine's own identity.
+    #[arg(long)]
+    azure: bool,
 }
 
 /// True when nothing would be refused.
-pub fn run(args: &Check) -> anyhow::Result<bool> {
+pub async fn run(args: &Check) -> anyhow::Result<bool> {
     let schemas = schemas()?;
-    let mut out = std::io::stdout().lock();
+    let catalogue = args.azure.then(Catalogue::from_env).transpose()?;
+    let mut out = std::io::stdout();
     let (mut checked, mut errors, mut warnings) = (0, 0, 0);
-    for file in &args.files {
-        for object in manifest::read(file)? {
-            let Some(findings) = findings(&object, &schemas) else {
-                continue;
-            };
-            checked += 1;
-            errors += findings.errors.len();
-            warnings += findings.warnings.len();
-            for error in &findings.errors {
-                writeln!(out, "{}: {error}", object.describe())?;
-            }
-            for warning in &findings.warnings {
-                writeln!(out, "{}: warning: {warning}", object.describe())?;
-            }
+    let objects = args.files.iter().map(|file| manifest::read(file));
+    let objects: Vec<Object> = objects
+        .collect::<anyhow::Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect();
+    for object in &objects {
+        let Some(findings) = findings(object, &schemas) else {
+            continue;
+        };
+        let asked = match &catalogue {
+            // What is wrong by itself is not asked about.
+            Some(catalogue) if findings.is_ok() => catalogue.ask(object, &objects).await?,
+            _ => Verdict::default(),
+        };
+        checked += 1;
+        errors += findings.errors.len() + asked.refusals.len();
+        warnings += findings.warnings.len() + asked.warnings.len();
+        let refusals = findings.errors.iter().map(ToString::to_string).chain(asked.refusals);
+        for error in refusals {
+            writeln!(out, "{}: {error}", object.describe())?;
+        }
+        for warning in findings.warnings.iter().chain(&asked.warnings) {
+            writeln!(out, "{}: warning: {warning}", object.describe())?;
         }
     }
     writeln!(out, "{checked} checked, {errors} errors, {warnings} warnings")?;
@@ -131,7 +152,7 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
 }
 
 /// The spec as admission would leave it, defaults filled in.
-fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<Findings> {
+fn filled_spec(metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<openshift::AzureMachineProviderSpec> {
     let value = value.context("spec.providerSpec.value is missing")?;
     let cluster = metadata
         .labels
@@ -140,6 +161,12 @@ fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>
         .map_or("", String::as_str);
     let spec = openshift::AzureMachineProviderSpec::from_raw(&value)?;
     let filled = validate::openshift::with_defaults(&value, &spec, cluster);
-    let spec = openshift::AzureMachineProviderSpec::from_raw(&filled)?;
-    Ok(validate::openshift::validate(machine_name, &spec))
+    Ok(openshift::AzureMachineProviderSpec::from_raw(&filled)?)
+}
+
+fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<Findings> {
+    Ok(validate::openshift::validate(
+        machine_name,
+        &filled_spec(metadata, value)?,
+    ))
 }

@@ -41,13 +41,12 @@ impl std::fmt::Display for Name {
 }
 
 /// What the controllers are told.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
-    pub azure: capstan_azure::Settings,
+    /// Shared, so that tokens and request budgets are too.
+    pub azure: capstan_azure::Clients,
     /// How often everything is looked at again although nothing seems to have changed.
     pub resync: Option<Duration>,
-    /// What is known of Azure's VM sizes, shared with admission.
-    pub sizes: capstan_openshift::sizes::Sizes,
 }
 
 /// Runs a controller until the context's shutdown.
@@ -56,7 +55,6 @@ pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()>
         Name::Openshift => {
             let mut options = capstan_openshift::Options::default();
             options.resync = settings.resync.unwrap_or(options.resync);
-            options.sizes = settings.sizes;
             capstan_openshift::run(context, settings.azure, options).await?;
         }
         Name::AzurePools => {

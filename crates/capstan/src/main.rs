@@ -87,7 +87,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {
-            if !check::run(&args)? {
+            if !runtime()?.block_on(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
             }
         }

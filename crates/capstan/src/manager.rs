@@ -1,14 +1,16 @@
 //! Runs controllers in terms of office.
 //!
-//! Invariant: controllers run only while the lease is ours; a term that ends takes its controllers, caches and clients
-//! with it, and the fence in every client refuses their writes from the same moment on. Controllers fail apart: one
+//! Invariant: controllers run only while the lease is ours; a term that ends takes its controllers and caches with it, and
+//! the fence in every client refuses their writes from the same moment on. The client of Azure outlives terms: its tokens
+//! and what it has learnt of Azure's limits hold for the whole process, admission included. Controllers fail apart: one
 //! that ends with an error is started again without the others noticing.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use capstan_core::door::Doors;
+use capstan_azure::Clients;
+use capstan_core::door::{Door, Doors};
 use capstan_kube::lease::{Elector, Fence};
 use capstan_kube::{Context, Options, lease};
 use capstan_openshift::webhook;
@@ -46,8 +48,15 @@ impl Manager {
     /// Runs until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         self.status.started();
-        let admission = self.admit(stop.clone())?;
-        let result = self.terms(stop).await;
+        let fence = self.lease.as_ref().map(|_| Fence::default());
+        let doors: Vec<Arc<dyn Door>> = fence.iter().map(|fence| Arc::new(fence.clone()) as _).collect();
+        let doors = Doors::new(doors);
+        let azure = Clients::new(capstan_azure::Settings {
+            doors: doors.clone(),
+            ..self.azure.clone()
+        })?;
+        let admission = self.admit(azure.clone(), stop.clone())?;
+        let result = self.terms(fence, doors, azure, stop).await;
         if let Some(admission) = admission {
             let _ = tokio::time::timeout(STOP_GRACE, admission).await;
         }
@@ -55,14 +64,15 @@ impl Manager {
     }
 
     /// Every copy answers admission, the leader and those that stand by: the Service spreads over all of them.
-    fn admit(&self, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
-        let Some(options) = self
+    fn admit(&self, azure: Clients, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
+        let Some(mut options) = self
             .webhook
             .clone()
             .filter(|_| self.controllers.contains(&Name::Openshift))
         else {
             return Ok(None);
         };
+        options.azure = Some(azure);
         let context = Options {
             namespace: self.namespace.clone(),
             shutdown: stop,
@@ -76,23 +86,21 @@ impl Manager {
         })))
     }
 
-    async fn terms(&self, stop: CancellationToken) -> Result<()> {
-        let Some(settings) = self.lease.clone() else {
-            return self.term(Doors::default(), stop).await;
+    async fn terms(&self, fence: Option<Fence>, doors: Doors, azure: Clients, stop: CancellationToken) -> Result<()> {
+        let (Some(settings), Some(fence)) = (self.lease.clone(), fence) else {
+            return self.term(doors, azure, stop).await;
         };
-        let fence = Fence::default();
         let mut config = self.config.clone();
         config.default_retry = false;
         let client = Client::try_from(config).context("cannot make a client for the lease")?;
-        let mut elector = Elector::new(client, settings, fence.clone());
+        let mut elector = Elector::new(client, settings, fence);
         while !stop.is_cancelled() {
             tokio::select! {
                 () = elector.win() => {}
                 () = stop.cancelled() => break,
             }
             let term = stop.child_token();
-            let doors = Doors::new(vec![Arc::new(fence.clone())]);
-            let work = self.term(doors, term.clone());
+            let work = self.term(doors.clone(), azure.clone(), term.clone());
             tokio::pin!(work);
             tokio::select! {
                 result = &mut work => result?,
@@ -108,28 +116,21 @@ impl Manager {
     }
 
     /// One term: all controllers, until `end`.
-    async fn term(&self, doors: Doors, end: CancellationToken) -> Result<()> {
+    async fn term(&self, doors: Doors, azure: Clients, end: CancellationToken) -> Result<()> {
         let options = Options {
-            doors: doors.clone(),
+            doors,
             namespace: self.namespace.clone(),
             shutdown: end.clone(),
             ..Options::default()
         };
         let context = Context::new(self.config.clone(), options).context("cannot make a Kubernetes client")?;
-        let azure = capstan_azure::Settings {
-            doors,
-            ..self.azure.clone()
-        };
-        context.metrics.register(|registry| azure.metrics.register(registry));
+        context
+            .metrics
+            .register(|registry| self.azure.metrics.register(registry));
         self.status.leading(context.metrics.clone());
         let settings = controllers::Settings {
             azure,
             resync: self.resync,
-            sizes: self
-                .webhook
-                .as_ref()
-                .map(|webhook| webhook.sizes.clone())
-                .unwrap_or_default(),
         };
         let mut tasks = JoinSet::new();
         for name in &self.controllers {

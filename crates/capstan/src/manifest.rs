@@ -31,9 +31,13 @@ impl Object {
         self.text("/metadata/name")
     }
 
+    pub fn namespace(&self) -> &str {
+        self.text("/metadata/namespace")
+    }
+
     /// `file: Kind namespace/name`
     pub fn describe(&self) -> String {
-        let namespace = self.text("/metadata/namespace");
+        let namespace = self.namespace();
         let slash = if namespace.is_empty() { "" } else { "/" };
         format!("{}: {} {namespace}{slash}{}", self.source, self.kind(), self.name())
     }

@@ -13,7 +13,7 @@ use capstan_core::door::{Doors, Effect, Verdict, World};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::error::Error;
@@ -24,6 +24,9 @@ use crate::served::{self, Served};
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Connections to an address that does not answer are given up after this long, so that "unreachable" is said soon.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// So many requests besides watches are under way at once: each holds a connection of its own, which costs memory here and
+/// on the API server, and more at a time are not answered sooner.
+const AT_ONCE: usize = 16;
 /// How often the retrying profile repeats a request that the server shed.
 const RETRIES: u32 = 4;
 /// First pause between two tries when the server names none; doubled each time.
@@ -95,6 +98,7 @@ impl<S> Layer<S> for DoorLayer {
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
+            lines: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 }
@@ -106,6 +110,7 @@ struct DoorService<S> {
     metrics: Metrics,
     profile: Profile,
     served: Arc<Served>,
+    lines: Arc<Semaphore>,
 }
 
 impl<S> Clone for DoorService<S> {
@@ -116,6 +121,7 @@ impl<S> Clone for DoorService<S> {
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
+            lines: self.lines.clone(),
         }
     }
 }
@@ -178,7 +184,13 @@ where
             } else {
                 None
             };
-            let answer = once(&self.inner, &self.doors, &self.metrics, &effect, watch, request).await?;
+            obey(self.doors.enter(&effect)).await?;
+            // A watch's answer lasts: it must not keep others from being heard.
+            let line = if watch { None } else { self.lines.acquire().await.ok() };
+            let answer = once(&self.inner, &self.metrics, &effect, watch, request).await;
+            drop(line);
+            obey(self.doors.leave(&effect)).await?;
+            let answer = answer?;
             match (spare, pause(&answer, attempt)) {
                 (Some(again), Some(pause)) => {
                     tokio::time::sleep(pause).await;
@@ -193,7 +205,6 @@ where
 
 async fn once<S, B>(
     inner: &Mutex<S>,
-    doors: &Doors,
     metrics: &Metrics,
     effect: &Effect,
     watch: bool,
@@ -202,7 +213,6 @@ async fn once<S, B>(
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
 {
-    obey(doors.enter(effect)).await?;
     let answer = {
         let mut service = inner.lock().await;
         service.ready().await?.call(request)
@@ -213,7 +223,6 @@ where
     };
     let code = answer.as_ref().map(|a| a.status().as_u16()).unwrap_or_default();
     metrics.kube_request(verb(effect, watch), code);
-    obey(doors.leave(effect)).await?;
     answer
 }
 

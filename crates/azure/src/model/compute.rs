@@ -91,7 +91,8 @@ model! {
     LinuxConfiguration { disable_password_authentication: bool, ssh: SshConfiguration }
     SshConfiguration { public_keys: Vec<SshPublicKey> }
     SshPublicKey { path: String, key_data: String }
-    WindowsConfiguration { enable_automatic_updates: bool }
+    WindowsConfiguration { enable_automatic_updates: bool, additional_unattend_content: Vec<UnattendContent> }
+    UnattendContent { pass_name: String, component_name: String, setting_name: String, content: String }
     NetworkProfile { network_interfaces: Vec<NetworkInterfaceReference> }
     NetworkInterfaceReference { id: String, properties: NetworkInterfaceReferenceProperties }
     NetworkInterfaceReferenceProperties { primary: bool, delete_option: String }

@@ -138,8 +138,7 @@ fn owner(machine: &AzureMachinePoolMachine) -> Vec<ObjectRef<AzureMachinePool>> 
 }
 
 /// Runs the controllers until the context is shut down.
-pub async fn run(context: Context, settings: capstan_azure::Settings, options: Options) -> Result<(), Error> {
-    let azure = capstan_azure::Clients::new(settings)?;
+pub async fn run(context: Context, azure: capstan_azure::Clients, options: Options) -> Result<(), Error> {
     let pools = context.cache::<AzureMachinePool>();
     let clusters = context.cache::<AzureCluster>();
     let reconciler = Reconciler::new("azuremachinepool", &context, pools.clone());

@@ -1,12 +1,13 @@
 //! The OpenShift Machine API on Azure: machines, the sets that make them, and their admission.
 
+mod account;
 mod attach;
 pub mod machine;
 pub mod machineset;
 pub mod sizes;
 pub mod webhook;
 
-use capstan_azure::{Clients, Settings};
+use capstan_azure::Clients;
 use capstan_kube::Context;
 use std::time::Duration;
 
@@ -18,32 +19,24 @@ const RESYNC: Duration = Duration::from_secs(600);
 pub struct Options {
     /// How often Azure is asked about machines that nothing happens to.
     pub resync: Duration,
-    /// What is known of VM sizes, shared with admission.
-    pub sizes: sizes::Sizes,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            resync: RESYNC,
-            sizes: sizes::Sizes::default(),
-        }
+        Self { resync: RESYNC }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Azure(#[from] capstan_azure::Error),
-    #[error(transparent)]
     Machine(#[from] machine::Error),
 }
 
-/// Runs all controllers of this group until the context is shut down. The settings' metrics are the caller's to register:
-/// other controllers may share them.
-pub async fn run(ctx: Context, settings: Settings, options: Options) -> Result<(), Error> {
+/// Runs all controllers of this group until the context is shut down. Tokens and budgets are in `clients`, which all
+/// controllers of a process share.
+pub async fn run(ctx: Context, clients: Clients, options: Options) -> Result<(), Error> {
     attach::export(&ctx);
-    let clients = Clients::new(settings)?;
     let sets = async {
         machineset::run(ctx.clone()).await;
         Ok(())

@@ -1,36 +1,257 @@
-//! What the machine controller has learnt of VM sizes, for admission to warn by. Invariant: admission asks no cloud; it
-//! says what is known and nothing otherwise.
+//! VM sizes held against specs: one set of rules for the controller, admission and `capstan check --azure`.
+//!
+//! Invariant: what the catalogue does not speak of is left to Azure. Admission refuses nothing by it, for a catalogue may
+//! be older than a size, and waits no longer than [`WAIT`] for it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// How many data disks sizes take, by location and name. Clones share what is known.
-#[derive(Clone, Debug, Default)]
-pub struct Sizes(Arc<RwLock<HashMap<(String, String), usize>>>);
+use capstan_api::openshift::AzureMachineProviderSpec;
+use capstan_azure::{Ability, Client, Clients, Size};
+use capstan_core::disks::azure::{ultra_enabled, ultra_unsupported};
+use capstan_core::validate::openshift::too_many_disks;
 
-impl Sizes {
-    pub fn note(&self, location: &str, size: &str, most_data_disks: Option<u32>) {
-        if let Some(most) = most_data_disks.and_then(|most| usize::try_from(most).ok()) {
-            self.0
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(key(location, size), most);
+use crate::account::Accounts;
+
+/// Users wait for admission: a catalogue that takes longer than this to read is there for the next of them.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// What a size can do, and why it cannot carry the spec.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// `None` where the catalogue is empty: Azure itself will judge.
+    pub size: Option<Size>,
+    pub refusals: Vec<String>,
+}
+
+/// Holds a spec against the catalogue of the region that its machine is to be in.
+pub async fn look_up(
+    client: &Client,
+    spec: &AzureMachineProviderSpec,
+    location: &str,
+) -> Result<Verdict, capstan_azure::Error> {
+    // Azure takes `West Europe` for `westeurope`.
+    let region = location.replace(' ', "").to_lowercase();
+    if client.catalogue(&region).await?.is_empty() {
+        return Ok(Verdict::default());
+    }
+    let size = client
+        .size(&region, spec.vm_size.as_deref().unwrap_or_default())
+        .await?;
+    let refusals = refusals(spec, location, size.as_ref());
+    Ok(Verdict { size, refusals })
+}
+
+/// What the size cannot do where the machine is to be. `None`: Azure does not have the size there.
+pub fn refusals(spec: &AzureMachineProviderSpec, location: &str, size: Option<&Size>) -> Vec<String> {
+    let wanted = spec.vm_size.as_deref().unwrap_or_default();
+    let zone = spec.zone.as_deref().filter(|zone| !zone.is_empty());
+    let Some(size) = size else {
+        return vec![format!(
+            "vm size {wanted} is not available in location {location}. select a different vm size"
+        )];
+    };
+    if let Some(reason) = size.restrictions.first() {
+        return vec![format!(
+            "vm size {wanted} cannot be used in location {location}: {reason}"
+        )];
+    }
+    let mut refusals = Vec::new();
+    if let Some(zone) = zone {
+        let missing = !size.zones.is_empty() && !size.zones.contains(zone);
+        if missing || size.restricted_zones.contains(zone) {
+            refusals.push(format!(
+                "vm size {wanted} is not available in zone {zone} of location {location}. select a different vm size or zone"
+            ));
         }
     }
+    if ultra_enabled(spec) == Some(true) && !size.supports_ultra(zone) {
+        refusals.push(ultra_unsupported(wanted, location));
+    }
+    let most = size.max_data_disks.and_then(|most| usize::try_from(most).ok());
+    refusals.extend(most.and_then(|most| too_many_disks(wanted, most, spec.data_disks.len())));
+    for (ability, what, instead) in wishes(spec) {
+        if size.lacks.contains(&ability) {
+            refusals.push(format!(
+                "vm size {wanted} does not support {what} in location {location}. select a different vm size or {instead}"
+            ));
+        }
+    }
+    refusals
+}
 
-    pub fn most_data_disks(&self, location: &str, size: &str) -> Option<usize> {
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key(location, size))
-            .copied()
+/// What a spec asks of its size, in words, and how to do without it.
+fn wishes(spec: &AzureMachineProviderSpec) -> Vec<(Ability, &'static str, &'static str)> {
+    let data = spec
+        .data_disks
+        .iter()
+        .map(|disk| &disk.managed_disk.storage_account_type);
+    let mut kinds = data.chain([&spec.os_disk.managed_disk.storage_account_type]).flatten();
+    let premium = kinds.any(|kind| kind.as_str().starts_with("Premium"));
+    let local = spec.os_disk.disk_settings.ephemeral_storage_location.as_ref();
+    let at_host = spec
+        .security_profile
+        .as_ref()
+        .and_then(|profile| profile.encryption_at_host);
+    let wishes = [
+        (
+            premium,
+            Ability::PremiumDisks,
+            "premium disks",
+            "standard disks (storageAccountType)",
+        ),
+        (
+            local.is_some_and(|place| !place.as_str().is_empty()),
+            Ability::EphemeralOsDisk,
+            "ephemeral os disks",
+            "leave out osDisk.diskSettings",
+        ),
+        (
+            spec.accelerated_networking,
+            Ability::AcceleratedNetworking,
+            "accelerated networking",
+            "leave out acceleratedNetworking",
+        ),
+        (
+            at_host == Some(true),
+            Ability::EncryptionAtHost,
+            "encryption at host",
+            "leave out securityProfile.encryptionAtHost",
+        ),
+    ];
+    let wished = wishes.into_iter().filter(|(wished, ..)| *wished);
+    wished
+        .map(|(_, ability, what, instead)| (ability, what, instead))
+        .collect()
+}
+
+/// The catalogue as admission asks it, with the accounts that machines name. Clones share what is known.
+#[derive(Clone)]
+pub struct Sizes(Arc<Accounts>);
+
+impl Sizes {
+    pub fn new(kube: kube::Client, clients: Clients) -> Self {
+        Self(Arc::new(Accounts::new(kube, clients)))
+    }
+
+    /// What the controller would refuse a machine of this spec in `namespace` for. Nothing where that cannot be known in
+    /// time.
+    pub async fn doubts(&self, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
+        let (accounts, namespace, spec) = (self.0.clone(), namespace.to_owned(), spec.clone());
+        // Its own task, so that a reading that comes too late for this user is there for the next.
+        let asked = tokio::spawn(async move {
+            let account = accounts.get(spec.credentials_secret.as_ref(), &namespace).await.ok()?;
+            let location = spec.location.clone().filter(|location| !location.is_empty());
+            let location = location.unwrap_or_else(|| account.place.location.clone());
+            let verdict = look_up(&account.client.at(&location), &spec, &location).await;
+            verdict.map(|verdict| verdict.refusals).ok()
+        });
+        match tokio::time::timeout(WAIT, asked).await {
+            Ok(Ok(refusals)) => refusals.unwrap_or_default(),
+            _ => Vec::new(),
+        }
     }
 }
 
-/// Azure compares both without case, and takes `West Europe` for `westeurope`.
-fn key(location: &str, size: &str) -> (String, String) {
-    (
-        location.replace(' ', "").to_ascii_lowercase(),
-        size.to_ascii_lowercase(),
-    )
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use capstan_api::disk::{DeletionPolicy, StorageAccountType};
+    use capstan_api::openshift::DataDisk;
+    use rstest::rstest;
+    use serde_json::json;
+
+    fn good() -> AzureMachineProviderSpec {
+        serde_json::from_value(json!({
+            "vmSize": "Standard_D4s_v3", "vnet": "v", "subnet": "s", "image": {"resourceID": "/resourceGroups/i"},
+            "osDisk": {"osType": "Linux", "diskSizeGB": 128, "managedDisk": {"storageAccountType": "Premium_LRS"}},
+            "userDataSecret": {"name": "u"}, "credentialsSecret": {"name": "c", "namespace": "n"},
+        }))
+        .unwrap()
+    }
+
+    fn ultra(lun: i32) -> DataDisk {
+        let mut disk = DataDisk {
+            name_suffix: format!("d{lun}"),
+            disk_size_gb: 4,
+            lun,
+            deletion_policy: Some(DeletionPolicy::Delete),
+            ..DataDisk::default()
+        };
+        disk.managed_disk.storage_account_type = Some(StorageAccountType::UltraSsdLrs);
+        disk
+    }
+
+    fn d4s() -> Size {
+        Size {
+            name: "Standard_D4s_v3".into(),
+            zones: ["1".to_owned(), "2".to_owned()].into(),
+            ultra_zones: ["1".to_owned()].into(),
+            max_data_disks: Some(2),
+            ..Size::default()
+        }
+    }
+
+    #[rstest]
+    #[case::fits(Some("1"), 2, None)]
+    #[case::zone_without_ultra(
+        Some("2"),
+        1,
+        Some("does not support ultra disks in location eastus. select a different vm size or disable ultra disks")
+    )]
+    #[case::no_zone(None, 1, Some("does not support ultra disks in location eastus"))]
+    #[case::no_ultra_needed(None, 0, None)]
+    #[case::zone_without_size(Some("3"), 0, Some("is not available in zone 3"))]
+    #[case::too_many(Some("1"), 3, Some("takes 2 data disks, the spec has 3"))]
+    fn the_size_must_carry_what_the_spec_asks(
+        #[case] zone: Option<&str>,
+        #[case] disks: i32,
+        #[case] refusal: Option<&str>,
+    ) {
+        let mut wanted = good();
+        wanted.zone = zone.map(ToOwned::to_owned);
+        wanted.data_disks = (0..disks).map(ultra).collect();
+        let found = refusals(&wanted, "eastus", Some(&d4s()));
+        match refusal {
+            None => assert_eq!(found, Vec::<String>::new()),
+            Some(text) => assert!(found[0].contains(text), "{found:?}"),
+        }
+    }
+
+    #[test]
+    fn what_the_catalogue_denies_is_refused_and_what_it_leaves_open_is_not() {
+        let mut wanted = good();
+        wanted.accelerated_networking = true;
+        wanted.os_disk.disk_settings = serde_json::from_value(json!({"ephemeralStorageLocation": "Local"})).unwrap();
+        wanted.security_profile = serde_json::from_value(json!({"encryptionAtHost": true})).unwrap();
+        assert!(refusals(&wanted, "eastus", Some(&d4s())).is_empty());
+        let poor = Size {
+            lacks: [
+                Ability::PremiumDisks,
+                Ability::EphemeralOsDisk,
+                Ability::AcceleratedNetworking,
+                Ability::EncryptionAtHost,
+            ]
+            .into(),
+            ..d4s()
+        };
+        let found = refusals(&wanted, "eastus", Some(&poor));
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert_eq!(
+            found[2],
+            "vm size Standard_D4s_v3 does not support accelerated networking in location eastus. select a different vm \
+             size or leave out acceleratedNetworking"
+        );
+        let plain = AzureMachineProviderSpec {
+            vm_size: Some("Standard_D4s_v3".into()),
+            ..AzureMachineProviderSpec::default()
+        };
+        assert!(refusals(&plain, "eastus", Some(&poor)).is_empty());
+    }
+
+    #[test]
+    fn a_size_that_azure_does_not_have_is_refused() {
+        let found = refusals(&good(), "eastus", None);
+        assert!(found[0].contains("Standard_D4s_v3 is not available in location eastus"));
+    }
 }

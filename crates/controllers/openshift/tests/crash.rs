@@ -6,24 +6,30 @@ use anyhow::{Context as _, Result, ensure};
 use capstan_sim::azure::Config;
 use futures::StreamExt as _;
 use serde_json::json;
+use std::io::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Killer, World, disk};
+use support::{Killer, Loser, World, disk};
 
 /// How many of these lives run at the same time.
 const AT_ONCE: usize = 6;
 
-/// Whether the killer struck, before the machine was there (creation) or gone (deletion).
-async fn life(n: usize, deleting: bool) -> Result<bool> {
-    let world = World::new("crash", Config::quick()).await?;
-    let name = world.name("m");
+/// A machine with a disk of every kind.
+fn manifest(world: &World, name: &str) -> serde_json::Value {
     let disks = json!([
         disk("gone", 0, "Delete", "Premium_LRS"),
         disk("kept", 1, "Detach", "Premium_LRS"),
         {"nameSuffix": "fast", "lun": 2, "diskSizeGB": 8, "deletionPolicy": "Delete", "diskIOPSReadWrite": 500,
          "managedDisk": {"storageAccountType": "UltraSSD_LRS"}},
     ]);
-    let manifest = world.manifest(&name, json!({"dataDisks": disks, "publicIP": true}));
+    world.manifest(name, json!({"dataDisks": disks, "publicIP": true}))
+}
+
+/// Whether the killer struck, before the machine was there (creation) or gone (deletion).
+async fn life(n: usize, deleting: bool) -> Result<bool> {
+    let world = World::new("crash", Config::quick()).await?;
+    let name = world.name("m");
+    let manifest = manifest(&world, &name);
     let killer = Killer::after(n);
     let struck;
     if deleting {
@@ -54,13 +60,7 @@ async fn life(n: usize, deleting: bool) -> Result<bool> {
         doomed.kill().await;
         let next = world.start().await?;
         world.until_phase(&name, "Provisioned").await?;
-        ensure!(
-            world.azure("virtualMachines") == [name.clone()],
-            "{:?}",
-            world.azure("virtualMachines")
-        );
-        ensure!(world.azure("networkInterfaces") == [format!("{name}-nic")]);
-        ensure!(world.azure("disks").len() == 4, "{:?}", world.azure("disks"));
+        check_there(&world, &name)?;
         world.delete(&name).await?;
         world.until_gone(&name).await?;
         next.kill().await;
@@ -72,6 +72,17 @@ async fn life(n: usize, deleting: bool) -> Result<bool> {
     next.kill().await;
     check_gone(&world, &name)?;
     Ok(struck)
+}
+
+fn check_there(world: &World, name: &str) -> Result<()> {
+    ensure!(
+        world.azure("virtualMachines") == [name],
+        "{:?}",
+        world.azure("virtualMachines")
+    );
+    ensure!(world.azure("networkInterfaces") == [format!("{name}-nic")]);
+    ensure!(world.azure("disks").len() == 4, "{:?}", world.azure("disks"));
+    Ok(())
 }
 
 fn check_gone(world: &World, name: &str) -> Result<()> {
@@ -86,13 +97,35 @@ fn check_gone(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-async fn every_point(deleting: bool) -> Result<usize> {
+/// A whole life in which the answer to the n-th write is lost; whether there were so many.
+async fn life_with_a_lost_answer(n: usize) -> Result<bool> {
+    let world = World::new("lost", Config::quick()).await?;
+    let name = world.name("m");
+    let loser = Loser::of(n);
+    let controller = world.start_behind(vec![loser.clone()]).await?;
+    world.create(manifest(&world, &name)).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    check_there(&world, &name)?;
+    world.join(&machine).await?;
+    world.until_phase(&name, "Running").await?;
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    controller.kill().await;
+    check_gone(&world, &name)?;
+    Ok(loser.struck())
+}
+
+/// Runs lives with trouble at the first, second, third effect, until there are no more effects. How many there were.
+async fn every_point<F: Future<Output = Result<bool>>>(life: impl Fn(usize) -> F) -> Result<usize> {
     let mut struck = 0;
-    let mut lives = futures::stream::iter(1..40)
-        .map(|n| async move { (n, life(n, deleting).await) })
+    let mut lives = futures::stream::iter(1..60)
+        .map(|n| {
+            let life = life(n);
+            async move { (n, life.await) }
+        })
         .buffered(AT_ONCE);
     while let Some((n, outcome)) = lives.next().await {
-        if !outcome.with_context(|| format!("killed after effect {n}"))? {
+        if !outcome.with_context(|| format!("trouble at effect {n}"))? {
             break;
         }
         struck += 1;
@@ -100,18 +133,37 @@ async fn every_point(deleting: bool) -> Result<usize> {
     Ok(struck)
 }
 
+/// Past the test's captured output, so that it stands in every log.
+fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_any_effect_a_machine_is_made_once() -> Result<()> {
-    let struck = every_point(false).await?;
-    println!("creation: killed at {struck} points, each time one machine and no orphan");
+    let struck = every_point(|n| life(n, false)).await?;
+    tell(&format!(
+        "creation: killed after each of {struck} effects, each time one machine and no orphan"
+    ));
     ensure!(struck >= 6);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_any_effect_a_machine_goes_and_its_kept_disk_stays() -> Result<()> {
-    let struck = every_point(true).await?;
-    println!("deletion: killed at {struck} points, each time no orphan and no lost disk");
+    let struck = every_point(|n| life(n, true)).await?;
+    tell(&format!(
+        "deletion: killed after each of {struck} effects, each time no orphan and no lost disk"
+    ));
     ensure!(struck >= 5);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whichever_answer_is_lost_one_machine_is_made_and_goes_without_a_trace() -> Result<()> {
+    let struck = every_point(life_with_a_lost_answer).await?;
+    tell(&format!(
+        "creation and deletion: the answer lost after each of {struck} effects, each time one machine and no orphan"
+    ));
+    ensure!(struck >= 11);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
 use serde_json::{Value, json};
 use support::{World, disk};
@@ -48,12 +48,15 @@ async fn ultra_disks_get_their_capability_performance_and_user_data() -> Result<
     Ok(())
 }
 
-fn disk_of(world: &World, name: &str) -> Value {
-    let id = format!(
+fn disk_id(world: &World, name: &str) -> String {
+    format!(
         "/subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Compute/disks/{name}",
         world.sim.subscription
-    );
-    world.sim.get(&id).unwrap_or_default()
+    )
+}
+
+fn disk_of(world: &World, name: &str) -> Value {
+    world.sim.get(&disk_id(world, name)).unwrap_or_default()
 }
 
 fn base64_decode(text: &str) -> Vec<u8> {
@@ -124,6 +127,54 @@ async fn a_disk_that_became_detach_after_its_machine_was_made_survives() -> Resu
     world.delete(&name).await?;
     world.until_gone(&name).await?;
     assert_eq!(world.azure("disks"), [format!("{name}_data")]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_an_earlier_machine_left_is_named_and_waited_for() -> Result<()> {
+    let world = World::new("left", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let mut fast = disk("fast", 0, "Detach", "UltraSSD_LRS");
+    fast["diskIOPSReadWrite"] = json!(500);
+    for (suffix, disk) in [("data", disk("data", 0, "Detach", "Premium_LRS")), ("fast", fast)] {
+        let name = world.name(suffix);
+        let left = format!("{name}_{suffix}");
+        let manifest = world.manifest(&name, json!({"dataDisks": [disk]}));
+        world.create(manifest.clone()).await?;
+        world.until_phase(&name, "Provisioned").await?;
+        world.delete(&name).await?;
+        world.until_gone(&name).await?;
+        assert_eq!(world.azure("disks"), std::slice::from_ref(&left));
+
+        world.create(manifest).await?;
+        let told = |machine: Option<&capstan_api::openshift::Machine>| {
+            let conditions = machine.and_then(|machine| Some(&machine.status.as_ref()?.conditions));
+            conditions.into_iter().flatten().any(|condition| {
+                let text = condition.message.as_deref().unwrap_or_default();
+                condition.type_ == "InstanceExists"
+                    && text.contains(&format!("Data Disk {left} remains from an earlier machine"))
+            })
+        };
+        let machine = world
+            .until(&name, "told what is in its way", told)
+            .await?
+            .context("it is gone")?;
+        assert_eq!(support::phase_of(&machine), "Provisioning");
+        assert_eq!(machine.status.and_then(|status| status.error_message), None);
+        let event = world.event(&name, "FailedCreate").await?;
+        assert!(event.contains("deletionPolicy Detach"), "{event}");
+        assert_eq!(
+            world.azure("disks"),
+            std::slice::from_ref(&left),
+            "nothing is made over it"
+        );
+
+        assert!(world.sim.vanish(&disk_id(&world, &left)), "an administrator deletes it");
+        world.until_phase(&name, "Provisioned").await?;
+        world.delete(&name).await?;
+        world.until_gone(&name).await?;
+        world.sim.vanish(&disk_id(&world, &left));
+    }
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use capstan_api::azure::{AzureCluster, AzureMachinePool, Image, OrchestrationMode, VmIdentity};
+use capstan_api::azure::{AzureCluster, AzureMachinePool, AzureMachinePoolSpec, Image, OrchestrationMode, VmIdentity};
 use capstan_api::capi::MachinePool;
 use capstan_azure::model::{
     ManagedIdentities, ScaleInPolicy, ScaleSet, ScaleSetProperties, Sku, Tags, UpgradePolicy, VirtualMachineProfile,
@@ -183,9 +183,14 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
 
 /// What only Azure's catalogue can tell: the size exists where the pool wants it, and can do what the pool asks of it.
 pub fn check_size(input: &Input<'_>, size: &Size) -> Result<(), Error> {
-    let template = &input.pool.spec.template;
-    let (name, location) = (&template.vm_size, &input.pool.spec.location);
-    let zones = input.zones();
+    let refusal = size_refusal(&input.pool.spec, &input.zones(), size);
+    refusal.map_or(Ok(()), |refusal| Err(Error::Spec(refusal)))
+}
+
+/// Why instances of this size cannot carry what the pool asks for in these zones.
+pub fn size_refusal(spec: &AzureMachinePoolSpec, zones: &[String], size: &Size) -> Option<String> {
+    let template = &spec.template;
+    let (name, location) = (&template.vm_size, &spec.location);
     if ultra_enabled(template) == Some(true) {
         let lacking: Vec<&str> = zones
             .iter()
@@ -202,16 +207,14 @@ pub fn check_size(input: &Input<'_>, size: &Size) -> Result<(), Error> {
                 [] => location.clone(),
                 lacking => format!("{location}, zones {}", lacking.join(", ")),
             };
-            return Err(Error::Spec(ultra_unsupported(name, &place)));
+            return Some(ultra_unsupported(name, &place));
         }
     }
     let disks = template.data_disks.len();
-    match size.max_data_disks.filter(|most| disks > *most as usize) {
-        Some(most) => Err(Error::Spec(format!(
-            "spec.template.dataDisks: Invalid value: {disks}: vm size {name} takes no more than {most} data disks"
-        ))),
-        None => Ok(()),
-    }
+    let most = size.max_data_disks.filter(|most| disks > *most as usize)?;
+    Some(format!(
+        "spec.template.dataDisks: Invalid value: {disks}: vm size {name} takes no more than {most} data disks"
+    ))
 }
 
 /// A SKU of this size, with a capacity where one is to be set.

@@ -177,13 +177,13 @@ impl World {
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
         let cloud = Cloud::custom("sim", &self.sim.url, &self.sim.url)?;
-        let settings = Settings {
+        let azure = capstan_azure::Clients::new(Settings {
             ca_file: Some(self.sim.ca_file.clone()),
             doors,
             ..Settings::new(cloud)
-        };
+        })?;
         let task = tokio::spawn(async move {
-            if let Err(error) = capstan_azure_pools::run(context, settings, Default::default()).await {
+            if let Err(error) = capstan_azure_pools::run(context, azure, Default::default()).await {
                 panic!("the controllers ended: {error}");
             }
         });

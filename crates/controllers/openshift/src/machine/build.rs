@@ -53,7 +53,6 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
             name: Some("Standard".into()),
             ..Sku::default()
         }),
-        zones: text(&spec.zone).map(|zone| vec![zone]),
         properties: Some(PublicIpAddressProperties {
             public_ip_address_version: Some("IPv4".into()),
             public_ip_allocation_method: Some("Static".into()),
@@ -68,35 +67,30 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
 }
 
 pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> NetworkInterface {
-    let network = |kind: &str, name: &str| ResourceId::network(&names.subscription, &names.network_group, kind, name);
+    // Only the network itself may be in another group; what guards and feeds the interface is in the machine's.
+    let own = |kind: &str, name: &str| ResourceId::network(&names.subscription, &names.group, kind, name);
     let vnet = spec.vnet.clone().unwrap_or_default();
     let references = |ids: &[String]| (!ids.is_empty()).then(|| ids.iter().map(SubResource::of).collect::<Vec<_>>());
     let groups: Vec<String> = spec
         .application_security_groups
         .iter()
-        .map(|name| full_id(name, &network("applicationSecurityGroups", name)))
+        .map(|name| full_id(name, &own("applicationSecurityGroups", name)))
         .collect();
-    let address = ResourceId::network(
-        &names.subscription,
-        &names.group,
-        "publicIPAddresses",
-        &names.public_ip(),
-    );
+    let address = own("publicIPAddresses", &names.public_ip());
+    let network = ResourceId::network(&names.subscription, &names.network_group, "virtualNetworks", &vnet);
     NetworkInterface {
         location: Some(names.location.clone()),
         tags: Some(names.tags(spec)),
         properties: Some(NetworkInterfaceProperties {
             enable_accelerated_networking: spec.accelerated_networking.then_some(true),
             network_security_group: text(&spec.security_group)
-                .map(|name| SubResource::of(full_id(&name, &network("networkSecurityGroups", &name)))),
+                .map(|name| SubResource::of(full_id(&name, &own("networkSecurityGroups", &name)))),
             ip_configurations: Some(vec![IpConfiguration {
                 name: Some("pipConfig".into()),
                 properties: Some(IpConfigurationProperties {
                     primary: Some(true),
                     private_ip_allocation_method: Some("Dynamic".into()),
-                    subnet: Some(SubResource::of(
-                        network("virtualNetworks", &vnet).child("subnets", &spec.subnet),
-                    )),
+                    subnet: Some(SubResource::of(network.child("subnets", &spec.subnet))),
                     public_ip_address: spec.public_ip.then(|| SubResource::of(address)),
                     load_balancer_backend_address_pools: references(&extras.backend_pools),
                     load_balancer_inbound_nat_rules: references(&extras.nat_rules),
@@ -372,10 +366,42 @@ fn os_profile(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -
         }),
         windows_configuration: windows.then(|| WindowsConfiguration {
             enable_automatic_updates: Some(false),
+            additional_unattend_content: Some(unattended(extras.admin_password.as_deref().unwrap_or_default())),
             ..WindowsConfiguration::default()
         }),
         ..OsProfile::default()
     }
+}
+
+/// Windows does not run custom data by itself: the administrator is logged on once, and that runs it as a script.
+fn unattended(password: &str) -> Vec<UnattendContent> {
+    let logon = format!(
+        "<AutoLogon><Username>{ADMIN_USER}</Username><Password><Value>{password}</Value></Password>\
+         <Enabled>true</Enabled><LogonCount>1</LogonCount></AutoLogon>"
+    );
+    let command = |order: u8, what: &str, line: &str| {
+        format!(
+            "<SynchronousCommand><Description>{what}</Description><CommandLine>{line}</CommandLine>\
+             <Order>{order}</Order></SynchronousCommand>"
+        )
+    };
+    let copy = r#"cmd /c "copy C:\AzureData\CustomData.bin C:\init.ps1""#;
+    let run = r"powershell.exe -NonInteractive -ExecutionPolicy Bypass -File C:\init.ps1";
+    let commands = command(11, "make the user data a script", copy) + &command(12, "run it", run);
+    let setting = |name: &str, content: String| UnattendContent {
+        pass_name: Some("OobeSystem".into()),
+        component_name: Some("Microsoft-Windows-Shell-Setup".into()),
+        setting_name: Some(name.into()),
+        content: Some(content),
+        ..UnattendContent::default()
+    };
+    vec![
+        setting("AutoLogon", logon),
+        setting(
+            "FirstLogonCommands",
+            format!("<FirstLogonCommands>{commands}</FirstLogonCommands>"),
+        ),
+    ]
 }
 
 /// The spec carries the key base64-encoded; a plain one is taken as it is.

@@ -5,7 +5,8 @@
 use super::build::{self, Extras};
 use super::error::Error;
 use super::names::Names;
-use super::{Account, Controller, Flow, Target, Work, account, check, status};
+use super::{Account, Controller, Flow, Target, Work, check, provider_spec, status};
+use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
@@ -29,10 +30,14 @@ impl Controller {
     }
 
     async fn made(&self, work: &mut Work, mend: bool) -> Result<Flow, Error> {
+        // First what needs nobody else: a bad spec is refused even while its secrets are missing.
+        let spec = provider_spec(&work.machine)?;
+        check::spec(&work.machine.name_any(), &spec).map_err(Error::Refused)?;
         let target = self.target(&work.machine).await?;
         let Target { spec, names, account } = &target;
-        check::spec(names, spec).map_err(Error::Refused)?;
+        check::place(names).map_err(Error::Refused)?;
         let size = self.size(&target).await?;
+        self.unobstructed(work, &target).await?;
         let custom_data = self.custom_data(&work.machine, spec).await?;
         let mut extras = Extras {
             custom_data,
@@ -44,7 +49,8 @@ impl Controller {
         let nic = nic(&target, &extras).await?;
         disks(&target).await?;
         let addresses = status::addresses(&names.machine, &nic, external.as_deref());
-        if spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
+        let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
+        if windows || spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
             extras.admin_password = Some(password());
         }
         let mut vm = build::virtual_machine(names, spec, &extras);
@@ -56,7 +62,7 @@ impl Controller {
         let Put { value: made, operation } = match account.client.put_vm(&names.group, &names.machine, &vm, when).await
         {
             Err(error) if error.is_precondition_failed() && !mend => return self.look(work).await,
-            Err(error) => return Err(refusal(names, error)),
+            Err(error) => return Err(self.refused(work, &target, error).await),
             Ok(put) => put,
         };
         self.memory.follow(&work.uid, operation.clone());
@@ -71,28 +77,64 @@ impl Controller {
     /// What the size can do there; refused where it cannot do what the spec asks for.
     async fn size(&self, target: &Target) -> Result<Option<Size>, Error> {
         let Target { spec, names, account } = target;
-        let wanted = spec.vm_size.as_deref().unwrap_or_default();
-        let catalogue = match account.client.catalogue(&names.location).await {
-            Ok(catalogue) => catalogue,
+        match sizes::look_up(&account.client, spec, &names.location).await {
+            Ok(sizes::Verdict { size, refusals }) => match refusals.into_iter().next() {
+                Some(refusal) => Err(Error::Refused(refusal)),
+                None => Ok(size),
+            },
             // An account that may not read the catalogue may still make machines: Azure will check by itself.
             Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
                 tracing::warn!(machine = names.machine, %error, "the size is not checked beforehand");
-                return Ok(None);
+                Ok(None)
             }
-            Err(error) => return Err(Error::doing("reading the sizes that azure has")(error)),
+            Err(error) => Err(Error::doing("reading the sizes that azure has")(error)),
+        }
+    }
+
+    /// Nothing is begun while a disk is in the way that somebody else has to decide about: one that an earlier attempt ran
+    /// into, or one that our request for a disk of its own would quietly take over, old data and all.
+    async fn unobstructed(&self, work: &Work, target: &Target) -> Result<(), Error> {
+        let Target { spec, names, account } = target;
+        let first = spec.data_disks.iter().filter(|disk| build::made_first(disk));
+        let first = first.map(|disk| names.data_disk(&disk.name_suffix));
+        for disk in self.memory.obstacles(&work.uid).into_iter().chain(first) {
+            let found = account.client.get_disk(&names.group, &disk).await;
+            match found.map_err(Error::doing(format!("looking for disk {disk}")))? {
+                Some(found) if !names.made(found.tags.as_ref()) => {
+                    return Err(Error::NotYet(left_behind(
+                        &disk,
+                        found.id.as_deref().unwrap_or_default(),
+                    )));
+                }
+                _ => {}
+            }
+        }
+        self.memory.set_obstacles(&work.uid, Vec::new());
+        Ok(())
+    }
+
+    /// Why Azure did not take the virtual machine. Its conflicts are told by what stands in the way, if that is known.
+    async fn refused(&self, work: &Work, target: &Target, error: capstan_azure::Error) -> Error {
+        let Target { spec, names, account } = target;
+        if error.arm().is_none_or(|arm| arm.code != "ConflictingUserInput") {
+            return refusal(names, error);
+        }
+        let Ok(listing) = self.disk_lists.get(&account.client, &names.group).await else {
+            return refusal(names, error);
         };
-        if catalogue.is_empty() {
-            return Ok(None);
+        let wanted = spec.data_disks.iter().map(|disk| names.data_disk(&disk.name_suffix));
+        let in_the_way = wanted.filter_map(|disk| {
+            let found = listing.get(&disk.to_lowercase())?;
+            (!names.made(found.tags.as_ref())).then(|| (disk, found.id.clone()))
+        });
+        let in_the_way: Vec<(String, String)> = in_the_way.collect();
+        if in_the_way.is_empty() {
+            return refusal(names, error);
         }
-        let size = account.client.size(&names.location, wanted).await;
-        let size = size.map_err(Error::doing("reading the sizes that azure has"))?;
-        if let Some(size) = &size {
-            self.options
-                .sizes
-                .note(&names.location, &size.name, size.max_data_disks);
-        }
-        check::size(names, spec, size.as_ref()).map_err(Error::Refused)?;
-        Ok(size)
+        let text: Vec<String> = in_the_way.iter().map(|(disk, id)| left_behind(disk, id)).collect();
+        let disks = in_the_way.into_iter().map(|(disk, _)| disk).collect();
+        self.memory.set_obstacles(&work.uid, disks);
+        Error::NotYet(text.join("; "))
     }
 
     /// The user data as it is, encoded once; with the mounts that the machine's annotation asks for.
@@ -128,6 +170,14 @@ fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result
     init::merge(text, &init::resolve(&init::parse_requests(mounts)?, &disks)?)
 }
 
+/// What a disk in the way is called in condition and event.
+fn left_behind(disk: &str, id: &str) -> String {
+    format!(
+        "Data Disk {disk} remains from an earlier machine of this name (deletionPolicy Detach) as {id}: delete it, or \
+         choose another nameSuffix or another machine name; the machine is created as soon as the disk is out of the way"
+    )
+}
+
 /// Azure's refusal of the virtual machine, in the words that users search for; anything else as it is.
 fn refusal(names: &Names, error: capstan_azure::Error) -> Error {
     match (error.class(), error.arm()) {
@@ -157,7 +207,7 @@ async fn balancers(target: &Target) -> Result<(Vec<String>, Vec<String>), Error>
         let doing = || format!("reading load balancer {name}");
         let found = account
             .client
-            .get_load_balancer(&names.network_group, &name)
+            .get_load_balancer(&names.group, &name)
             .await
             .map_err(Error::doing(doing()))?;
         let Some(LoadBalancer {
@@ -167,7 +217,7 @@ async fn balancers(target: &Target) -> Result<(Vec<String>, Vec<String>), Error>
         else {
             return Err(Error::NotYet(format!(
                 "load balancer {name} does not exist in {}",
-                names.network_group
+                names.group
             )));
         };
         let pool = properties

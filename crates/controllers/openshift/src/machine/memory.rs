@@ -20,6 +20,8 @@ struct Entry {
     looked: Option<Look>,
     /// Azure has confirmed that the virtual machine is gone.
     vm_gone: bool,
+    /// Disks of others that an attempt to make the machine ran into.
+    obstacles: Vec<String>,
     /// Our finalizer is off. The API server answers that with the object's old version, so versions do not tell.
     released: bool,
 }
@@ -90,6 +92,17 @@ impl Memory {
 
     pub fn set_released(&self, uid: &str) {
         self.change(uid, |entry| entry.released = true);
+    }
+
+    pub fn obstacles(&self, uid: &str) -> Vec<String> {
+        self.lock()
+            .get(uid)
+            .map(|entry| entry.obstacles.clone())
+            .unwrap_or_default()
+    }
+
+    pub fn set_obstacles(&self, uid: &str, disks: Vec<String>) {
+        self.change(uid, |entry| entry.obstacles = disks);
     }
 
     pub fn looked(&self, machine: &Machine) {

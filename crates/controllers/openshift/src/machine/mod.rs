@@ -4,7 +4,6 @@
 //! wait. It may be killed between any two effects: the next pass sees what was done and goes on. Nothing is polled that
 //! tells by itself: operations are followed as Azure's Retry-After says, Nodes and pods by watches.
 
-mod account;
 mod build;
 mod check;
 mod create;
@@ -21,7 +20,7 @@ mod status;
 pub use error::Error;
 
 use crate::Options;
-use account::{Account, Accounts};
+use crate::account::{Account, Accounts};
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine};
 use capstan_azure::operation::Follow;
 use capstan_azure::{Clients, Operation, Progress};

@@ -1,6 +1,7 @@
 //! Where a machine's things are in Azure. Everything is named after the machine, so that it is found again even if no
 //! status was ever written.
 
+use crate::account::Place;
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine};
 use capstan_azure::ResourceId;
 use capstan_azure::model::Tags;
@@ -117,14 +118,6 @@ impl Names {
             }
         }
     }
-}
-
-/// What the credentials secret says about where machines go, for specs that leave it open.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    pub subscription: String,
-    pub group: String,
-    pub location: String,
 }
 
 pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) -> Names {

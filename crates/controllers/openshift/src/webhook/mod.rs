@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_azure::Clients;
 use capstan_kube::{Context, backoff};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -28,6 +29,9 @@ use serve::Current;
 
 /// The configurations and the certificate are looked at this often, should somebody have changed or removed them.
 const LOOK: Duration = Duration::from_secs(300);
+/// The API server has heard of a new CA after this long; until then the certificate before it is served, which the new
+/// bundle trusts as well.
+const NOTICE: Duration = Duration::from_secs(5);
 /// How long taking the configurations away may hold up the end of the program.
 const END: Duration = Duration::from_secs(3);
 const RENEW_ANNOTATION: &str = "capstan.dev/renew-after";
@@ -66,8 +70,10 @@ pub struct Options {
     pub name: String,
     /// What new machines are labelled with when they do not say which cluster they belong to.
     pub cluster_id: String,
-    /// What is known of VM sizes.
-    pub sizes: Sizes,
+    /// Whom to ask about VM sizes, for warnings.
+    pub azure: Option<Clients>,
+    /// How often the certificate and the configurations are looked at.
+    pub look: Duration,
 }
 
 impl Default for Options {
@@ -78,7 +84,8 @@ impl Default for Options {
             secret_namespace: None,
             name: "capstan-machine-api".to_owned(),
             cluster_id: String::new(),
-            sizes: Sizes::default(),
+            azure: None,
+            look: LOOK,
         }
     }
 }
@@ -102,7 +109,14 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         options.cluster_id = cluster_id(&context.client).await.unwrap_or_default();
     }
     let current = Arc::new(Current::default());
-    let bound = serve::start(&options, current.clone(), context.shutdown.clone()).await?;
+    let rules = serve::Rules {
+        cluster_id: options.cluster_id.as_str().into(),
+        sizes: options
+            .azure
+            .clone()
+            .map(|clients| Sizes::new(context.client.clone(), clients)),
+    };
+    let bound = serve::start(options.listen, rules, current.clone(), context.shutdown.clone()).await?;
     let address = options
         .address
         .clone()
@@ -120,7 +134,7 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         let wait = match keeper.look(Timestamp::now()).await {
             Ok(()) => {
                 failures = 0;
-                LOOK
+                keeper.options.look
             }
             Err(error) => {
                 failures += 1;
@@ -156,27 +170,53 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// See that the certificate is good, served and trusted.
+    /// See that the certificate is good, served and trusted. It is trusted before it is served, and a copy that wrote down
+    /// an older bundle than the shared one, because both looked at once, sees that and writes the newer.
     async fn look(&mut self, now: Timestamp) -> Result<(), Error> {
-        let certificate = match &self.options.secret_namespace {
-            Some(namespace) => self.shared(namespace, now).await?,
-            None => match &self.held {
-                Some(held) if now < held.renew_after => held.clone(),
-                held => certificate::make(&self.hosts(), held.as_ref().map(|held| held.bundle.as_str()), now)?,
-            },
-        };
-        if self.held.as_ref() != Some(&certificate) {
+        let mut certificate = self.certificate(now).await?;
+        if self.held.is_none() {
             self.current.replace(&certificate)?;
         }
+        self.register(&certificate).await?;
+        if let Some(namespace) = &self.options.secret_namespace {
+            let newest = self.shared(namespace, now).await?;
+            if newest != certificate {
+                self.register(&newest).await?;
+                certificate = newest;
+            }
+        }
+        let renewed = self.held.replace(certificate.clone());
+        if renewed.is_some_and(|before| before != certificate) {
+            tracing::info!(renew_after = %certificate.renew_after, "the webhook has a new certificate");
+            tokio::select! {
+                () = tokio::time::sleep(NOTICE) => {}
+                () = self.context.shutdown.cancelled() => {}
+            }
+        }
+        self.current.replace(&certificate)
+    }
+
+    /// The certificate to serve, made or renewed if it is time.
+    async fn certificate(&self, now: Timestamp) -> Result<Certificate, Error> {
+        match (&self.options.secret_namespace, &self.held) {
+            (Some(namespace), _) => self.shared(namespace, now).await,
+            (None, Some(held)) if now < held.renew_after => Ok(held.clone()),
+            (None, held) => self.made(held.as_ref(), now),
+        }
+    }
+
+    fn made(&self, before: Option<&Certificate>, now: Timestamp) -> Result<Certificate, Error> {
+        certificate::make(&self.hosts(), before.map(|before| before.bundle.as_str()), now)
+    }
+
+    async fn register(&self, certificate: &Certificate) -> Result<(), Error> {
         let registration = Registration {
             name: &self.options.name,
             address: &self.address,
             namespace: self.context.namespace.as_deref(),
             bundle: &certificate.bundle,
         };
-        registration.apply(&self.context.client).await?;
-        self.held = Some(certificate);
-        Ok(())
+        registration.apply(&self.context.client).await
     }
 
     /// The certificate that all copies share; made or renewed by whoever finds it missing or old first.
@@ -187,14 +227,22 @@ impl Keeper {
         if let Some(certificate) = read.clone().filter(|certificate| now < certificate.renew_after) {
             return Ok(certificate);
         }
-        let made = certificate::make(&self.hosts(), read.as_ref().map(|read| read.bundle.as_str()), now)?;
+        // A Secret that somebody deleted does not make others distrust what is served.
+        let made = self.made(read.as_ref().or(self.held.as_ref()), now)?;
         let secret = to_secret(&made, found.and_then(|found| found.resource_version()));
         let written = match &secret.metadata.resource_version {
             Some(_) => api.replace(SECRET, &PostParams::default(), &secret).await,
             None => api.create(&PostParams::default(), &secret).await,
         };
-        written.map_err(capstan_kube::Error::from)?;
-        Ok(made)
+        match written.map_err(capstan_kube::Error::from) {
+            Ok(_) => Ok(made),
+            // Another copy was first: its certificate is as good.
+            Err(error) if error.is_conflict() => {
+                let found = api.get(SECRET).await.map_err(capstan_kube::Error::from)?;
+                from_secret(&found).ok_or(Error::Kube(error))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// A certificate held in memory ends with the program, and so does what points at it.

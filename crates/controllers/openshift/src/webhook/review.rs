@@ -15,8 +15,6 @@ use kube::core::{Selector, SelectorExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::sizes::Sizes;
-
 /// Warnings longer than this are cut by the API server.
 const LONGEST_WARNING: usize = 250;
 
@@ -86,10 +84,10 @@ impl Review {
     }
 }
 
-pub fn validate(request: &Request, sizes: &Sizes) -> Response {
+pub fn validate(request: &Request) -> Response {
     let findings = match request.kind.kind.as_str() {
-        Machine::KIND => validate_machine(request, sizes),
-        MachineSet::KIND => validate_set(request, sizes),
+        Machine::KIND => validate_machine(request),
+        MachineSet::KIND => validate_set(request),
         _ => Findings::default(),
     };
     let refused = (!findings.is_ok()).then(|| Refusal {
@@ -111,7 +109,24 @@ fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
-fn validate_machine(request: &Request, sizes: &Sizes) -> Findings {
+/// The provider spec that a request brings, with the namespace of its object. `None`: there is nothing new in it.
+pub fn news(request: &Request) -> Option<(String, AzureMachineProviderSpec)> {
+    let pointer = match request.kind.kind.as_str() {
+        Machine::KIND => "/spec/providerSpec/value",
+        MachineSet::KIND => "/spec/template/spec/providerSpec/value",
+        _ => return None,
+    };
+    let value = request.object.pointer(pointer)?;
+    let ending = request.object.pointer("/metadata/deletionTimestamp").is_some();
+    if ending || !is_azure(value) || request.old_object.pointer(pointer) == Some(value) {
+        return None;
+    }
+    let namespace = request.object.pointer("/metadata/namespace").and_then(Value::as_str);
+    let spec = AzureMachineProviderSpec::from_raw(value).ok()?;
+    Some((namespace.unwrap_or_default().to_owned(), spec))
+}
+
+fn validate_machine(request: &Request) -> Findings {
     let Some(machine) = read::<Machine>(&request.object) else {
         return Findings::default();
     };
@@ -133,10 +148,10 @@ fn validate_machine(request: &Request, sizes: &Sizes) -> Findings {
         .as_ref()
         .map(|prefix| format!("{prefix}xxxxx"));
     let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
-    provider_spec(&name, &machine.spec.provider_spec, sizes)
+    provider_spec(&name, &machine.spec.provider_spec)
 }
 
-fn validate_set(request: &Request, sizes: &Sizes) -> Findings {
+fn validate_set(request: &Request) -> Findings {
     let Some(set) = read::<MachineSet>(&request.object) else {
         return Findings::default();
     };
@@ -162,14 +177,14 @@ fn validate_set(request: &Request, sizes: &Sizes) -> Findings {
     let template = &set.spec.template.spec.provider_spec;
     if old.is_none_or(|old| old.spec.template.spec.provider_spec != *template) {
         let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
-        let found = provider_spec(&name, template, sizes);
+        let found = provider_spec(&name, template);
         findings.errors.extend(found.errors);
         findings.warnings.extend(found.warnings);
     }
     findings
 }
 
-fn provider_spec(machine: &str, provider: &ProviderSpec, sizes: &Sizes) -> Findings {
+fn provider_spec(machine: &str, provider: &ProviderSpec) -> Findings {
     let failed = |error: FieldError| Findings {
         errors: vec![error],
         ..Findings::default()
@@ -191,16 +206,7 @@ fn provider_spec(machine: &str, provider: &ProviderSpec, sizes: &Sizes) -> Findi
             ));
         }
     };
-    let mut findings = rules::validate(machine, &spec);
-    let (size, location) = (
-        spec.vm_size.as_deref().unwrap_or_default(),
-        spec.location.as_deref().unwrap_or_default(),
-    );
-    let limit = sizes.most_data_disks(location, size);
-    findings
-        .warnings
-        .extend(limit.and_then(|limit| rules::too_many_disks(size, limit, spec.data_disks.len())));
-    findings
+    rules::validate(machine, &spec)
 }
 
 /// Machines of other clouds pass by.
@@ -313,7 +319,8 @@ fn default_provider_spec(provider: &ProviderSpec, path: &str, cluster_id: &str) 
     })
 }
 
-fn shorten(mut warning: String) -> String {
+/// As long as the API server passes it on.
+pub fn shorten(mut warning: String) -> String {
     if let Some((cut, _)) = warning.char_indices().nth(LONGEST_WARNING) {
         warning.truncate(cut);
     }
@@ -353,7 +360,7 @@ mod tests {
 
     #[test]
     fn all_errors_of_an_object_are_said_at_once() {
-        let response = validate(&request("Machine", machine(bad()), Value::Null), &Sizes::default());
+        let response = validate(&request("Machine", machine(bad()), Value::Null));
         let message = refused(&response);
         assert!(!response.allowed);
         for part in [
@@ -370,10 +377,10 @@ mod tests {
         let old = machine(bad());
         let mut new = old.clone();
         new["metadata"]["finalizers"] = json!(["x"]);
-        assert!(validate(&request("Machine", new.clone(), old.clone()), &Sizes::default()).allowed);
+        assert!(validate(&request("Machine", new.clone(), old.clone())).allowed);
         new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
-        assert!(validate(&request("Machine", new, old), &Sizes::default()).allowed);
+        assert!(validate(&request("Machine", new, old)).allowed);
     }
 
     #[test]
@@ -382,7 +389,7 @@ mod tests {
         old["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         let mut new = old.clone();
         new["spec"]["lifecycleHooks"] = json!({"preDrain": [{"name": "late", "owner": "me"}]});
-        let response = validate(&request("Machine", new, old), &Sizes::default());
+        let response = validate(&request("Machine", new, old));
         assert!(
             refused(&response).contains("spec.lifecycleHooks.preDrain: Forbidden"),
             "{response:?}"
@@ -392,7 +399,7 @@ mod tests {
     #[test]
     fn machines_of_other_clouds_pass_by() {
         let other = machine(json!({"kind": "AWSMachineProviderConfig"}));
-        assert!(validate(&request("Machine", other.clone(), Value::Null), &Sizes::default()).allowed);
+        assert!(validate(&request("Machine", other.clone(), Value::Null)).allowed);
         assert_eq!(
             default(&request("Machine", other, Value::Null), "c").patch.map(|_| ()),
             Some(()),
@@ -401,18 +408,25 @@ mod tests {
     }
 
     #[test]
-    fn too_many_disks_for_the_size_are_warned_about_where_it_is_known() {
-        let disks: Vec<Value> = (0..3)
-            .map(
-                |lun| json!({"nameSuffix": format!("d{lun}"), "diskSizeGB": 4, "lun": lun, "deletionPolicy": "Delete"}),
-            )
-            .collect();
-        let object = machine(json!({"vmSize": "Standard_B1s", "dataDisks": disks}));
-        let sizes = Sizes::default();
-        sizes.note("", "standard_b1s", Some(2));
-        let response = validate(&request("Machine", object, Value::Null), &sizes);
-        let said = "providerSpec.dataDisks: vm size Standard_B1s takes 2 data disks, the spec has 3";
-        assert!(response.warnings.contains(&said.to_owned()), "{response:?}");
+    fn sizes_are_looked_up_for_what_a_request_brings_anew() {
+        let of = |object: &Value, old: Value| news(&request("Machine", object.clone(), old));
+        let mut object = machine(json!({"vmSize": "Standard_B1s", "location": "eastus"}));
+        object["metadata"]["namespace"] = json!("ns");
+        let (namespace, spec) = of(&object, Value::Null).unwrap();
+        assert_eq!(
+            (namespace.as_str(), spec.vm_size.as_deref()),
+            ("ns", Some("Standard_B1s"))
+        );
+        assert_eq!(of(&object, object.clone()), None, "nothing new");
+        assert!(of(&object, machine(json!({"vmSize": "Standard_B2s"}))).is_some());
+        object["metadata"]["deletionTimestamp"] = json!("2022-01-28T00:00:00Z");
+        assert_eq!(of(&object, Value::Null), None, "it goes");
+        assert_eq!(
+            of(&machine(json!({"kind": "AWSMachineProviderConfig"})), Value::Null),
+            None
+        );
+        let set = json!({"spec": {"template": {"spec": {"providerSpec": {"value": {"vmSize": "Standard_B1s"}}}}}});
+        assert!(news(&request("MachineSet", set, Value::Null)).is_some());
     }
 
     #[test]
@@ -423,7 +437,7 @@ mod tests {
                 "template": {"metadata": {"labels": {"a": label}}, "spec": {"providerSpec": {"value": {"kind": "Other"}}}},
             }})
         };
-        let response = validate(&request("MachineSet", set("x", "y"), set("z", "y")), &Sizes::default());
+        let response = validate(&request("MachineSet", set("x", "y"), set("z", "y")));
         let message = refused(&response);
         assert!(
             message.contains("spec.selector: Forbidden: selector is immutable"),
@@ -433,7 +447,7 @@ mod tests {
             message.contains("`selector` does not match template `labels`"),
             "{message}"
         );
-        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null), &Sizes::default()).allowed);
+        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null)).allowed);
     }
 
     #[test]

@@ -17,10 +17,10 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::Error;
 use super::certificate::Certificate;
 use super::configuration::{MUTATE, VALIDATE};
 use super::review::{self, Review};
-use super::{Error, Options};
 use crate::sizes::Sizes;
 
 /// A client that does not finish its handshake by then is let go.
@@ -49,16 +49,12 @@ impl ResolvesServerCert for Current {
 }
 
 #[derive(Clone)]
-struct Rules {
-    cluster_id: Arc<str>,
-    sizes: Sizes,
+pub struct Rules {
+    pub cluster_id: Arc<str>,
+    pub sizes: Option<Sizes>,
 }
 
-fn routes(options: &Options) -> Router {
-    let rules = Rules {
-        cluster_id: options.cluster_id.as_str().into(),
-        sizes: options.sizes.clone(),
-    };
+fn routes(rules: Rules) -> Router {
     Router::new()
         .route(MUTATE, post(mutate))
         .route(VALIDATE, post(validate))
@@ -74,17 +70,26 @@ async fn mutate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<
 }
 
 async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<Review> {
-    let response = review
-        .request
-        .as_ref()
-        .map(|request| review::validate(request, &rules.sizes));
-    Json(review.answer(response.unwrap_or_default()))
+    let mut response = review.request.as_ref().map(review::validate).unwrap_or_default();
+    // What is refused is not asked about.
+    if let (true, Some(sizes), Some(request)) = (response.allowed, &rules.sizes, &review.request)
+        && let Some((namespace, spec)) = review::news(request)
+    {
+        let doubts = sizes.doubts(&namespace, &spec).await;
+        response.warnings.extend(doubts.into_iter().map(review::shorten));
+    }
+    Json(review.answer(response))
 }
 
 /// Listen, and answer until the shutdown. Returns the address bound.
-pub async fn start(options: &Options, current: Arc<Current>, shutdown: CancellationToken) -> Result<SocketAddr, Error> {
+pub async fn start(
+    listen: SocketAddr,
+    rules: Rules,
+    current: Arc<Current>,
+    shutdown: CancellationToken,
+) -> Result<SocketAddr, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Listen {
-        address: options.listen,
+        address: listen,
         reason: error.to_string(),
     };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -93,14 +98,12 @@ pub async fn start(options: &Options, current: Arc<Current>, shutdown: Cancellat
         .map_err(|error| failed(&error))?
         .with_no_client_auth()
         .with_cert_resolver(current);
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .map_err(|error| failed(&error))?;
+    let listener = TcpListener::bind(listen).await.map_err(|error| failed(&error))?;
     let bound = listener.local_addr().map_err(|error| failed(&error))?;
     tokio::spawn(accept(
         listener,
         TlsAcceptor::from(Arc::new(config)),
-        routes(options),
+        routes(rules),
         shutdown,
     ));
     Ok(bound)

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use capstan_api::openshift::Machine;
-use capstan_azure::{Cloud, Settings};
+use capstan_azure::{Clients, Cloud, Settings};
 use capstan_core::door::{Door, Doors, Effect, Verdict};
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle};
@@ -88,6 +88,38 @@ impl Door for Killer {
     }
 }
 
+/// The n-th write is carried out, but its answer is lost on the way; everything else goes on.
+pub struct Loser {
+    writes: AtomicUsize,
+    at: usize,
+}
+
+impl Loser {
+    pub fn of(n: usize) -> Arc<Self> {
+        Arc::new(Self {
+            writes: AtomicUsize::new(0),
+            at: n,
+        })
+    }
+
+    pub fn struck(&self) -> bool {
+        self.writes.load(Ordering::SeqCst) >= self.at
+    }
+}
+
+impl Door for Loser {
+    fn enter(&self, _effect: &Effect) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        if effect.write && self.writes.fetch_add(1, Ordering::SeqCst) + 1 == self.at {
+            return Verdict::Refuse("the answer was lost".to_owned());
+        }
+        Verdict::Pass
+    }
+}
+
 impl World {
     pub async fn new(prefix: &str, config: Config) -> Result<Self> {
         let plane = ControlPlane::shared().await?;
@@ -143,20 +175,16 @@ impl World {
     }
 
     pub async fn start(&self) -> Result<Running> {
-        self.start_with(None, capstan_openshift::Options::default()).await
+        self.start_behind(Vec::new()).await
     }
 
     pub async fn start_killed(&self, killer: Arc<Killer>) -> Result<Running> {
-        self.start_with(Some(killer), capstan_openshift::Options::default())
-            .await
+        self.start_behind(vec![killer]).await
     }
 
-    pub async fn start_with(
-        &self,
-        killer: Option<Arc<Killer>>,
-        options: capstan_openshift::Options,
-    ) -> Result<Running> {
-        let doors = Doors::new(killer.into_iter().map(|killer| killer as Arc<dyn Door>).collect());
+    pub async fn start_behind(&self, doors: Vec<Arc<dyn Door>>) -> Result<Running> {
+        let options = capstan_openshift::Options::default();
+        let doors = Doors::new(doors);
         let kube = Options {
             doors: doors.clone(),
             namespace: Some(self.namespace.clone()),
@@ -164,9 +192,9 @@ impl World {
         };
         let shutdown = kube.shutdown.clone();
         let context = Context::new(self.plane.config().await?, kube)?;
-        let (metrics, settings) = (context.metrics.clone(), self.settings(doors)?);
+        let (metrics, clients) = (context.metrics.clone(), Clients::new(self.settings(doors)?)?);
         let task = tokio::spawn(async move {
-            if let Err(error) = capstan_openshift::run(context, settings, options).await {
+            if let Err(error) = capstan_openshift::run(context, clients, options).await {
                 eprintln!("controller ended: {error}");
             }
         });

@@ -130,6 +130,27 @@ fn confidential_machines_identities_and_diagnostics_are_passed_on() {
 }
 
 #[test]
+fn a_windows_machine_runs_its_user_data_at_the_first_logon() {
+    let mut windows = spec(json!({"sshPublicKey": "a2V5"}));
+    windows.os_disk.os_type = "Windows".into();
+    let extras = Extras {
+        admin_password: Some("Aa1!x".into()),
+        ..Extras::default()
+    };
+    let vm = serde_json::to_value(virtual_machine(&sample(), &windows, &extras)).unwrap();
+    let profile = &vm["properties"]["osProfile"];
+    assert_eq!(profile["adminPassword"], "Aa1!x");
+    let content = &profile["windowsConfiguration"]["additionalUnattendContent"];
+    assert_eq!(
+        (&content[0]["settingName"], &content[1]["settingName"]),
+        (&json!("AutoLogon"), &json!("FirstLogonCommands"))
+    );
+    assert!(content[0]["content"].as_str().unwrap().contains("<Value>Aa1!x</Value>"));
+    assert!(content[1]["content"].as_str().unwrap().contains(r"-File C:\init.ps1"));
+    assert_eq!(profile["linuxConfiguration"], Value::Null);
+}
+
+#[test]
 fn the_interface_is_placed_in_the_spec_s_network() {
     let spec = spec(
         json!({"networkResourceGroup": "net", "publicIP": true, "securityGroup": "nsg",
@@ -152,11 +173,14 @@ fn the_interface_is_placed_in_the_spec_s_network() {
             .unwrap()
             .ends_with("/publicIPAddresses/c-m1")
     );
-    assert!(
-        nic["properties"]["networkSecurityGroup"]["id"]
-            .as_str()
-            .unwrap()
-            .ends_with("/nsg")
+    let own = "/subscriptions/SUB/resourceGroups/Group/providers/Microsoft.Network";
+    assert_eq!(
+        nic["properties"]["networkSecurityGroup"]["id"],
+        format!("{own}/networkSecurityGroups/nsg")
+    );
+    assert_eq!(
+        config["applicationSecurityGroups"],
+        json!([{"id": format!("{own}/applicationSecurityGroups/asg")}])
     );
     assert_eq!(nic["properties"]["enableAcceleratedNetworking"], true);
 }

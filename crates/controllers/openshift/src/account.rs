@@ -1,7 +1,6 @@
 //! Azure accounts, from the credentials secrets that machines name.
 
-use super::error::Error;
-use super::names::Place;
+use crate::machine::Error;
 use capstan_azure::{Client, Clients, Credential, Secret as Hidden};
 use k8s_openapi::api::core::v1::{Secret, SecretReference};
 use kube::{Api, Client as Kube};
@@ -14,6 +13,14 @@ const FRESH: Duration = Duration::from_secs(30);
 
 /// Where workload identity mounts its token unless the secret says otherwise.
 const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
+
+/// What the credentials secret says about where machines go, for specs that leave it open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    pub subscription: String,
+    pub group: String,
+    pub location: String,
+}
 
 /// A subscription with the right to use it.
 #[derive(Clone, Debug)]

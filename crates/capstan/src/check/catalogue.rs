@@ -1,0 +1,95 @@
+//! What only Azure can tell of a manifest: whether its VM size exists where it is wanted and can do what is asked of it.
+//! Invariant: the words are the controllers' own, for they are asked.
+
+use anyhow::{Context, Result};
+use capstan_api::azure::AzureMachinePool;
+use capstan_api::capi::MachinePool;
+use capstan_api::openshift::{AzureMachineProviderSpec, Machine, MachineSet};
+use capstan_azure::{Client, Clients, Credential, Settings};
+use capstan_azure_pools::model;
+use capstan_openshift::sizes;
+
+use super::filled_spec;
+use crate::manifest::Object;
+
+/// A subscription's catalogue.
+pub struct Catalogue(Client);
+
+/// What the catalogue says of one object.
+#[derive(Default)]
+pub struct Verdict {
+    pub refusals: Vec<String>,
+    pub warnings: Vec<String>,
+}
+
+impl Catalogue {
+    /// Signs in by the variables that Azure's own SDKs read.
+    pub fn from_env() -> Result<Self> {
+        let var = |name: &str| std::env::var(name).ok();
+        let subscription = var("AZURE_SUBSCRIPTION_ID").filter(|id| !id.is_empty());
+        let subscription = subscription.context(
+            "--azure needs AZURE_SUBSCRIPTION_ID, and AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET or one of \
+             the SDKs' other ways to sign in",
+        )?;
+        let clients = Clients::new(Settings::from_env()?)?;
+        Ok(Self(clients.client(&Credential::from_vars(var)?, &subscription)))
+    }
+
+    /// `all`: everything that was given, for a pool's zones stand in its MachinePool.
+    pub async fn ask(&self, object: &Object, all: &[Object]) -> Result<Verdict> {
+        match object.kind() {
+            Machine::KIND if object.group() == Machine::GROUP => {
+                let machine: Machine = object.typed()?;
+                self.spec(&filled_spec(&machine.metadata, machine.spec.provider_spec.value)?)
+                    .await
+            }
+            MachineSet::KIND if object.group() == Machine::GROUP => {
+                let set: MachineSet = object.typed()?;
+                self.spec(&filled_spec(&set.metadata, set.spec.template.spec.provider_spec.value)?)
+                    .await
+            }
+            AzureMachinePool::KIND => self.pool(object, all).await,
+            _ => Ok(Verdict::default()),
+        }
+    }
+
+    async fn spec(&self, spec: &AzureMachineProviderSpec) -> Result<Verdict> {
+        let Some(location) = spec.location.as_deref().filter(|location| !location.is_empty()) else {
+            let text =
+                "providerSpec.location is empty: the credentials secret says where, so the size is not looked up";
+            return Ok(Verdict {
+                warnings: vec![text.to_owned()],
+                ..Verdict::default()
+            });
+        };
+        let verdict = sizes::look_up(&self.0.at(location), spec, location).await?;
+        Ok(Verdict {
+            refusals: verdict.refusals,
+            ..Verdict::default()
+        })
+    }
+
+    async fn pool(&self, object: &Object, all: &[Object]) -> Result<Verdict> {
+        let pool: AzureMachinePool = object.typed()?;
+        let owner = |other: &&Object| {
+            let reference = other.value.pointer("/spec/template/spec/infrastructureRef/name");
+            other.kind() == MachinePool::KIND
+                && other.namespace() == object.namespace()
+                && reference.and_then(|name| name.as_str()) == Some(object.name())
+        };
+        let owner = all.iter().find(owner).map(Object::typed::<MachinePool>).transpose()?;
+        let zones = owner.as_ref().map(model::zones).unwrap_or_default();
+        let (location, wanted) = (&pool.spec.location, &pool.spec.template.vm_size);
+        let size = self.0.at(location).size(location, wanted).await?;
+        let refusal = match &size {
+            Some(size) => model::size_refusal(&pool.spec, &zones, size),
+            None => Some(format!(
+                "vm size {wanted} is not available in location {location}. select a different vm size"
+            )),
+        };
+        Ok(Verdict {
+            refusals: refusal.into_iter().collect(),
+            ..Verdict::default()
+        })
+    }
+}

@@ -76,20 +76,12 @@ async fn a_wrong_password_is_told_and_a_right_one_taken_up() -> Result<()> {
     world.until::<VSphereCluster>("c", available("")).await?;
     let secrets = world.api::<Secret>();
     merge(&secrets, "vcenter", json!({"stringData": {"password": "wrong"}})).await?;
-    let clusters = world.api::<VSphereCluster>();
-    merge(&clusters, "c", json!({"metadata": {"annotations": {"look": "again"}}})).await?;
-    tokio::time::sleep(std::time::Duration::from_secs(16)).await;
-    merge(
-        &clusters,
-        "c",
-        json!({"metadata": {"annotations": {"look": "once more"}}}),
-    )
-    .await?;
     world
         .until::<VSphereCluster>("c", available("refused the login"))
         .await?;
     let password = world.vcsim.password.clone();
     merge(&secrets, "vcenter", json!({"stringData": {"password": password}})).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
     world.machine("m", spec("pvscsi", json!({}))).await?;
     world.ready("m").await?;
     Ok(())

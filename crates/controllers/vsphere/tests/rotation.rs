@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 /// Two machines, made and replaced one by one by Cluster API, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 struct Rotation {
     plane: ControlPlane,

@@ -87,7 +87,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {
-            if !runtime()?.block_on(check::run(&args))? {
+            if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
             }
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use capstan_core::door::{Door, Doors, Effect, Verdict};
+use capstan_sim::azure::{Config, Span, Times};
 use harness::{Options, World, say};
 
 /// Lets so many writes pass, and then nothing any more: the process is as good as dead.
@@ -68,5 +69,35 @@ async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
     world.run(Doors::default()).await?;
     world.until_ready(2).await?;
     world.bounds.assert_kept();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_under_way_is_taken_up_by_the_next_process() -> Result<()> {
+    let times = Times {
+        instance_create: Span::millis(6000),
+        ..Times::quick()
+    };
+    let mut world = World::start(Options {
+        replicas: 2,
+        sim: Config {
+            times,
+            ..Config::quick()
+        },
+        ..Options::default()
+    })
+    .await?;
+    world
+        .until("an operation in the status", async || {
+            let status = world.pool().await?.status.unwrap_or_default();
+            Ok((!status.long_running_operation_states.is_empty()).then_some(()))
+        })
+        .await?;
+    world.crash().await;
+    world.sim.clear_requests();
+    world.run(Doors::default()).await?;
+    world.until_ready(2).await?;
+    let writes = world.sim.arm_requests().into_iter().filter(|call| call.is_write());
+    assert_eq!(writes.count(), 0, "what is under way is not asked for again");
     Ok(())
 }

@@ -159,6 +159,12 @@ impl Draft {
         self.before.status.as_ref() != Some(&self.status)
     }
 
+    /// Whether a rollout is held up by something that needs more than a moment.
+    pub fn is_stuck(&self) -> bool {
+        let condition = conditions::get(&self.status.conditions, MODEL_UPDATED);
+        condition.is_some_and(|condition| condition.severity.as_deref() == Some("Warning"))
+    }
+
     /// Whether nothing is under way.
     pub fn at_rest(&self) -> bool {
         matches!(self.status.provisioning_state.as_deref(), None | Some("Succeeded"))

@@ -1,17 +1,19 @@
 //! A pool on a simulated Azure, with the controllers running beside the test, and a watch over both budget bounds.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used, clippy::panic)]
 
-use std::collections::BTreeMap;
-use std::io::Write;
+mod watch;
+
+pub use watch::{Bounds, Writes, say};
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use capstan_api::azure::{AzureCluster, AzureClusterIdentity, AzureMachinePool, AzureMachinePoolMachine};
 use capstan_azure::{Cloud, Settings};
-use capstan_core::door::{self, Door, Doors, Effect, Verdict};
+use capstan_core::door::Doors;
 use capstan_kube::capi::{Cluster, MachinePool};
 use capstan_sim::azure::{Azure, Config, Handle, Network, joiner};
 use capstan_testkit::ControlPlane;
@@ -65,36 +67,6 @@ pub struct World {
     workload: Option<ControlPlane>,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     sampler: tokio::task::JoinHandle<()>,
-}
-
-/// The two bounds, and the first state that broke one.
-#[derive(Default)]
-pub struct Bounds {
-    pub floor: AtomicUsize,
-    pub ceiling: AtomicUsize,
-    pub samples: AtomicUsize,
-    broken: Mutex<Option<String>>,
-}
-
-impl Bounds {
-    pub fn set(&self, floor: usize, ceiling: usize) {
-        self.floor.store(floor, Ordering::SeqCst);
-        self.ceiling.store(ceiling, Ordering::SeqCst);
-    }
-
-    fn check(&self, available: usize, total: usize) {
-        self.samples.fetch_add(1, Ordering::SeqCst);
-        let (floor, ceiling) = (self.floor.load(Ordering::SeqCst), self.ceiling.load(Ordering::SeqCst));
-        if available < floor || (ceiling > 0 && total > ceiling) {
-            let text = format!("{available} available (floor {floor}), {total} instances (ceiling {ceiling})");
-            self.broken.lock().unwrap().get_or_insert(text);
-        }
-    }
-
-    pub fn assert_kept(&self) {
-        assert_eq!(*self.broken.lock().unwrap(), None, "a bound was broken");
-        assert!(self.samples.load(Ordering::SeqCst) > 0, "nothing was observed");
-    }
 }
 
 impl World {
@@ -523,7 +495,7 @@ impl World {
     /// Nothing is written and Azure is not called once all is done.
     pub async fn assert_quiet(&self) -> Result<()> {
         // What a pool says of itself may follow a little later.
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
         let versions = async || -> Result<Vec<Option<String>>> {
             let mut versions: Vec<_> = self
                 .machines()
@@ -588,50 +560,6 @@ impl World {
         let found = capstan_kube::conditions::get(&status.conditions, type_);
         Ok(found.map(|c| (c.status.clone(), c.message.clone().unwrap_or_default())))
     }
-}
-
-/// Counts the writes to Kubernetes, by method and kind.
-#[derive(Default)]
-pub struct Writes(Mutex<BTreeMap<String, usize>>);
-
-impl Writes {
-    pub fn clear(&self) {
-        self.0.lock().unwrap().clear();
-    }
-
-    pub fn total(&self) -> usize {
-        self.0.lock().unwrap().values().sum()
-    }
-
-    pub fn told(&self) -> String {
-        let counts = self.0.lock().unwrap();
-        let told: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-        told.join(", ")
-    }
-}
-
-impl Door for Writes {
-    fn enter(&self, effect: &Effect) -> Verdict {
-        if effect.write && effect.world == door::World::Kube {
-            let parts: Vec<&str> = effect.target.split('/').collect();
-            let kinds = [
-                "azuremachinepools",
-                "azuremachinepoolmachines",
-                "nodes",
-                "events",
-                "status",
-            ];
-            let kind: Vec<&str> = parts.into_iter().filter(|part| kinds.contains(part)).collect();
-            let what = format!("{} {}", effect.method, kind.join("/"));
-            *self.0.lock().unwrap().entry(what).or_default() += 1;
-        }
-        Verdict::Pass
-    }
-}
-
-/// Says something that a passing test is remembered for: the test runner hides what is printed the usual way.
-pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 impl Drop for World {

@@ -3,8 +3,9 @@
 //! Invariant: v1beta1 and v1beta2 read into the same structs. Where the versions spell a fact differently both
 //! spellings are kept, and a method gives the one answer. Capstan never writes whole objects of these kinds.
 
+use crate::duration::{Duration, lenient};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::{ApiResource, Duration, NamespaceResourceScope};
+use kube::core::{ApiResource, NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, time};
 
@@ -170,7 +171,7 @@ pub struct MachineSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
     /// v1beta1.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     pub node_drain_timeout: Option<Duration>,
     /// v1beta2.
     #[serde(skip_serializing_if = "Option::is_none")]

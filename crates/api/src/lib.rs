@@ -12,10 +12,11 @@ mod cel;
 pub mod common;
 mod crds;
 pub mod disk;
+pub mod duration;
 pub mod openshift;
 mod schema;
 pub mod vsphere;
 
 pub use common::{ApiEndpoint, ClusterFailureDomain, Condition, MachineAddress, Quantity, TemplateMeta, V1Beta2Status};
 pub use crds::{crds, file_name, manifest};
-pub use kube::core::Duration;
+pub use duration::Duration;

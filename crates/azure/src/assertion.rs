@@ -54,6 +54,12 @@ impl Certificate {
             identity: identity.to_string(),
             reason: reason.to_owned(),
         };
+        if !pem.reveal().contains("-----BEGIN ") {
+            return Err(refuse(
+                "the certificate is not PEM; make one of a PKCS#12 file (.pfx, .p12) with \
+                 `openssl pkcs12 -in FILE -nodes -out FILE.pem`",
+            ));
+        }
         let blocks = pem_blocks(pem.reveal()).ok_or_else(|| refuse("the certificate is not readable PEM"))?;
         let certificates: Vec<_> = blocks.iter().filter(|(label, _)| label == "CERTIFICATE").collect();
         let (_, first) = certificates
@@ -67,7 +73,7 @@ impl Certificate {
                 _ => None,
             })
             .ok_or_else(|| refuse("no PRIVATE KEY block in the PEM (encrypted keys are not supported)"))?
-            .map_err(|_| refuse("the private key is not a usable RSA key"))?;
+            .map_err(|_| refuse("the private key is not a usable RSA key, the only kind that Entra ID takes"))?;
         Ok(Self {
             key,
             thumbprint: URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, first)),
@@ -199,5 +205,8 @@ mod tests {
         let error = Certificate::new(&identity(), &Secret::new(pem("CERTIFICATE", b"der")), String::new()).unwrap_err();
         assert!(error.to_string().contains("no PRIVATE KEY"), "{error}");
         assert!(Certificate::new(&identity(), &Secret::new("-----BEGIN X-----"), String::new()).is_err());
+        let pfx = String::from_utf8_lossy(b"0\x82\x09\xff\x02\x01\x03");
+        let error = Certificate::new(&identity(), &Secret::new(pfx), String::new()).unwrap_err();
+        assert!(error.to_string().contains("openssl pkcs12"), "{error}");
     }
 }

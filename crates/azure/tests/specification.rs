@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -327,10 +328,13 @@ async fn every_request_fits_azures_specification() {
         .iter()
         .filter_map(|record| record["operation"].as_str())
         .collect();
-    println!(
-        "{} requests, {} operations of the specification",
+    // Past the test harness, which hides what passing tests print.
+    let told = writeln!(
+        std::io::stderr(),
+        "Azure's typed fakes: {} requests, none refused, {} operations of the specification",
         records.len(),
         operations.len()
     );
+    assert!(told.is_ok());
     assert!(operations.len() >= 40, "{operations:#?}");
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -59,6 +60,11 @@ async fn simulator() -> (Handle, String) {
     (sim, coordinates.to_string())
 }
 
+/// Written past the test harness, which hides what passing tests print.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Runs a program without holding up the simulator in this process.
 async fn run(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap())
@@ -72,9 +78,7 @@ async fn azures_python_clients_cannot_tell() {
         .await
         .unwrap()
     else {
-        eprintln!(
-            "SKIPPED: azures_python_clients_cannot_tell: PyPI or python3 is not available, no real client was tried"
-        );
+        say("SKIPPED: azures_python_clients_cannot_tell: PyPI or python3 is not available, no real client was tried");
         return;
     };
     let (sim, coordinates) = simulator().await;
@@ -100,11 +104,11 @@ async fn azures_python_clients_cannot_tell() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_az_command_cannot_tell() {
     if std::env::var_os("CAPSTAN_TEST_AZ").is_none() {
-        eprintln!("SKIPPED: the_az_command_cannot_tell: set CAPSTAN_TEST_AZ=1 to install and try az");
+        say("SKIPPED: the_az_command_cannot_tell: set CAPSTAN_TEST_AZ=1 to install and try az");
         return;
     }
     let Some(home) = tokio::task::spawn_blocking(|| environment("az", &AZ)).await.unwrap() else {
-        eprintln!("SKIPPED: the_az_command_cannot_tell: PyPI or python3 is not available, az was not tried");
+        say("SKIPPED: the_az_command_cannot_tell: PyPI or python3 is not available, az was not tried");
         return;
     };
     let (sim, coordinates) = simulator().await;

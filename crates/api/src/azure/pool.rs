@@ -6,8 +6,8 @@ use super::vm::{
 };
 use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, is_default};
+use crate::duration::{Duration, lenient};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::core::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -197,7 +197,7 @@ pub struct AzureMachinePoolSpec {
     pub zone_balance: Option<bool>,
     /// How long a drain may take before the machine goes anyway; unset or 0 is without limit. The MachinePool's
     /// own setting comes first.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub node_drain_timeout: Option<Duration>,
 }

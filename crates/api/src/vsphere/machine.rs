@@ -3,7 +3,7 @@
 use super::clone::{VirtualMachineCloneSpec, power_rules};
 use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, MachineAddress, TemplateMeta, V1Beta2Status, is_default};
-use kube::core::Duration;
+use crate::duration::{Duration, lenient};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ pub struct VSphereMachineSpec {
     #[schemars(extend("x-default" = "hard"))]
     pub power_off_mode: Option<PowerOffMode>,
     /// How long its guest may take to shut down, with trySoft; 5 minutes when unset.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub guest_soft_power_off_timeout: Option<Duration>,
     /// How the virtual machine is called; as the machine when unset.

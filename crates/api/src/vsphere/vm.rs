@@ -5,9 +5,9 @@ use super::{
     machine::{NetworkStatus, PowerOffMode},
 };
 use crate::common::{Condition, V1Beta2Status};
+use crate::duration::{Duration, lenient};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub struct VSphereVMSpec {
     #[schemars(extend("x-default" = "hard"))]
     pub power_off_mode: Option<PowerOffMode>,
     /// How long its guest may take to shut down, with trySoft; 5 minutes when unset.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub guest_soft_power_off_timeout: Option<Duration>,
 }

@@ -114,8 +114,10 @@ async fn read(client: &kube::Client, identity: &AzureClusterIdentity) -> Result<
         IdentityType::ServicePrincipalCertificate => {
             let pem = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
                 Some(path) => {
-                    let text = tokio::fs::read_to_string(path).await;
-                    Hidden::new(text.map_err(|error| refuse(format!("certPath {path}: {error}")))?)
+                    let bytes = tokio::fs::read(path).await;
+                    let bytes = bytes.map_err(|error| refuse(format!("certPath {path}: {error}")))?;
+                    // What is no text is said to be no PEM when it is used.
+                    Hidden::new(String::from_utf8_lossy(&bytes))
                 }
                 None => secret(client, identity, &CERTIFICATE_KEYS).await?,
             };

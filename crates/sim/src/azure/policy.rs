@@ -9,7 +9,7 @@ pub fn of(call: &Call) -> &'static str {
     let segments: Vec<&str> = call.key.split('/').filter(|s| !s.is_empty()).collect();
     match segments.first() {
         Some(&"subscriptions") => {}
-        Some(&"metadata") => return "Metadata",
+        Some(&"metadata") if segments.get(1) != Some(&"identity") => return "Metadata",
         Some(&"sim") => return "Admin",
         _ if call.key.contains("/oauth2/")
             || call.key.contains("/.well-known/")
@@ -121,6 +121,8 @@ mod tests {
         "GetOperation"
     )]
     #[case("POST", "/tenant/oauth2/v2.0/token", "SignIn")]
+    #[case("GET", "/metadata/identity/oauth2/token", "SignIn")]
+    #[case("GET", "/metadata/endpoints", "Metadata")]
     #[case("GET", "/subscriptions/s", "Arm")]
     fn calls_fall_under_their_policy(#[case] method: &str, #[case] path: &str, #[case] policy: &str) {
         let method = Method::from_bytes(method.as_bytes()).unwrap();

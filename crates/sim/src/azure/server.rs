@@ -149,7 +149,11 @@ impl Shared {
                     answer.headers.extend(headers);
                     answer
                 }
-                Err(fail) => fail.answer(),
+                Err((fail, headers)) => {
+                    let mut answer = fail.answer();
+                    answer.headers.extend(headers);
+                    answer
+                }
             }
         };
         self.wake.notify_one();
@@ -191,7 +195,7 @@ fn limits(
     buckets: &mut Buckets,
     call: &Call,
     policy: &str,
-) -> Result<Vec<(&'static str, String)>, super::wire::Fail> {
+) -> Result<throttle::Headers, (super::wire::Fail, throttle::Headers)> {
     if !call.segment(0).eq_ignore_ascii_case("subscriptions") {
         return Ok(Vec::new());
     }

@@ -79,41 +79,51 @@ impl Buckets {
         Ok(bucket.level as u32)
     }
 
-    /// Counts a call in every bucket it falls into; gives the headers that tell what remains.
-    pub fn count(
-        &mut self,
-        call: &Call,
-        policy: &str,
-        region: &str,
-        now: Instant,
-    ) -> Result<Vec<(&'static str, String)>, Fail> {
+    /// Counts a call in every bucket it falls into; gives the headers that tell what remains, also with a refusal.
+    pub fn count(&mut self, call: &Call, policy: &str, region: &str, now: Instant) -> Result<Headers, (Fail, Headers)> {
         let subscription = call.segment(1).to_lowercase();
         let (header, arm_limit) = arm(&call.method);
         let left = self
             .take(format!("{subscription}/{header}"), arm_limit, now)
-            .map_err(|wait| refused("SubscriptionRequestsThrottled", policy, wait))?;
+            .map_err(|wait| {
+                let fail = refused("SubscriptionRequestsThrottled", policy, wait);
+                (fail, vec![(header, "0".to_owned())])
+            })?;
         let mut headers = vec![(header, left.to_string())];
         let Some((per_resource, per_region)) = compute(policy) else {
             return Ok(headers);
         };
+        let of_resource = per_resource.map(|limit| {
+            let key = format!("{}/{policy}", resource(&call.key, policy));
+            (key, limit, format!("{policy}Resource"))
+        });
+        let of_region = (
+            format!("{subscription}/{region}/{policy}"),
+            per_region,
+            format!("{policy}SubscriptionMaximum"),
+        );
         let mut remaining = Vec::new();
-        if let Some(limit) = per_resource {
-            let left = self
-                .take(format!("{}/{policy}", resource(&call.key, policy)), limit, now)
-                .map_err(|wait| refused("OperationNotAllowed", policy, wait))?;
-            remaining.push(format!("Microsoft.Compute/{policy}Resource;{left}"));
+        for (key, limit, name) in of_resource.into_iter().chain([of_region]) {
+            let taken = self.take(key, limit, now);
+            let left = taken.as_ref().copied().unwrap_or_default();
+            remaining.push(format!("Microsoft.Compute/{name};{left}"));
+            if let Err(wait) = taken {
+                headers.push((REMAINING, remaining.join(",")));
+                return Err((refused("OperationNotAllowed", &name, wait), headers));
+            }
         }
-        let left = self
-            .take(format!("{subscription}/{region}/{policy}"), per_region, now)
-            .map_err(|wait| refused("OperationNotAllowed", policy, wait))?;
-        remaining.push(format!("Microsoft.Compute/{policy}SubscriptionMaximum;{left}"));
-        headers.push(("x-ms-ratelimit-remaining-resource", remaining.join(",")));
+        headers.push((REMAINING, remaining.join(",")));
         Ok(headers)
     }
 }
 
+pub type Headers = Vec<(&'static str, String)>;
+
+/// What remains of Compute's buckets, as one value joined by commas.
+const REMAINING: &str = "x-ms-ratelimit-remaining-resource";
+
 /// What remains when nobody counts.
-pub fn full(call: &Call) -> Vec<(&'static str, String)> {
+pub fn full(call: &Call) -> Headers {
     let (header, limit) = arm(&call.method);
     vec![(header, (limit.max - 1).to_string())]
 }
@@ -126,10 +136,11 @@ fn resource<'a>(key: &'a str, policy: &str) -> &'a str {
     }
 }
 
-fn refused(code: &str, policy: &str, wait: Duration) -> Fail {
-    let message = format!("The server rejected the request because too many requests have been received for {policy}.");
+fn refused(code: &str, bucket: &str, wait: Duration) -> Fail {
+    let message = "The server rejected the request because too many requests have been received for this subscription.";
+    let message = message.to_owned();
     let mut fail = Fail::new(429, code, message.clone()).after(wait.as_secs_f64().ceil().max(1.0) as u64);
-    fail.details = vec![json!({ "code": "TooManyRequests", "target": policy, "message": message })];
+    fail.details = vec![json!({ "code": "TooManyRequests", "target": bucket, "message": message })];
     fail
 }
 
@@ -148,8 +159,9 @@ mod tests {
         for _ in 0..36 {
             buckets.count(&call, "GetVM", "eastus", now).unwrap();
         }
-        let refused = buckets.count(&call, "GetVM", "eastus", now).unwrap_err();
+        let (refused, headers) = buckets.count(&call, "GetVM", "eastus", now).unwrap_err();
         assert_eq!((refused.status, refused.retry_after), (429, Some(5)));
+        assert_eq!(headers[1].1, "Microsoft.Compute/GetVMResource;0");
         let now = now + Duration::from_secs(5);
         let headers = buckets.count(&call, "GetVM", "eastus", now).unwrap();
         assert!(

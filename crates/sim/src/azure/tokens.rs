@@ -132,8 +132,12 @@ impl Tokens {
         Ok(Answer::ok(self.issue(world, field("client_id"), audience)))
     }
 
-    /// `GET /metadata/identity/oauth2/token`: a managed identity's token, as the instance metadata service gives it.
+    /// `GET /metadata/identity/oauth2/token`: a managed identity's token, as the instance metadata service gives it to
+    /// whoever says `Metadata: true`, and App Service's endpoint to whoever shows the secret of the environment.
     pub fn managed(&mut self, world: &mut World, call: &Call) -> Reply {
+        if call.header("metadata") != Some("true") && call.header("x-identity-header").is_none() {
+            return Err(Fail::bad("invalid_request", "Required metadata header not specified"));
+        }
         let audience = call.query.get("resource").cloned().unwrap_or_default();
         let client = call
             .query

@@ -11,6 +11,7 @@ import ssl
 
 from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ResourceNotFoundError
+from azure.core.rest import HttpRequest
 from azure.identity import ClientSecretCredential
 from azure.mgmt.compute import ComputeManagementClient
 from azure.mgmt.network import NetworkManagementClient
@@ -138,6 +139,26 @@ refused(lambda: vms.begin_create_or_update(group, "py-vm", vm_body(disks=[ultra(
         "InvalidParameter",
         "Storage Account type UltraSSD_LRS is not supported with caching type ReadWrite. Please use caching type None.",
         "dataDisk.caching")
+no_zone = vm_body(disks=[ultra()], **enabled)
+del no_zone["zones"]
+refused(lambda: vms.begin_create_or_update(group, "py-vm", no_zone), 400, "InvalidParameter",
+        "Feature 'UltraSSD' can be used only with Virtual Machines in an Availability Zone.",
+        "additionalCapabilities.ultraSSDEnabled")
+small = vm_body(disks=[ultra()], hardwareProfile={"vmSize": "Standard_B2s"}, **enabled)
+refused(lambda: vms.begin_create_or_update(group, "py-vm", small), 400, "InvalidParameter", None,
+        "additionalCapabilities.ultraSSDEnabled")
+many = [{"lun": n, "createOption": "Empty", "diskSizeGB": 4} for n in range(9)]
+refused(lambda: vms.begin_create_or_update(group, "py-vm", vm_body(disks=many)), 409, "OperationNotAllowed",
+        "The maximum number of data disks allowed to be attached to a VM of this size is 8.", "dataDisks")
+
+
+def ultra_disk(**more):
+    return {"location": location, "zones": ["1"], "sku": {"name": "UltraSSD_LRS"},
+            "properties": {"creationData": {"createOption": "Empty"}, "diskSizeGB": 64, **more}}
+
+
+for bad in [{"diskIOPSReadWrite": 64001}, {"diskIOPSReadWrite": 99}, {"diskIOPSReadWrite": 400, "diskMBpsReadWrite": 101}]:
+    refused(lambda: disks.begin_create_or_update(group, "py-bad", ultra_disk(**bad)), 400, "InvalidParameter")
 assert not [d for d in disks.list_by_resource_group(group)], "a refused VM left a disk behind"
 shown("Ultra disks refused with Azure's code, message and target, and nothing left behind")
 
@@ -206,6 +227,30 @@ start = time.time()
 vms.get(group, "py-vm")
 assert time.time() - start >= 2, "Retry-After was not honoured"
 shown("429 with Retry-After honoured by the SDK's retry policy")
+
+# Azure's published limits: 36 reads of one VM at once, then one every 5 s.
+admin("PATCH", "settings", {"throttle": True})
+impatient = ComputeManagementClient(credential, subscription, **common, retry_total=0)
+seen = {}
+refusal = None
+for n in range(40):
+    try:
+        impatient.virtual_machines.get(group, "py-vm", raw_response_hook=lambda r: seen.update(r.http_response.headers))
+    except HttpResponseError as error:
+        refusal = error
+        break
+assert n == 36 and refusal.status_code == 429, (n, refusal)
+assert refusal.error.details[0].code == "TooManyRequests" and refusal.error.details[0].target == "GetVMResource"
+answered = refusal.response.headers
+assert 1 <= int(answered["Retry-After"]) <= 5, answered
+assert answered["x-ms-ratelimit-remaining-resource"] == "Microsoft.Compute/GetVMResource;0", answered
+assert int(seen["x-ms-ratelimit-remaining-subscription-reads"]) < 250, seen
+assert seen["x-ms-ratelimit-remaining-resource"].startswith("Microsoft.Compute/GetVMResource;"), seen
+start = time.time()
+vms.get(group, "py-vm")
+assert time.time() - start >= int(answered["Retry-After"]) - 1, "the SDK's own retries did not wait"
+admin("PATCH", "settings", {"throttle": False})
+shown("429 beyond the published limits, with Retry-After and what remains of each bucket")
 
 vms.begin_delete(group, "py-vm").result()
 left = sorted(d.name for d in disks.list_by_resource_group(group))
@@ -339,6 +384,23 @@ assert compute.availability_sets.get(group, "py-set").id == aset.id
 compute.availability_sets.delete(group, "py-set")
 assert list(compute.usage.list(location))
 shown("availability sets and usages")
+
+
+
+def arm(method, path, body=None):
+    request = HttpRequest(method, url + "/subscriptions/" + subscription + path, params={"api-version": "2021-04-01"}, json=body)
+    answer = compute._send_request(request) if hasattr(compute, "_send_request") else compute._client.send_request(request)
+    answer.raise_for_status()
+    return answer.json() if answer.content else None
+
+
+assert arm("PUT", "/resourcegroups/py-group", {"location": location, "tags": {"a": "1"}})["properties"]["provisioningState"] == "Succeeded"
+assert "py-group" in [g["name"] for g in arm("GET", "/resourcegroups")["value"]]
+arm("PATCH", "/resourcegroups/py-group/providers/Microsoft.Resources/tags/default",
+    {"operation": "Merge", "properties": {"tags": {"b": "2"}}})
+assert arm("GET", "/resourcegroups/py-group")["tags"] == {"a": "1", "b": "2"}
+arm("DELETE", "/resourcegroups/py-group")
+shown("resource groups and tags, through the SDK's own pipeline")
 
 counters = admin("GET", "counters")
 assert counters["signIns"] <= 2, counters["signIns"]

@@ -1,0 +1,122 @@
+//! Azure's published limits over the wire: the simulator counts every call as Azure does, and refuses beyond.
+
+use anyhow::{Context as _, Result};
+use capstan_azure::{Client, Clients, Cloud, Credential, Secret, Settings};
+use capstan_core::Class;
+use capstan_sim::azure::{Azure, Config, Handle, Request};
+use futures::future::try_join_all;
+use std::time::{Duration, Instant};
+
+const GROUP: &str = "capstan";
+
+/// A client of its own process, as far as budgets go.
+fn client(sim: &Handle) -> Result<Client> {
+    let settings = Settings {
+        ca_file: Some(sim.ca_file.clone()),
+        ..Settings::new(Cloud::custom("sim", &sim.url, &sim.url)?)
+    };
+    let credential = Credential::Secret {
+        tenant: sim.tenant.clone(),
+        client_id: sim.client_id.clone(),
+        secret: Secret::new(sim.client_secret.clone()),
+    };
+    Ok(Clients::new(settings)?
+        .client(&credential, &sim.subscription)
+        .at("eastus"))
+}
+
+async fn throttling() -> Result<Handle> {
+    Azure::start(Config {
+        throttle: true,
+        ..Config::instant()
+    })
+    .await
+}
+
+fn refusals(requests: &[Request]) -> usize {
+    requests.iter().filter(|request| request.status == 429).count()
+}
+
+/// Deletes, and comes back when told to wait, as the controllers do.
+async fn delete(client: &Client, name: String) -> Result<()> {
+    loop {
+        match client.delete_nic(GROUP, &name).await {
+            Ok(_) => return Ok(()),
+            Err(error) => match error.class() {
+                Class::Throttled(after) => tokio::time::sleep(after).await,
+                _ => return Err(error.into()),
+            },
+        }
+    }
+}
+
+/// Resource Manager lets 200 deletes go at once, and 10 a second from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_of_calls_keeps_within_the_limits_without_a_storm() -> Result<()> {
+    const CALLS: usize = 230;
+    let sim = throttling().await?;
+    let client = client(&sim)?;
+    let began = Instant::now();
+    try_join_all((0..CALLS).map(|n| delete(&client, format!("nic-{n}")))).await?;
+    let took = began.elapsed();
+    assert!(
+        took >= Duration::from_secs(2),
+        "30 calls beyond the burst took {took:?}"
+    );
+    let requests = sim.arm_requests();
+    let refused = refusals(&requests);
+    // Calls arrive a little later or sooner than they went: at the very edge one may be refused, a crowd may not.
+    assert!(refused <= 3, "{refused} of {} calls were refused", requests.len());
+    assert_eq!(requests.len(), CALLS + refused, "each refused call came again once");
+    Ok(())
+}
+
+/// Somebody else with the same subscription has used the bucket up: Compute lets 36 reads of one machine go at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_somebody_else_emptied_is_left_alone_for_as_long_as_azure_says() -> Result<()> {
+    let sim = throttling().await?;
+    let (other, ours) = (client(&sim)?, client(&sim)?);
+    try_join_all((0..36).map(|_| other.get_vm(GROUP, "busy"))).await?;
+    assert_eq!(refusals(&sim.arm_requests()), 0, "the first 36 are within the limit");
+
+    sim.clear_requests();
+    let error = ours.get_vm(GROUP, "busy").await.err().context("the bucket is empty")?;
+    let Class::Throttled(after) = error.class() else {
+        anyhow::bail!("{error} is no throttling");
+    };
+    assert!(
+        after > Duration::from_secs(1) && after <= Duration::from_secs(5),
+        "{after:?}"
+    );
+    let since = Instant::now();
+    for _ in 0..20 {
+        let error = ours
+            .get_vm(GROUP, "busy")
+            .await
+            .err()
+            .context("the bucket is stopped")?;
+        assert!(matches!(error.class(), Class::Throttled(_)));
+    }
+    // The other machines have buckets of their own.
+    assert!(ours.get_vm(GROUP, "idle").await?.is_none());
+    let sent = sim.arm_requests();
+    if since.elapsed() < after {
+        assert_eq!(sent.len(), 2, "nothing more was sent to the stopped bucket: {sent:?}");
+    }
+    let mut refused = refusals(&sent);
+    loop {
+        match ours.get_vm(GROUP, "busy").await {
+            Ok(_) => break,
+            Err(error) => match error.class() {
+                Class::Throttled(after) => tokio::time::sleep(after).await,
+                _ => return Err(error.into()),
+            },
+        }
+    }
+    refused = refusals(&sim.arm_requests()) - refused;
+    assert!(
+        refused <= 1,
+        "after the wait the call went through, not {refused} refusals later"
+    );
+    Ok(())
+}

@@ -149,11 +149,7 @@ impl Shared {
                     answer.headers.extend(headers);
                     answer
                 }
-                Err((fail, headers)) => {
-                    let mut answer = fail.answer();
-                    answer.headers.extend(headers);
-                    answer
-                }
+                Err(refusal) => refusal.answer(),
             }
         };
         self.wake.notify_one();
@@ -195,7 +191,7 @@ fn limits(
     buckets: &mut Buckets,
     call: &Call,
     policy: &str,
-) -> Result<throttle::Headers, (super::wire::Fail, throttle::Headers)> {
+) -> Result<throttle::Headers, Box<throttle::Refusal>> {
     if !call.segment(0).eq_ignore_ascii_case("subscriptions") {
         return Ok(Vec::new());
     }

@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::wire::{Call, Fail};
+use super::wire::{Answer, Call, Fail};
 
 /// Refill per minute and size of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,14 +80,15 @@ impl Buckets {
     }
 
     /// Counts a call in every bucket it falls into; gives the headers that tell what remains, also with a refusal.
-    pub fn count(&mut self, call: &Call, policy: &str, region: &str, now: Instant) -> Result<Headers, (Fail, Headers)> {
+    pub fn count(&mut self, call: &Call, policy: &str, region: &str, now: Instant) -> Result<Headers, Box<Refusal>> {
         let subscription = call.segment(1).to_lowercase();
         let (header, arm_limit) = arm(&call.method);
         let left = self
             .take(format!("{subscription}/{header}"), arm_limit, now)
             .map_err(|wait| {
                 let fail = refused("SubscriptionRequestsThrottled", policy, wait);
-                (fail, vec![(header, "0".to_owned())])
+                let headers = vec![(header, "0".to_owned())];
+                Box::new(Refusal { fail, headers })
             })?;
         let mut headers = vec![(header, left.to_string())];
         let Some((per_resource, per_region)) = compute(policy) else {
@@ -109,7 +110,8 @@ impl Buckets {
             remaining.push(format!("Microsoft.Compute/{name};{left}"));
             if let Err(wait) = taken {
                 headers.push((REMAINING, remaining.join(",")));
-                return Err((refused("OperationNotAllowed", &name, wait), headers));
+                let fail = refused("OperationNotAllowed", &name, wait);
+                return Err(Box::new(Refusal { fail, headers }));
             }
         }
         headers.push((REMAINING, remaining.join(",")));
@@ -118,6 +120,21 @@ impl Buckets {
 }
 
 pub type Headers = Vec<(&'static str, String)>;
+
+/// A call beyond a limit.
+#[derive(Debug)]
+pub struct Refusal {
+    fail: Fail,
+    headers: Headers,
+}
+
+impl Refusal {
+    pub fn answer(self) -> Answer {
+        let mut answer = self.fail.answer();
+        answer.headers.extend(self.headers);
+        answer
+    }
+}
 
 /// What remains of Compute's buckets, as one value joined by commas.
 const REMAINING: &str = "x-ms-ratelimit-remaining-resource";
@@ -159,9 +176,9 @@ mod tests {
         for _ in 0..36 {
             buckets.count(&call, "GetVM", "eastus", now).unwrap();
         }
-        let (refused, headers) = buckets.count(&call, "GetVM", "eastus", now).unwrap_err();
-        assert_eq!((refused.status, refused.retry_after), (429, Some(5)));
-        assert_eq!(headers[1].1, "Microsoft.Compute/GetVMResource;0");
+        let refused = buckets.count(&call, "GetVM", "eastus", now).unwrap_err();
+        assert_eq!((refused.fail.status, refused.fail.retry_after), (429, Some(5)));
+        assert_eq!(refused.headers[1].1, "Microsoft.Compute/GetVMResource;0");
         let now = now + Duration::from_secs(5);
         let headers = buckets.count(&call, "GetVM", "eastus", now).unwrap();
         assert!(

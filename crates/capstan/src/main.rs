@@ -12,6 +12,7 @@ mod serve;
 mod up;
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -83,7 +84,10 @@ fn explain(error: &anyhow::Error) -> String {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Up(args) => until_done(up::run(args))?,
-        Command::Run(args) => until_done(run::run(*args))?,
+        Command::Run(args) => {
+            with_one_arena();
+            until_done(run::run(*args))?;
+        }
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds => crds()?,
         Command::Check(args) => {
@@ -100,6 +104,22 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version => writeln!(std::io::stdout(), "capstan {}", env!("CARGO_PKG_VERSION"))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The C library gives threads arenas of their own, and each keeps what it once needed: at its peak a third of what the
+/// program holds. One is enough for two threads that mostly wait. The setting is read before the program starts, so it
+/// starts itself anew, as the same process; where that cannot be it goes on as it is.
+fn with_one_arena() {
+    const SETTING: &str = "MALLOC_ARENA_MAX";
+    if std::env::var_os(SETTING).is_some() {
+        return;
+    }
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_default();
+    if let Ok(program) = std::env::current_exe() {
+        let mut again = std::process::Command::new(program);
+        let _failed = again.arg0(name).args(args).env(SETTING, "1").exec();
+    }
 }
 
 /// Two threads: the work is waiting, and each thread costs memory.

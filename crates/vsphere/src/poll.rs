@@ -7,7 +7,8 @@
 //!
 //! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in
 //! while the next arrives may end in a deadlock, and govmomi's simulator does); whoever is kept waiting by that is read
-//! within [`SHORT_WAIT`]; a server that does not answer a change at all is polled anew, with a view of its own.
+//! within [`SHORT_WAIT`]; a server that does not answer a change at all is polled anew, with a view of its own; what a
+//! server lost is found out at the end of a long wait at the latest.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -29,6 +30,8 @@ const WINDOW: usize = 8;
 const GROWTH: usize = 4;
 /// No window is wider: vCenter does not like views without bounds.
 const WIDEST: usize = 8192;
+/// Servers give no more updates than this in one answer.
+const PAGE: usize = 100;
 /// The longest wait in one call: shorter than the idle limits of usual proxies, and it keeps the session alive.
 const LONG_WAIT: Duration = Duration::from_secs(55);
 /// The longest time that somebody outside the window goes unread, and that a change of the view is waited for.
@@ -54,6 +57,8 @@ pub(crate) struct Poll {
     read: Instant,
     /// When somebody was last seen to move.
     moved: Option<Instant>,
+    /// Whether this server lets everybody enter anew after a change of the view.
+    anew: bool,
     change: Option<Change>,
 }
 
@@ -150,6 +155,7 @@ impl Poll {
             window: WINDOW,
             read: Instant::now(),
             moved: None,
+            anew: false,
             change: None,
         };
         // The empty view is taken in before it is first changed: see the invariants above.
@@ -252,10 +258,15 @@ impl Poll {
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
             self.widen();
-            return Ok(());
+            return self.read_everybody(vcenter).await;
         };
         self.version = updates.string_at("version").unwrap_or_default();
-        let (mut doubtful, mut news) = (Vec::new(), false);
+        let (mut doubtful, mut news, mut entered) = (Vec::new(), false, HashSet::new());
+        let added = self
+            .change
+            .as_ref()
+            .map(|change| change.added.clone())
+            .unwrap_or_default();
         for update in updates.all("filterSet").flat_map(|set| set.all("objectSet")) {
             let Some(reference) = update.moref_at("obj") else {
                 continue;
@@ -268,6 +279,9 @@ impl Poll {
             {
                 self.change = None;
             }
+            if kind == Some("enter") {
+                entered.insert(reference.clone());
+            }
             match kind {
                 // Also said of what we took out of the view ourselves.
                 Some("leave") if self.listed.contains_key(&reference) => doubtful.push(reference),
@@ -275,10 +289,14 @@ impl Poll {
                 _ => news |= vcenter.merge(&reference, update),
             }
         }
+        let truncated = updates.bool_at("truncated") == Some(true);
+        if !truncated {
+            doubtful.extend(self.passed_over(vcenter, &entered, &added));
+        }
         if !doubtful.is_empty() {
             news |= vcenter.read_and_tell(&doubtful).await?;
         }
-        if !news || updates.bool_at("truncated") == Some(true) {
+        if !news || truncated {
             return Ok(());
         }
         // One who moves by himself does not make it a busy time.
@@ -287,6 +305,30 @@ impl Poll {
         }
         self.moved = Some(Instant::now());
         self.read_others(vcenter).await.map(|_| ())
+    }
+
+    /// Servers that let everybody enter anew after a change of the view may forget to say who went in that very moment:
+    /// those who did not enter with the others.
+    fn passed_over(&mut self, vcenter: &Vcenter, entered: &HashSet<MoRef>, added: &HashSet<MoRef>) -> Vec<MoRef> {
+        let anew = |reference: &MoRef| self.listed.contains_key(reference) && !added.contains(reference);
+        self.anew |= entered.iter().any(anew);
+        if !self.anew || entered.is_empty() || self.listed.len() >= PAGE {
+            return Vec::new();
+        }
+        let pending = vcenter.pending().into_iter();
+        let missed = pending.filter(|(reference, order)| self.listed.get(reference) == Some(order));
+        let missed = missed.filter(|(reference, _)| !entered.contains(reference) && !added.contains(reference));
+        missed.map(|(reference, _)| reference).collect()
+    }
+
+    /// After a long wait without a word everybody is read once, should the server have lost one.
+    async fn read_everybody(&mut self, vcenter: &Vcenter) -> Result<()> {
+        let all: Vec<MoRef> = vcenter.pending().into_iter().map(|(reference, _)| reference).collect();
+        if !all.is_empty() {
+            self.read = Instant::now();
+            vcenter.read_and_tell(&all).await?;
+        }
+        Ok(())
     }
 
     fn widen(&mut self) {

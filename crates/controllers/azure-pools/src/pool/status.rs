@@ -177,7 +177,9 @@ impl Draft {
         let same = before.ready == self.status.ready
             && before.provisioning_state == self.status.provisioning_state
             && runs(&before) == runs(&self.status);
-        !same
+        let complete = |status: &AzureMachinePoolStatus| conditions::is_true(&status.conditions, DESIRED_REPLICAS);
+        let arrived = self.at_rest() && complete(&self.status) && !complete(&before);
+        !same || arrived
     }
 
     /// Writes the status, if it differs. Whether it did.

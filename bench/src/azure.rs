@@ -98,6 +98,8 @@ impl CloudArgs {
             .env("AZURE_AUTHORITY_HOST", &sim.url)
             .env("AZURE_RESOURCE_MANAGER_ENDPOINT", &sim.url)
             .env("SSL_CERT_FILE", &sim.ca_file)
+            // As `capstan run` sets it for itself.
+            .env("MALLOC_ARENA_MAX", "1")
             .kill_on_drop(true)
             .spawn()
             .with_context(|| {

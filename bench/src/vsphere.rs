@@ -83,6 +83,8 @@ pub async fn run(args: &Args) -> Result<()> {
     let mut child = tokio::process::Command::new(std::env::current_exe()?)
         .args(["vsphere-controllers", &bench.namespace])
         .env("KUBECONFIG", audited.kubeconfig())
+        // As `capstan run` sets it for itself.
+        .env("MALLOC_ARENA_MAX", "1")
         .stdin(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;

@@ -53,7 +53,7 @@ impl World {
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(Duration::from_secs(30), future)
+    tokio::time::timeout(Duration::from_secs(120), future)
         .await
         .with_context(|| format!("waited in vain: {what}"))
 }

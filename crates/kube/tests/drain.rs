@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[derive(Default)]
 struct Counter {
@@ -363,7 +363,7 @@ async fn a_terminating_pod_is_waited_for_and_its_end_wakes_the_caller() -> Resul
     assert_eq!(world.counter.evictions.load(Ordering::SeqCst), 1);
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     world.pods().patch("held", &PatchParams::default(), &patch).await?;
-    tokio::time::timeout(Duration::from_secs(20), world.woken.notified())
+    tokio::time::timeout(Duration::from_secs(120), world.woken.notified())
         .await
         .context("not woken")?;
     world.until_drained(&node).await

@@ -9,7 +9,7 @@ use capstan_kube::lease::{Elector, Fence, Identity, Settings};
 use capstan_testkit::{ControlPlane, Options};
 
 const RENEW_DEADLINE: Duration = Duration::from_secs(3);
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn settings(identity: &str) -> Settings {
     Settings {

@@ -40,7 +40,7 @@ async fn until(nodes: &Api<Node>, prefix: &str, what: &str, fits: impl Fn(&[Node
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), look)
+    tokio::time::timeout(Duration::from_secs(120), look)
         .await
         .unwrap_or_else(|_| panic!("not seen: {what}"))
 }

@@ -13,7 +13,7 @@ use kube::api::PostParams;
 use kube::runtime::wait::await_condition;
 use serde_json::json;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn object<K: serde::de::DeserializeOwned>(value: serde_json::Value) -> K {
     serde_json::from_value(value).expect("a manifest of this kind")

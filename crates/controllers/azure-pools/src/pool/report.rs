@@ -20,11 +20,11 @@ use crate::error::Error;
 /// What lasts no longer than this, of a machine that comes or goes in a rollout, is not told on its own.
 const MOMENT: Duration = Duration::from_secs(30);
 /// While much happens, a pool's status is written so long after the first thing that it has not said yet.
-const STATUS_PACE: Duration = Duration::from_secs(20);
+const STATUS_PACE: Duration = Duration::from_secs(10);
 /// The same when a drain is held up: somebody may have to do something.
 const STUCK_PACE: Duration = Duration::from_secs(5);
 /// The same for its list of provider ids, which nobody waits for in the middle of a rollout.
-const IDS_PACE: Duration = Duration::from_secs(120);
+const IDS_PACE: Duration = Duration::from_secs(60);
 /// A pool at rest tells at once, but no more often than this: nodes may flap.
 const REST_PACE: Duration = Duration::from_secs(2);
 

@@ -273,7 +273,7 @@ async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many(
         let context = Context::new(world.plane.config().await?, options)?;
         world.set(REPLICAS as i32, json!({})).await?;
         let doomed = tokio::spawn(capstan_openshift::machineset::run(context.clone()));
-        let killed = tokio::time::timeout(Duration::from_secs(4), killer.dead.notified())
+        let killed = tokio::time::timeout(Duration::from_secs(15), killer.dead.notified())
             .await
             .is_ok();
         doomed.abort();

@@ -74,12 +74,13 @@ impl Credential {
             });
         }
         if let Some(path) = set("AZURE_CLIENT_CERTIFICATE_PATH") {
-            let pem = std::fs::read_to_string(&path).map_err(|error| Error::Setting {
+            // Also what is no text: that it is not PEM, and what to do, is said where it is read.
+            let pem = std::fs::read(&path).map_err(|error| Error::Setting {
                 name: "AZURE_CLIENT_CERTIFICATE_PATH",
                 value: path,
                 reason: error.to_string(),
             })?;
-            let pem = Secret::new(pem);
+            let pem = Secret::new(String::from_utf8_lossy(&pem));
             return Ok(Self::Certificate { tenant, client_id, pem });
         }
         Ok(match set("AZURE_FEDERATED_TOKEN_FILE") {

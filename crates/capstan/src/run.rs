@@ -238,11 +238,12 @@ pub async fn run(args: Run) -> Result<()> {
             args.health,
             serve::health(status.clone()).merge(serve::metrics(status.clone())),
             "health, metrics",
+            "--health and --metrics",
         )
         .await?;
     } else {
-        serve_on(args.health, serve::health(status.clone()), "health").await?;
-        serve_on(args.metrics, serve::metrics(status.clone()), "metrics").await?;
+        serve_on(args.health, serve::health(status.clone()), "health", "--health").await?;
+        serve_on(args.metrics, serve::metrics(status.clone()), "metrics", "--metrics").await?;
     }
     info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");
     let manager = Manager {
@@ -262,13 +263,8 @@ pub async fn run(args: Run) -> Result<()> {
     manager.run(stop_on_signal()?).await
 }
 
-async fn serve_on(address: Address, routes: axum::Router, what: &str) -> Result<()> {
+async fn serve_on(address: Address, routes: axum::Router, what: &str, flag: &str) -> Result<()> {
     if let Some(address) = address.0 {
-        let flag = if what.contains("metrics") {
-            "--metrics"
-        } else {
-            "--health"
-        };
         let bound = serve::listen(address, routes).await;
         let bound = bound.with_context(|| format!("no {what}; choose another address with {flag}, or 0 for none"))?;
         info!(address = %bound, "serving {what}");

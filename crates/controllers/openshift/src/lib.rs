@@ -2,6 +2,8 @@
 
 mod account;
 mod attach;
+#[cfg(test)]
+mod fixtures;
 pub mod machine;
 pub mod machineset;
 pub mod sizes;

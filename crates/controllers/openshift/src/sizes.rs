@@ -156,31 +156,9 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capstan_api::disk::{DeletionPolicy, StorageAccountType};
-    use capstan_api::openshift::DataDisk;
+    use crate::fixtures::{good, ultra};
     use rstest::rstest;
     use serde_json::json;
-
-    fn good() -> AzureMachineProviderSpec {
-        serde_json::from_value(json!({
-            "vmSize": "Standard_D4s_v3", "vnet": "v", "subnet": "s", "image": {"resourceID": "/resourceGroups/i"},
-            "osDisk": {"osType": "Linux", "diskSizeGB": 128, "managedDisk": {"storageAccountType": "Premium_LRS"}},
-            "userDataSecret": {"name": "u"}, "credentialsSecret": {"name": "c", "namespace": "n"},
-        }))
-        .unwrap()
-    }
-
-    fn ultra(lun: i32) -> DataDisk {
-        let mut disk = DataDisk {
-            name_suffix: format!("d{lun}"),
-            disk_size_gb: 4,
-            lun,
-            deletion_policy: Some(DeletionPolicy::Delete),
-            ..DataDisk::default()
-        };
-        disk.managed_disk.storage_account_type = Some(StorageAccountType::UltraSsdLrs);
-        disk
-    }
 
     fn d4s() -> Size {
         Size {

@@ -124,7 +124,19 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
         &["delete", "machine.cluster.x-k8s.io/dock-with-disks", "-n", "vsphere"],
     )
     .await?;
-    kubectl(&kubeconfig, &["delete", machine, "-n", "vsphere", "--timeout=120s"]).await?;
+    // Garbage collection may have been quicker.
+    kubectl(
+        &kubeconfig,
+        &[
+            "delete",
+            machine,
+            "-n",
+            "vsphere",
+            "--ignore-not-found",
+            "--timeout=120s",
+        ],
+    )
+    .await?;
     let archive = "machine.machine.openshift.io/archive";
     kubectl(
         &kubeconfig,

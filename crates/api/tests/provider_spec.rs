@@ -57,6 +57,25 @@ fn an_unknown_word_is_kept_for_validation_to_name() {
 }
 
 #[test]
+fn a_number_where_a_word_is_wanted_is_read_as_it_is_spelled_and_written_as_a_word() {
+    let raw = json!({
+        "zone": 2, "tags": { "cost-centre": 4711, "spot": true, "share": 0.5 },
+        "image": { "version": 413.92, "sku": 8 }, "applicationSecurityGroups": [7],
+    });
+    let spec = AzureMachineProviderSpec::from_raw(&raw).unwrap();
+    assert_eq!(spec.zone.as_deref(), Some("2"));
+    let written = spec.to_raw();
+    assert_eq!(written["zone"], "2");
+    assert_eq!(
+        written["tags"],
+        json!({ "cost-centre": "4711", "spot": "true", "share": "0.5" })
+    );
+    assert_eq!(written["image"]["version"], "413.92");
+    assert_eq!(written["image"]["sku"], "8");
+    assert_eq!(written["applicationSecurityGroups"], json!(["7"]));
+}
+
+#[test]
 fn a_wrong_type_is_named_by_its_path() {
     let cases = [
         (
@@ -68,8 +87,8 @@ fn a_wrong_type_is_named_by_its_path() {
             "providerSpec.value.dataDisks: Invalid value: {\"lun\":0}: must be a list",
         ),
         (
-            json!({ "vmSize": 4 }),
-            "providerSpec.value.vmSize: Invalid value: 4: must be a string",
+            json!({ "vmSize": ["large"] }),
+            "providerSpec.value.vmSize: Invalid value: [\"large\"]: must be a string",
         ),
         (
             json!({ "publicIP": "yes" }),
@@ -80,8 +99,8 @@ fn a_wrong_type_is_named_by_its_path() {
             "providerSpec.value.osDisk.diskSizeGB: Invalid value: 1.5: must be a whole number",
         ),
         (
-            json!({ "tags": { "a": 1 } }),
-            "providerSpec.value.tags.a: Invalid value: 1: must be a string",
+            json!({ "tags": { "a": {} } }),
+            "providerSpec.value.tags.a: Invalid value: {}: must be a string",
         ),
         (
             json!("text"),

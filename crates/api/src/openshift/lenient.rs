@@ -1,5 +1,6 @@
-//! Reads a raw `providerSpec.value` as a Go program would: key case ignored, unknown fields kept, nulls and empty
-//! strings taken for unset; and names the field where a value has the wrong type.
+//! Reads a raw `providerSpec.value` as the Go controllers do: key case ignored, unknown fields kept, nulls and empty
+//! strings taken for unset, a number or boolean taken for the word that it spells; and names the field where a value
+//! has the wrong type.
 //!
 //! Invariant: what passes [`normalise`] deserialises. The schema of the type is the only list of fields, so a field
 //! added to the type is read leniently without further work.
@@ -66,13 +67,23 @@ pub(crate) fn normalise(value: &Value, schema: &Value, path: &str) -> Result<Val
         };
     }
     let expected = match schema.get("type").and_then(Value::as_str) {
-        Some("string") if !value.is_string() => "a string",
+        Some("string") => return word(value).ok_or_else(|| FieldError::new(path, value, "a string")),
         Some("boolean") if !value.is_boolean() => "true or false",
         Some("integer") if !fits(value, schema) => "a whole number",
         Some("object") => return map(value, schema.get("additionalProperties"), path),
         _ => return Ok(value.clone()),
     };
     Err(FieldError::new(path, value, expected))
+}
+
+/// Manifests say `zone: 1` and mean `"1"`; what is written back is the word.
+fn word(value: &Value) -> Option<Value> {
+    match value {
+        Value::String(_) => Some(value.clone()),
+        Value::Bool(given) => Some(given.to_string().into()),
+        Value::Number(given) => Some(given.to_string().into()),
+        _ => None,
+    }
 }
 
 fn fits(value: &Value, schema: &Value) -> bool {

@@ -9,6 +9,15 @@ use serde_json::{Map, Value};
 /// Types of Kubernetes itself: their field descriptions are left to Kubernetes' own documentation.
 const KUBERNETES_PREFIX: &str = "io.k8s.";
 
+/// Those of them that have one owner under server-side apply, half a reference being none.
+const WHOLE: [&str; 5] = [
+    "LabelSelector",
+    "ObjectReference",
+    "OwnerReference",
+    "SecretReference",
+    "TypedLocalObjectReference",
+];
+
 /// A kind whose definition Capstan ships.
 pub(crate) trait Kind {
     const GROUP: &'static str;
@@ -48,6 +57,13 @@ fn simplify(schema: &mut Value, definitions: &Map<String, Value>) {
     if let Some(default) = node.remove("x-default") {
         node.insert("default".to_owned(), default);
     }
+    // A field takes the rules of its type back with an empty list of its own.
+    if node
+        .get("x-kubernetes-validations")
+        .is_some_and(|rules| rules == &Value::Array(Vec::new()))
+    {
+        node.remove("x-kubernetes-validations");
+    }
     without_null(node);
     for key in ["items", "additionalProperties"] {
         if let Some(inner) = node.get_mut(key) {
@@ -71,13 +87,20 @@ fn merge(node: &mut Map<String, Value>, below: Map<String, Value>) {
 fn resolve(reference: &str, definitions: &Map<String, Value>) -> Map<String, Value> {
     let name = reference.trim_start_matches("#/$defs/");
     let mut definition = definitions.get(name).cloned().unwrap_or_default();
-    if name.starts_with(KUBERNETES_PREFIX) {
+    let short = name
+        .strip_prefix(KUBERNETES_PREFIX)
+        .and_then(|path| path.rsplit('.').next());
+    if short.is_some() {
         undescribe(&mut definition);
     }
-    match definition {
+    let mut node = match definition {
         Value::Object(node) => node,
         _ => Map::new(),
+    };
+    if short.is_some_and(|short| WHOLE.contains(&short)) {
+        node.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
     }
+    node
 }
 
 fn undescribe(definition: &mut Value) {

@@ -240,6 +240,7 @@ pub struct AzureMachinePoolStatus {
     pub instances: Vec<InstanceStatus>,
     /// The image in use.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = Vec::<Rule>::new()))]
     pub image: Option<Image>,
     /// The Kubernetes version in use.
     #[serde(skip_serializing_if = "Option::is_none")]

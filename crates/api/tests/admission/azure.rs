@@ -1,6 +1,6 @@
 //! Pools, their machines, clusters and identities on Azure.
 
-use super::{Case, changing, creating, with};
+use super::case::{Case, changing, creating, with};
 use serde_json::{Value, json};
 
 const POOL: &str = "AzureMachinePool";
@@ -293,6 +293,11 @@ fn pool_cases() -> Vec<Case> {
             json!("soon"),
             &["spec.nodeDrainTimeout", "should match"],
         ),
+        changing(
+            POOL,
+            with(&pool(), "/orchestrationMode", json!("Flexible")),
+            with(&role, "/orchestrationMode", json!("Flexible")),
+        ),
         changing(POOL, pool(), with(&pool(), "/orchestrationMode", json!("Flexible")))
             .refused(&["spec.orchestrationMode", "orchestrationMode is immutable"]),
         refused(
@@ -372,6 +377,7 @@ fn identity_cases() -> Vec<Case> {
             with(&identity, "/type", json!("WorkloadIdentity")),
         )
         .refused(&["spec.type", "field is immutable"]),
+        changing(KIND, identity.clone(), with(&identity, "/clientID", json!("other"))),
         creating(KIND, with(&managed, "/resourceID", json!("r"))),
         creating(KIND, with(&identity, "/resourceID", json!("r"))).refused(&[
             "spec.resourceID: Forbidden",

@@ -1,6 +1,6 @@
 //! Machine and MachineSet. What `providerSpec.value` holds is not the API server's to judge.
 
-use super::{Case, changing, creating, with};
+use super::case::{Case, changing, creating, with};
 use serde_json::{Value, json};
 
 fn machine() -> Value {

@@ -1,6 +1,6 @@
 //! Machines, their templates, virtual machines, clusters and topology on vSphere.
 
-use super::{CRDS, Case, changing, creating, with};
+use super::case::{CRDS, Case, changing, creating, with};
 use capstan_api::vsphere::TEMPLATE_FROZEN;
 use serde_json::{Value, json};
 
@@ -213,6 +213,10 @@ fn template_cases() -> Vec<Case> {
             with(&template, "/template/spec/dataDisks", Value::Null),
         )
         .refused(&["spec.template.spec: Invalid value", TEMPLATE_FROZEN]),
+        creating(
+            TEMPLATE,
+            in_template(with(&clone_spec(), "/network/devices/0/ipAddrs", json!([]))),
+        ),
         refused(
             "/providerID",
             json!("vsphere://x"),
@@ -287,6 +291,7 @@ fn cluster_cases() -> Vec<Case> {
             with(&cluster, "/controlPlaneEndpoint", json!({ "host": "h", "port": 6443 })),
         ),
         creating("VSphereClusterTemplate", template.clone()),
+        changing("VSphereClusterTemplate", template.clone(), template.clone()),
         changing(
             "VSphereClusterTemplate",
             template.clone(),
@@ -321,6 +326,7 @@ fn topology_cases() -> Vec<Case> {
     vec![
         creating(KIND, domain.clone()),
         creating(KIND, datacenters.clone()),
+        changing(KIND, domain.clone(), domain.clone()),
         changing(
             KIND,
             domain.clone(),

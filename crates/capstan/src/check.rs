@@ -12,6 +12,7 @@ use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
 
 use crate::manifest::{self, Object};
@@ -20,12 +21,16 @@ use catalogue::{Catalogue, Verdict};
 /// Names the cluster that a Machine belongs to.
 const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
 
-/// Says what is wrong with manifests before they are applied
+/// Say what is wrong with manifests before they are applied
 ///
 /// Holds every object of Capstan's kinds against its schema and against the rules that admission and the controllers
 /// apply, offline; with --azure also against Azure's catalogue of VM sizes. Other kinds are passed over. Exits 1 when an
 /// object would be refused.
 #[derive(Args)]
+#[command(after_help = "Examples:
+  capstan check -f machineset.yaml
+  kustomize build overlays/prod | capstan check --strict -f -
+  capstan check --azure -f pool.yaml -f machineset.yaml")]
 pub struct Check {
     /// Manifest files; - is standard input
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE", num_args = 1..)]
@@ -92,6 +97,9 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
         (openshift::Machine::GROUP, openshift::Machine::KIND) => machine(object),
         (openshift::Machine::GROUP, openshift::MachineSet::KIND) => machine_set(object),
         (_, azure::AzureMachinePool::KIND) => object.typed().map(|pool| validate::azure_pool::validate(&pool)),
+        (_, azure::AzureClusterIdentity::KIND) => object
+            .typed::<azure::AzureClusterIdentity>()
+            .map(|identity| validate::azure_identity::validate(&identity.spec)),
         (_, vsphere::VSphereMachine::KIND) => object
             .typed::<vsphere::VSphereMachine>()
             .map(|machine| rules::machine(&machine.spec)),
@@ -148,7 +156,21 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
         object.name(),
         "x".repeat(validate::openshift::GENERATED_SUFFIX - 1)
     );
-    provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value)
+    let selector = Selector::try_from(set.spec.selector.clone());
+    let labels = &set.spec.template.metadata.labels;
+    let selects = selector.is_ok_and(|selector| selector.matches(labels));
+    let mut findings = provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value)?;
+    if !selects {
+        let (path, detail) = (
+            "spec.template.metadata.labels",
+            "`selector` does not match template `labels`",
+        );
+        let labels = serde_json::to_value(labels)?;
+        findings
+            .errors
+            .push(validate::FieldError::invalid(path, labels, detail));
+    }
+    Ok(findings)
 }
 
 /// The spec as admission would leave it, defaults filled in.

@@ -112,6 +112,17 @@ fn identity(spec: &AzureMachinePoolSpec, errors: &mut Vec<FieldError>) {
             "can be set only when identity is SystemAssigned",
         ));
     }
+    let named = |name: Option<&String>| name.is_some_and(|name| !name.is_empty());
+    let role_name = spec
+        .system_assigned_identity_role
+        .as_ref()
+        .and_then(|role| role.name.as_ref());
+    if named(spec.role_assignment_name.as_ref()) && named(role_name) {
+        errors.push(FieldError::forbidden(
+            "spec.roleAssignmentName",
+            "cannot set both roleAssignmentName and systemAssignedIdentityRole.name",
+        ));
+    }
     for (n, identity) in spec.user_assigned_identities.iter().enumerate() {
         if identity.provider_id.is_empty() {
             let path = format!("spec.userAssignedIdentities[{n}].providerID");

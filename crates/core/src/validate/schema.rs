@@ -1,6 +1,7 @@
-//! What the API server checks by an object's schema, without an API server: types, required fields, enums, ranges and
-//! fields that it does not know. CEL rules stay with the server.
+//! What the API server checks by an object's schema, without an API server: types, required fields, enums, ranges,
+//! patterns, entries that must be unique, and fields that it does not know. CEL rules stay with the server.
 
+use regex::Regex;
 use serde_json::{Map, Value};
 
 use super::FieldError;
@@ -35,7 +36,9 @@ fn node(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>)
     range(schema, value, path, errors);
     match value {
         Value::Object(fields) => object(schema, fields, path, errors),
+        Value::String(text) => pattern(schema, text, path, errors),
         Value::Array(items) => {
+            unique(schema, items, path, errors);
             for (index, item) in items.iter().enumerate() {
                 node(&schema["items"], item, &format!("{path}[{index}]"), errors);
             }
@@ -55,6 +58,7 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
         "array" => value.is_array(),
         "string" => value.is_string(),
         "boolean" => value.is_boolean(),
+        "integer" if schema["format"] == "int32" => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
         _ => true,
@@ -88,6 +92,40 @@ fn range(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>
             value.clone(),
             format!("should be at most {limit}{what}"),
         ));
+    }
+}
+
+fn pattern(schema: &Value, text: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let Some(pattern) = schema["pattern"].as_str() else {
+        return;
+    };
+    // One that Rust cannot read is left to the server.
+    if Regex::new(pattern).is_ok_and(|pattern| !pattern.is_match(text)) {
+        errors.push(FieldError::invalid(path, text, format!("should match '{pattern}'")));
+    }
+}
+
+/// No two entries of a set are alike, no two of a map have the same keys.
+fn unique(schema: &Value, items: &[Value], path: &str, errors: &mut Vec<FieldError>) {
+    let keys = schema["x-kubernetes-list-map-keys"].as_array();
+    let identity = |item: &Value| match (schema["x-kubernetes-list-type"].as_str(), keys) {
+        (Some("set"), _) => Some(vec![item.clone()]),
+        (Some("map"), Some(keys)) => {
+            let keys = keys.iter().filter_map(Value::as_str);
+            Some(keys.map(|key| item[key].clone()).collect())
+        }
+        _ => None,
+    };
+    let identities: Vec<_> = items.iter().map(identity).collect();
+    for (index, identity) in identities.iter().enumerate() {
+        if identity.is_some() && identities[..index].contains(identity) {
+            let path = format!("{path}[{index}]");
+            errors.push(FieldError::invalid(
+                path,
+                items[index].clone(),
+                "must not be there twice",
+            ));
+        }
     }
 }
 
@@ -141,6 +179,11 @@ mod tests {
             "tags": { "type": "object", "additionalProperties": { "type": "string" } },
             "raw": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
             "list": { "type": "array", "maxItems": 1, "items": { "type": "string", "minLength": 1 } },
+            "time": { "type": "string", "pattern": "^[0-9]+s$" },
+            "port": { "type": "integer", "format": "int32" },
+            "zones": { "type": "array", "x-kubernetes-list-type": "set", "items": { "type": "string" } },
+            "hooks": { "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                "items": { "type": "object", "properties": { "name": { "type": "string" }, "owner": { "type": "string" } } } },
         } } } })
     }
 
@@ -156,6 +199,12 @@ mod tests {
     #[case(json!({ "size": 4, "tags": { "x": 1 } }), &["spec.tags.x: Invalid value: 1: must be of type string"])]
     #[case(json!({ "size": 4, "sise": 1 }), &["spec.sise: Forbidden: unknown field"])]
     #[case(json!({ "size": 4, "list": ["", ""] }), &["spec.list: Invalid value: [\"\",\"\"]: should be at most 1 items", "spec.list[0]: Invalid value: \"\": should be at least 1 characters", "spec.list[1]: Invalid value: \"\": should be at least 1 characters"])]
+    #[case(json!({ "size": 4, "time": "10s", "port": 2_147_483_647, "zones": ["1", "2"] }), &[])]
+    #[case(json!({ "size": 4, "time": "soon" }), &["spec.time: Invalid value: \"soon\": should match '^[0-9]+s$'"])]
+    #[case(json!({ "size": 4, "port": 2_147_483_648_i64 }), &["spec.port: Invalid value: 2147483648: must be of type integer"])]
+    #[case(json!({ "size": 4, "zones": ["1", "2", "1"] }), &["spec.zones[2]: Invalid value: \"1\": must not be there twice"])]
+    #[case(json!({ "size": 4, "hooks": [{ "name": "a", "owner": "x" }, { "name": "b", "owner": "x" }] }), &[])]
+    #[case(json!({ "size": 4, "hooks": [{ "name": "a", "owner": "x" }, { "name": "a", "owner": "y" }] }), &["spec.hooks[1]: Invalid value: {\"name\":\"a\",\"owner\":\"y\"}: must not be there twice"])]
     fn values_are_held_against_the_schema(#[case] spec: Value, #[case] expected: &[&str]) {
         let found: Vec<_> = check(&schema(), &json!({ "kind": "X", "spec": spec }))
             .iter()

@@ -23,7 +23,8 @@ pub fn parse(text: &str) -> Result<Duration, String> {
             _ => return Err(refuse()),
         };
         let number: f64 = number.parse().map_err(|_| refuse())?;
-        total += Duration::try_from_secs_f64(number * seconds).map_err(|_| refuse())?;
+        let part = Duration::try_from_secs_f64(number * seconds).map_err(|_| refuse())?;
+        total = total.checked_add(part).ok_or_else(refuse)?;
         rest = tail;
     }
     if text.is_empty() { Err(refuse()) } else { Ok(total) }
@@ -44,7 +45,15 @@ mod tests {
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
-        for text in ["", "10", "ten", "5d", "s"] {
+        for text in [
+            "",
+            "10",
+            "ten",
+            "5d",
+            "s",
+            "5e15h",
+            "5000000000000000h5000000000000000h",
+        ] {
             assert!(parse(text).is_err(), "{text:?} was read");
         }
     }

@@ -11,6 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use program::{LIMIT, capstan, scratch, signal, wait};
 
+/// Every metric has a line there.
+const OPERATING: &str = include_str!("../../../docs/operating.md");
+
 async fn get(port: u16, path: &str) -> Result<String> {
     let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
     stream
@@ -26,6 +29,32 @@ fn port(log: &str, what: &str) -> Option<u16> {
     let line = log.lines().find(|line| line.contains(&format!("serving {what}\"")))?;
     let address = line.split("\"address\":\"").nth(1)?.split('"').next()?;
     address.rsplit(':').next()?.parse().ok()
+}
+
+/// A machine that is refused, and a set without machines: so that every metric of machines has something to tell.
+const MACHINES: &str = "
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {name: refused}
+spec: {providerSpec: {value: {kind: AzureMachineProviderSpec, dataDisks: [{lun: 64}]}}}
+---
+apiVersion: machine.openshift.io/v1beta1
+kind: MachineSet
+metadata: {name: none}
+spec: {replicas: 0, selector: {matchLabels: {set: none}}, template: {metadata: {labels: {set: none}}}}
+";
+
+/// Asks for the metrics until they tell of the machine that is refused, under the name that dashboards use.
+async fn metrics(port: u16) -> Result<String> {
+    let since = Instant::now();
+    loop {
+        let answer = get(port, "/metrics").await?;
+        if answer.contains("\nmapi_instance_create_failed{name=\"refused\"") {
+            return Ok(answer);
+        }
+        ensure!(since.elapsed() < LIMIT, "no failure is told:\n{answer}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,6 +82,9 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
             "127.0.0.1:0",
             "--metrics",
             "127.0.0.1:0",
+            // It would refuse the machine before there is one.
+            "--webhook",
+            "0",
         ])
         .arg("--kubeconfig")
         .arg(plane.kubeconfig())
@@ -73,11 +105,22 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
         let answer = get(port(&log(), "health").context("no health port")?, path).await?;
         ensure!(answer.contains(" 200 ") && answer.ends_with("ok"), "{path}: {answer}");
     }
-    let metrics = get(port(&log(), "metrics").context("no metrics port")?, "/metrics").await?;
+    let manifest = dir.join("machines.yaml");
+    std::fs::write(&manifest, MACHINES)?;
+    let manifest = manifest.display().to_string();
+    plane.kubectl(&["apply", "-n", &namespace, "-f", &manifest]).await?;
+    let metrics = metrics(port(&log(), "metrics").context("no metrics port")?).await?;
     ensure!(
         metrics.contains("capstan_leading 1") && metrics.ends_with("# EOF\n"),
         "{metrics}"
     );
+    let told = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in told.filter_map(|line| line.split(' ').next()) {
+        ensure!(
+            OPERATING.contains(&format!("`{name}`")),
+            "{name} is not in docs/operating.md"
+        );
+    }
     let holder = [
         "get",
         "lease",

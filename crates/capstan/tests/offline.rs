@@ -150,14 +150,60 @@ fn ignitions_own_validator_accepts_every_format_merged_into_every_specification(
 
 #[test]
 fn every_command_explains_itself() {
-    for args in [
-        &["--help"][..],
-        &["check", "--help"],
-        &["disks", "ignition", "--help"],
-        &["completions", "bash"],
-        &["version"],
-    ] {
-        let out = capstan(args, "");
-        assert!(out.status.success() && !out.stdout.is_empty(), "{args:?}");
+    let commands = [
+        (&[][..], "Usage: capstan <COMMAND>"),
+        (&["up"], "Ctrl-C stops everything"),
+        (&["run"], "capstan run --kubeconfig"),
+        (&["sim"], "Simulated clouds"),
+        (&["sim", "azure"], "Azure"),
+        (&["crds"], "kubectl apply --server-side"),
+        (&["check"], "Examples:"),
+        (&["disks"], "data disks"),
+        (&["disks", "ignition"], "--mount"),
+        (&["disks", "cloud-init"], "--mount"),
+        (&["completions"], "source <(capstan completions bash)"),
+        (&["version"], "Print the version"),
+    ];
+    for (command, taught) in commands {
+        let out = capstan(&[command, &["--help"]].concat(), "");
+        // Lines are as long as the terminal is wide.
+        let said = text(&out.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(out.status.success() && said.contains(taught), "{command:?}: {said}");
     }
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = capstan(&["completions", shell], "");
+        assert!(
+            out.status.success() && text(&out.stdout).contains("no-examples"),
+            "{shell}"
+        );
+    }
+    assert!(text(&capstan(&["version"], "").stdout).starts_with("capstan 0."));
+    let unknown = capstan(&["run", "--controllers", "openstack"], "");
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("possible values: openshift, azure-pools, vsphere"));
+}
+
+#[test]
+fn crds_prints_what_is_in_deploy_and_does_not_mind_a_reader_that_leaves() {
+    let printed = capstan_testkit::manifests::parse(&text(&capstan(&["crds"], "").stdout)).unwrap();
+    let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+    let mut kept = capstan_testkit::manifests::read_dir(&deploy).unwrap();
+    let name = |object: &kube::api::DynamicObject| object.metadata.name.clone();
+    kept.sort_by_key(name);
+    let mut sorted = printed;
+    sorted.sort_by_key(name);
+    assert_eq!(
+        serde_json::to_value(&sorted).unwrap(),
+        serde_json::to_value(&kept).unwrap()
+    );
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
+        .arg("crds")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
 }

@@ -188,7 +188,7 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
         &["delete", "vspheremachine/dock-plain", "-n", "vsphere", "--timeout=120s"],
     )
     .await?;
-    ensure!(up.end("-TERM").await?.success());
+    ensure!(up.end("-INT").await?.success());
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

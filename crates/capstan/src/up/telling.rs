@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use capstan_testkit::parts;
+use tracing::warn;
 
 use crate::controllers::Name;
 
@@ -29,25 +30,37 @@ impl Steps {
     }
 }
 
-/// Where `kubectl` is to be found if not in PATH. Blocks while it is built.
-pub fn kubectl_elsewhere() -> Result<Option<PathBuf>> {
+/// Where `kubectl` is.
+pub enum Kubectl {
+    InPath,
+    In(PathBuf),
+    /// Neither there nor to be built; the rest is up all the same.
+    Nowhere,
+}
+
+/// Blocks while it is built.
+pub fn find_kubectl() -> Kubectl {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("kubectl").is_file()) {
-        return Ok(None);
+        return Kubectl::InPath;
     }
-    Ok(parts::KUBECTL.path()?.parent().map(Path::to_owned))
+    match parts::KUBECTL.path() {
+        Ok(program) => Kubectl::In(program.parent().map(Path::to_owned).unwrap_or_default()),
+        Err(error) => {
+            warn!(error = format!("{error:#}"), "no kubectl");
+            Kubectl::Nowhere
+        }
+    }
 }
 
 /// Lines to paste into another terminal: first what sets it up, then three things to try.
-pub fn hints(
-    kubeconfig: &Path,
-    dir: &Path,
-    kubectl: Option<&Path>,
-    controllers: &[Name],
-    examples: bool,
-) -> Vec<String> {
+pub fn hints(kubeconfig: &Path, dir: &Path, kubectl: &Kubectl, controllers: &[Name], examples: bool) -> Vec<String> {
     let mut lines = vec![format!("export KUBECONFIG={}", kubeconfig.display())];
-    lines.extend(kubectl.map(|dir| format!("export PATH=\"$PATH:{}\"", dir.display())));
+    match kubectl {
+        Kubectl::InPath => {}
+        Kubectl::In(dir) => lines.push(format!("export PATH=\"$PATH:{}\"", dir.display())),
+        Kubectl::Nowhere => lines.push("# there is no kubectl yet: https://kubernetes.io/docs/tasks/tools".to_owned()),
+    }
     let kinds: Vec<&str> = controllers
         .iter()
         .map(|name| match name {
@@ -87,4 +100,33 @@ pub fn write_variables(dir: &Path, variables: &[(&str, String)]) -> Result<()> {
         .map(|(name, value)| format!("{name}={value}\n"))
         .collect();
     std::fs::write(dir.join("clouds.env"), lines).context("cannot write clouds.env")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_always_three_things_to_try_after_what_sets_the_terminal_up() {
+        let dir = Path::new("/d");
+        for controllers in [
+            &Name::ALL[..],
+            &[Name::Openshift],
+            &[Name::AzurePools],
+            &[Name::Vsphere],
+        ] {
+            for examples in [true, false] {
+                let lines = hints(&dir.join("kubeconfig"), dir, &Kubectl::InPath, controllers, examples);
+                assert_eq!(lines[0], "export KUBECONFIG=/d/kubeconfig");
+                assert_eq!(lines.len(), 4, "{lines:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_kubectl_of_our_own_is_put_into_the_path_and_a_missing_one_is_said() {
+        let second = |kubectl| hints(Path::new("k"), Path::new("d"), &kubectl, &Name::ALL, true).swap_remove(1);
+        assert_eq!(second(Kubectl::In("/cache".into())), "export PATH=\"$PATH:/cache\"");
+        assert!(second(Kubectl::Nowhere).contains("there is no kubectl yet"));
+    }
 }

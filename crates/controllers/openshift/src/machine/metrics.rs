@@ -8,9 +8,8 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,9 +43,10 @@ struct CapabilityLabels {
 
 #[derive(Clone)]
 pub struct Metrics {
-    create_failed: Family<Failure, Counter>,
-    update_failed: Family<Failure, Counter>,
-    delete_failed: Family<Failure, Counter>,
+    // They only ever rise, but a counter's name would get an ending that dashboards do not know.
+    create_failed: Family<Failure, Gauge>,
+    update_failed: Family<Failure, Gauge>,
+    delete_failed: Family<Failure, Gauge>,
     transitions: Family<Phase, Histogram>,
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kube::Client;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,20 +45,29 @@ pub async fn start(
     client: &Client,
 ) -> Result<Process> {
     let [webhook, health] = free_ports()?;
-    let ca = BASE64_STANDARD.encode(pki.ca());
-    let mut crds = manifests::read_dir(&programs.crds)?;
-    for crd in &mut crds {
-        crd.data["spec"]["conversion"] = json!({
-            "strategy": "Webhook",
-            "webhook": {
-                "clientConfig": {"url": format!("https://127.0.0.1:{webhook}/convert"), "caBundle": ca},
-                "conversionReviewVersions": ["v1"],
-            },
-        });
-    }
-    manifests::install_crds(client, crds).await?;
-
+    let server = Server {
+        port: webhook,
+        ca: BASE64_STANDARD.encode(pki.ca()),
+    };
+    manifests::install_crds(client, server.crds(programs)?).await?;
     pki.serving("cluster-api")?;
+    let mut process = lifeline.start(dir, "cluster-api", command(programs, dir, webhook, health))?;
+    let deadline = Instant::now() + START_TIMEOUT;
+    while !is_healthy(health).await {
+        process.check()?;
+        if Instant::now() > deadline {
+            bail!(
+                "the Cluster API core manager is not ready; see {}",
+                process.log().display()
+            );
+        }
+        tokio::time::sleep(ASK).await;
+    }
+    manifests::apply(client, "default", &server.webhooks(programs)?).await?;
+    Ok(process)
+}
+
+fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Command {
     let mut command = Command::new(&programs.manager);
     command
         .env("KUBECONFIG", dir.join("kubeconfig"))
@@ -71,31 +81,44 @@ pub async fn start(
             "--webhook-key-name=cluster-api.key",
         ])
         .args(["--diagnostics-address=127.0.0.1:0", "--insecure-diagnostics"]);
-    let mut process = lifeline.start(dir, "cluster-api", command)?;
-    let deadline = Instant::now() + START_TIMEOUT;
-    while !is_healthy(health).await {
-        process.check()?;
-        if Instant::now() > deadline {
-            bail!(
-                "the Cluster API core manager is not ready; see {}",
-                process.log().display()
-            );
-        }
-        tokio::time::sleep(ASK).await;
+    command
+}
+
+/// Where the manager answers the API server.
+struct Server {
+    port: u16,
+    ca: String,
+}
+
+impl Server {
+    fn at(&self, path: &str) -> Value {
+        json!({ "url": format!("https://127.0.0.1:{}{path}", self.port), "caBundle": self.ca })
     }
-    let mut webhooks = manifests::read_dir(&programs.webhooks)?;
-    for configuration in &mut webhooks {
-        let entries = configuration.data["webhooks"]
-            .as_array_mut()
-            .context("a configuration without webhooks")?;
-        for entry in entries {
-            let path = entry["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
-            let url = Value::from(format!("https://127.0.0.1:{webhook}{path}"));
-            entry["clientConfig"] = json!({"url": url, "caBundle": ca});
+
+    /// The definitions, converted by the manager.
+    fn crds(&self, programs: &Programs) -> Result<Vec<DynamicObject>> {
+        let mut crds = manifests::read_dir(&programs.crds)?;
+        for crd in &mut crds {
+            crd.data["spec"]["conversion"] = json!({
+                "strategy": "Webhook",
+                "webhook": { "clientConfig": self.at("/convert"), "conversionReviewVersions": ["v1"] },
+            });
         }
+        Ok(crds)
     }
-    manifests::apply(client, "default", &webhooks).await?;
-    Ok(process)
+
+    /// Its admission, which in a cluster goes through a Service.
+    fn webhooks(&self, programs: &Programs) -> Result<Vec<DynamicObject>> {
+        let mut webhooks = manifests::read_dir(&programs.webhooks)?;
+        for configuration in &mut webhooks {
+            let entries = configuration.data["webhooks"].as_array_mut();
+            for entry in entries.context("a configuration without webhooks")? {
+                let path = entry["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
+                entry["clientConfig"] = self.at(path);
+            }
+        }
+        Ok(webhooks)
+    }
 }
 
 /// Asks the manager's own readiness, which includes that its webhooks are served.

@@ -147,14 +147,14 @@ impl ControlPlane {
             // One identity for all its controllers, which in a real cluster have a service account each.
             let identity = pki.client("system:kube-controller-manager", "system:masters")?;
             let config = dir.join("kube-controller-manager.kubeconfig");
-            files::write(&config, kubeconfig(&server, pki.ca(), &identity))?;
+            files::write_private(&config, kubeconfig(&server, pki.ca(), &identity))?;
             let command = controller_manager_command(program, pki, &config);
             self.processes
                 .push(lifeline.start(&dir, "kube-controller-manager", command)?);
         }
         if let Some((program, stages)) = &programs.kwok {
             let config = dir.join("kwok.kubeconfig");
-            files::write(
+            files::write_private(
                 &config,
                 kubeconfig(&server, pki.ca(), &pki.client("kwok", "system:masters")?),
             )?;
@@ -164,7 +164,7 @@ impl ControlPlane {
         if programs.controller_manager.is_some() {
             self.wait_service_account(&admin, deadline).await?;
         }
-        files::write(&self.kubeconfig, admin)?;
+        files::write_private(&self.kubeconfig, admin)?;
         if let Some(program) = &programs.cluster_api {
             let process = clusterapi::start(program, &dir, pki, &lifeline, &self.client().await?).await?;
             self.processes.push(process);

@@ -1,6 +1,8 @@
 //! Where things are kept: a per-user cache outside any clone, so that a second clone starts at once.
 
 use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -47,6 +49,19 @@ pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes what gives access: for the owner's eyes alone, and whole or not at all, since others wait for the file.
+pub fn write_private(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
+    let fresh = path.with_extension("new");
+    let _ = fs::remove_file(&fresh);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let file = File::options().write(true).create_new(true).mode(0o600).open(&fresh);
+    file.and_then(|mut file| file.write_all(text.as_ref()))
+        .and_then(|()| fs::rename(&fresh, path))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The last lines of a log, for an error message.

@@ -84,6 +84,24 @@ const fn kubernetes(name: &'static str, package: &'static str, args: &'static [&
     }
 }
 
+/// A program of which one that is found elsewhere is never used.
+const fn always_built(
+    name: &'static str,
+    module: &'static Module,
+    package: &'static str,
+    ldflags: &'static str,
+) -> Part {
+    Part {
+        name,
+        module,
+        source: Source::Program {
+            package,
+            ldflags,
+            version: None,
+        },
+    }
+}
+
 pub static KUBE_APISERVER: Part = kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", &["--version"]);
 pub static KUBE_CONTROLLER_MANAGER: Part = kubernetes(
     "kube-controller-manager",
@@ -138,68 +156,43 @@ static VCSIM_MODULE: Module = module!("vcsim":
     "go.mod", "go.sum", "main.go", "admin.go", "front.go", "limits.go", "state.go", "templates.go", "world.go");
 
 /// A simulated vCenter: our own main on govmomi's simulator.
-pub static VCSIM: Part = Part {
-    name: "vcsim",
-    module: &VCSIM_MODULE,
-    source: Source::Program {
-        package: ".",
-        ldflags: "",
-        version: None,
-    },
-};
+pub static VCSIM: Part = always_built("vcsim", &VCSIM_MODULE, ".", "");
 
 static FAKEARM_MODULE: Module = module!("fakearm": "go.mod", "go.sum", "main.go", "routes.go", "servers.go");
 
 /// Azure's own typed fakes of Resource Manager, that refuse what its specification does not have.
-pub static FAKEARM: Part = Part {
-    name: "fakearm",
-    module: &FAKEARM_MODULE,
-    source: Source::Program {
-        package: ".",
-        ldflags: "",
-        version: None,
-    },
-};
+pub static FAKEARM: Part = always_built("fakearm", &FAKEARM_MODULE, ".", "");
 
 static PROMTOOL_MODULE: Module = module!("promtool": "go.mod", "go.sum");
 
 /// Prometheus's own test of alerting rules.
-pub static PROMTOOL: Part = Part {
-    name: "promtool",
-    module: &PROMTOOL_MODULE,
-    source: Source::Program {
-        package: "github.com/prometheus/prometheus/cmd/promtool",
-        ldflags: "",
-        version: None,
-    },
-};
+pub static PROMTOOL: Part = always_built(
+    "promtool",
+    &PROMTOOL_MODULE,
+    "github.com/prometheus/prometheus/cmd/promtool",
+    "",
+);
 
 static IGNITION: Module = module!("ignition": "go.mod", "go.sum");
 
 /// Ignition's own check of a config.
-pub static IGNITION_VALIDATE: Part = Part {
-    name: "ignition-validate",
-    module: &IGNITION,
-    source: Source::Program {
-        package: "github.com/coreos/ignition/v2/validate",
-        ldflags: "",
-        version: None,
-    },
-};
+pub static IGNITION_VALIDATE: Part = always_built(
+    "ignition-validate",
+    &IGNITION,
+    "github.com/coreos/ignition/v2/validate",
+    "",
+);
 
 static CAPI: Module = module!("capi": "go.mod", "go.sum");
 
 /// The Cluster API core manager.
-pub static CLUSTER_API: Part = Part {
-    name: "cluster-api",
-    module: &CAPI,
-    source: Source::Program {
-        package: "sigs.k8s.io/cluster-api/core",
-        ldflags: "-X sigs.k8s.io/cluster-api/version.gitVersion=v1.14.2 \
-             -X sigs.k8s.io/cluster-api/version.gitMajor=1 -X sigs.k8s.io/cluster-api/version.gitMinor=14",
-        version: None,
-    },
-};
+pub static CLUSTER_API: Part = always_built(
+    "cluster-api",
+    &CAPI,
+    "sigs.k8s.io/cluster-api/core",
+    "-X sigs.k8s.io/cluster-api/version.gitVersion=v1.14.2 \
+     -X sigs.k8s.io/cluster-api/version.gitMajor=1 -X sigs.k8s.io/cluster-api/version.gitMinor=14",
+);
 
 /// The kinds of `cluster.x-k8s.io` and its neighbours.
 pub static CLUSTER_API_CRDS: Part = Part {

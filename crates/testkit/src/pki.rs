@@ -44,9 +44,9 @@ impl Pki {
         let key = KeyPair::generate()?;
         let ca = params.self_signed(&key)?.pem();
         files::write(&ca_file, &ca)?;
-        files::write(&key_file, key.serialize_pem())?;
+        files::write_private(&key_file, key.serialize_pem())?;
         let service_accounts = KeyPair::generate()?;
-        files::write(&dir.join("sa.key"), service_accounts.serialize_pem())?;
+        files::write_private(&dir.join("sa.key"), service_accounts.serialize_pem())?;
         files::write(&dir.join("sa.pub"), service_accounts.public_key_pem())?;
         let pki = Self {
             dir: dir.to_owned(),
@@ -82,7 +82,7 @@ impl Pki {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         files::write(&self.file(&format!("{name}.crt")), certificate.pem())?;
-        files::write(&self.file(&format!("{name}.key")), key.serialize_pem())
+        files::write_private(&self.file(&format!("{name}.key")), key.serialize_pem())
     }
 
     /// A client certificate for `user` in `group`.

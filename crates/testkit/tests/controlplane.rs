@@ -1,5 +1,6 @@
 //! The control plane itself: it answers as a real one does, and it ends with whoever it was started for.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -87,6 +88,22 @@ async fn nodes_become_ready_pods_run_and_budgets_refuse_evictions() -> Result<()
         Ok(())
     })
     .await?
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn access_is_for_the_owner_alone() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    for name in [
+        "kubeconfig",
+        "kwok.kubeconfig",
+        "pki/ca.key",
+        "pki/sa.key",
+        "pki/apiserver.key",
+    ] {
+        let mode = std::fs::metadata(plane.dir().join(name))?.permissions().mode();
+        ensure!(mode & 0o077 == 0, "{name} has mode {mode:o}");
+    }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

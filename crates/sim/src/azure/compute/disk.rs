@@ -120,65 +120,18 @@ impl World {
     }
 
     fn put_disk(&mut self, call: &Call) -> Reply {
-        let place = Place::of(call);
         let current = self.docs.get(&call.key);
         self.precondition(call, current.map(|doc| doc.version))?;
-        let mut body = match current {
-            Some(doc) => doc.body.clone(),
-            None => call.body.clone(),
-        };
+        let mut body = current.map_or_else(|| call.body.clone(), |doc| doc.body.clone());
         if current.is_some() {
             merge(&mut body, &call.body);
         }
-        let kind = text(&body, "/sku/name").unwrap_or("Standard_LRS").to_owned();
-        let properties = &body["properties"];
-        let gib = properties["diskSizeGB"].as_u64();
-        let Some(gib) = gib.or((text(properties, "/creationData/createOption") != Some("Empty")).then_some(30)) else {
-            return Err(Fail::bad(
-                "InvalidParameter",
-                "Required parameter 'disk.diskSizeGB' is missing (null).",
-            )
-            .target("disk.diskSizeGB"));
-        };
         let given = &call.body["properties"];
-        rules::check_size(&kind, gib, "disk.diskSizeGB")?;
-        rules::performance(
-            &kind,
-            gib,
-            given["diskIOPSReadWrite"].as_u64(),
-            given["diskMBpsReadWrite"].as_u64(),
-            "disk.",
-        )?;
-        if let Some(doc) = current
-            && gib < doc.body["properties"]["diskSizeGB"].as_u64().unwrap_or_default()
-        {
-            return Err(Fail::bad(
-                "ResizeDiskError",
-                format!("New disk size {gib} GB is smaller than the disk's size. Shrinking a disk is not allowed."),
-            ));
-        }
-        if kind == rules::ULTRA && text(&body, "/properties/creationData/createOption") != Some("Empty") {
-            return Err(Fail::parameter(
-                "disk.creationData",
-                "UltraSSD_LRS disks can be created only with the create option Empty.",
-            ));
-        }
+        let (kind, gib) = judge(&body, given, current)?;
         let fresh = current.is_none();
         if fresh {
-            let recipe = Recipe {
-                location: text(&body, "/location").unwrap_or("eastus").into(),
-                zone: text(&body, "/zones/0").map(str::to_owned),
-                kind,
-                gib,
-                option: text(&body, "/properties/creationData/createOption")
-                    .unwrap_or("Empty")
-                    .into(),
-                iops: given["diskIOPSReadWrite"].as_u64(),
-                mbps: given["diskMBpsReadWrite"].as_u64(),
-                encryption_set: text(&body, "/properties/encryption/diskEncryptionSetId").map(str::to_owned),
-                os: text(&body, "/properties/osType").map(str::to_owned),
-            };
-            let mut made = self.make_disk(&place, &recipe).body;
+            let recipe = recipe(&body, given, kind, gib);
+            let mut made = self.make_disk(&Place::of(call), &recipe).body;
             merge(&mut made, &body);
             body = made;
         }
@@ -224,5 +177,51 @@ impl World {
             Answer::empty()
         };
         Ok(self.follow(call, answer, &operation, &location))
+    }
+}
+
+/// What kind of disk it is to be, and how large, if Azure takes it: `given` is what this call says, `body` what comes of it.
+fn judge(body: &Value, given: &Value, current: Option<&Doc>) -> Result<(String, u64), Fail> {
+    let kind = text(body, "/sku/name").unwrap_or("Standard_LRS").to_owned();
+    let empty = text(body, "/properties/creationData/createOption") == Some("Empty");
+    let size = body["properties"]["diskSizeGB"].as_u64();
+    let Some(gib) = size.or((!empty).then_some(30)) else {
+        return Err(Fail::bad(
+            "InvalidParameter",
+            "Required parameter 'disk.diskSizeGB' is missing (null).",
+        )
+        .target("disk.diskSizeGB"));
+    };
+    rules::check_size(&kind, gib, "disk.diskSizeGB")?;
+    let (iops, mbps) = (&given["diskIOPSReadWrite"], &given["diskMBpsReadWrite"]);
+    rules::performance(&kind, gib, iops.as_u64(), mbps.as_u64(), "disk.")?;
+    let before = current.and_then(|doc| doc.body["properties"]["diskSizeGB"].as_u64());
+    if before.is_some_and(|before| gib < before) {
+        return Err(Fail::bad(
+            "ResizeDiskError",
+            format!("New disk size {gib} GB is smaller than the disk's size. Shrinking a disk is not allowed."),
+        ));
+    }
+    if kind == rules::ULTRA && !empty {
+        return Err(Fail::parameter(
+            "disk.creationData",
+            "UltraSSD_LRS disks can be created only with the create option Empty.",
+        ));
+    }
+    Ok((kind, gib))
+}
+
+fn recipe(body: &Value, given: &Value, kind: String, gib: u64) -> Recipe {
+    let word = |pointer: &str| text(body, pointer).map(str::to_owned);
+    Recipe {
+        location: word("/location").unwrap_or_else(|| "eastus".into()),
+        zone: word("/zones/0"),
+        kind,
+        gib,
+        option: word("/properties/creationData/createOption").unwrap_or_else(|| "Empty".into()),
+        iops: given["diskIOPSReadWrite"].as_u64(),
+        mbps: given["diskMBpsReadWrite"].as_u64(),
+        encryption_set: word("/properties/encryption/diskEncryptionSetId"),
+        os: word("/properties/osType"),
     }
 }

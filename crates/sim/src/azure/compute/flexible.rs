@@ -5,7 +5,6 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::azure::operations::Lane;
 use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, same, text};
 use crate::azure::world::{Doc, Effect, World};
@@ -233,19 +232,6 @@ impl World {
                 Effect::VmPower(key, then.to_owned()),
             ));
         }
-        let takes = effects.iter().map(|(takes, _)| *takes).max().unwrap_or_default();
-        effects.push((takes, Effect::SetSettled(set.to_owned(), None)));
-        let location = self
-            .fleets
-            .get(set)
-            .map(|fleet| fleet.location.clone())
-            .unwrap_or_default();
-        let operation = self.begin(call, Lane::Compute, effects, None);
-        let answer = if self.operations[&operation].end.is_some() {
-            Answer::empty()
-        } else {
-            Answer::accepted()
-        };
-        Ok(self.follow(call, answer, &operation, &location))
+        Ok(self.begin_on_set(call, set, effects))
     }
 }

@@ -206,7 +206,7 @@ impl World {
     }
 
     fn act(&mut self, call: &Call, set: &str, ids: &[u64], action: &str) -> Reply {
-        let mut effects = match action {
+        let effects = match action {
             "delete" => self.delete_instances(set, ids),
             "manualupgrade" | "reimage" | "reimageall" => self.renew(set, ids, action),
             action => {
@@ -214,23 +214,25 @@ impl World {
                 self.power_instances(set, ids, now, then)
             }
         };
-        let takes = effects.iter().map(|(takes, _)| *takes).max().unwrap_or_default();
-        effects.push((takes, Effect::SetSettled(set.to_owned(), None)));
         if let Some(doc) = self.docs.get_mut(set).filter(|doc| doc.state() != "Deleting") {
             doc.set_state("Updating");
         }
-        let location = self
-            .fleets
-            .get(set)
-            .map(|fleet| fleet.location.clone())
-            .unwrap_or_default();
+        Ok(self.begin_on_set(call, set, effects))
+    }
+
+    /// Begins an operation of these effects; with the last of them the scale set is at rest again.
+    pub(super) fn begin_on_set(&mut self, call: &Call, set: &str, mut effects: Vec<(Duration, Effect)>) -> Answer {
+        let takes = effects.iter().map(|(takes, _)| *takes).max().unwrap_or_default();
+        effects.push((takes, Effect::SetSettled(set.to_owned(), None)));
+        let fleet = self.fleets.get(set);
+        let location = fleet.map(|fleet| fleet.location.clone()).unwrap_or_default();
         let operation = self.begin(call, Lane::Compute, effects, None);
         let answer = if self.operations[&operation].end.is_some() {
             Answer::empty()
         } else {
             Answer::accepted()
         };
-        Ok(self.follow(call, answer, &operation, &location))
+        self.follow(call, answer, &operation, &location)
     }
 
     /// Explicit deletes ignore protection and lower the capacity.

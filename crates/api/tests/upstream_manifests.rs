@@ -19,7 +19,7 @@ use std::{fs, time::Duration};
 use support::{module, say};
 
 const MODULE: &str = "sigs.k8s.io/cluster-api-provider-azure";
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const KINDS: [&str; 3] = ["AzureMachinePool", "AzureCluster", "AzureClusterIdentity"];
 const FOLDERS: [&str; 4] = [
     "templates",

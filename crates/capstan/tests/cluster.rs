@@ -133,7 +133,7 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
     ensure!(!plane.kubectl(&holder).await?.is_empty(), "nobody holds the lease");
 
     signal(&child, "-TERM")?;
-    let status = wait(&mut child, Duration::from_secs(30))?;
+    let status = wait(&mut child, LIMIT)?;
     ensure!(status.success(), "{status}:\n{}", log());
     ensure!(plane.kubectl(&holder).await?.is_empty(), "the lease was not given back");
     std::fs::remove_dir_all(dir)?;

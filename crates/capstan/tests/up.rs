@@ -26,7 +26,7 @@ async fn up_once_brings_every_example_to_ready_and_leaves_nothing_behind() -> Re
     build_parts().await?;
     let dir = scratch("once");
     let out = capstan()
-        .args(["up", "--once", "--timeout", "90s", "--dir"])
+        .args(["up", "--once", "--timeout", "300s", "--dir"])
         .arg(&dir)
         .output()?;
     let text = String::from_utf8_lossy(&out.stdout);
@@ -109,7 +109,7 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
     build_parts().await?;
     let dir = scratch("again");
     let first = capstan()
-        .args(["up", "--once", "--timeout", "120s", "--dir"])
+        .args(["up", "--once", "--timeout", "300s", "--dir"])
         .arg(&dir)
         .output()?;
     succeeded(&first)?;
@@ -133,14 +133,14 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
             "-n",
             "vsphere",
             "--ignore-not-found",
-            "--timeout=120s",
+            "--timeout=300s",
         ],
     )
     .await?;
     let archive = "machine.machine.openshift.io/archive";
     kubectl(
         &kubeconfig,
-        &["delete", archive, "-n", "openshift-machine-api", "--timeout=120s"],
+        &["delete", archive, "-n", "openshift-machine-api", "--timeout=300s"],
     )
     .await?;
     let set = "machineset.machine.openshift.io/workers";
@@ -185,7 +185,7 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
     kubectl_until(&kubeconfig, &machines, |names| names.lines().count() == 2).await?;
     kubectl(
         &kubeconfig,
-        &["delete", "vspheremachine/dock-plain", "-n", "vsphere", "--timeout=120s"],
+        &["delete", "vspheremachine/dock-plain", "-n", "vsphere", "--timeout=300s"],
     )
     .await?;
     ensure!(up.end("-INT").await?.success());
@@ -225,7 +225,7 @@ async fn a_cluster_that_is_there_gets_the_definitions_and_is_left_without_the_ex
     let logs = complaint.lines().find_map(|line| line.strip_prefix("logs are in "));
     std::fs::remove_dir_all(logs.context("no logs")?)?;
 
-    let said = succeeded(&up("120s").await??)?;
+    let said = succeeded(&up("300s").await??)?;
     let last = said.lines().last().unwrap_or_default();
     ensure!(last.starts_with("ready /"), "the last line is {last:?}");
     let crds = plane.kubectl(&["get", "crds", "-o", "name"]).await?;
@@ -260,7 +260,7 @@ async fn beside_the_real_cluster_api_core_every_example_gets_ready_too() -> Resu
     tokio::task::spawn_blocking(|| parts::CLUSTER_API.path().and(parts::CLUSTER_API_WEBHOOKS.path())).await??;
     let dir = scratch("core");
     let mut command = capstan();
-    command.args(["up", "--once", "--timeout", "150s", "--cluster-api"]);
+    command.args(["up", "--once", "--timeout", "300s", "--cluster-api"]);
     command
         .args(["--controllers", "azure-pools,vsphere", "--dir"])
         .arg(&dir);

@@ -8,7 +8,7 @@ use capstan_core::door::{Doors, Effect, Verdict, World};
 use capstan_kube::lease::{Elector, Fence, Identity, Settings};
 use capstan_testkit::{ControlPlane, Options};
 
-const RENEW_DEADLINE: Duration = Duration::from_secs(3);
+const RENEW_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a program with many threads may take to stand still; with it, still within the lease.
 const STOPPING: Duration = Duration::from_millis(500);
 const LIMIT: Duration = Duration::from_secs(180);
@@ -18,7 +18,7 @@ fn settings(identity: &str) -> Settings {
         namespace: "default".into(),
         name: "capstan".into(),
         identity: Identity::new(identity),
-        duration: Duration::from_secs(5),
+        duration: Duration::from_secs(8),
         renew_deadline: RENEW_DEADLINE,
         retry_period: Duration::from_millis(300),
     }

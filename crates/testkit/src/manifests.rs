@@ -16,8 +16,8 @@ use crate::gobuild;
 
 /// The name under which manifests are applied.
 pub const FIELD_MANAGER: &str = "capstan-local";
-/// A CRD is established within a second; more means that it has a problem.
-const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(30);
+/// A CRD is established within a second on an idle machine; so much more means that it has a problem.
+const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(180);
 /// How often it is looked whether deleted objects are gone.
 const LOOK: Duration = Duration::from_millis(250);
 

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::{collections::BTreeMap, time::Duration};
 
 /// For all cases of one group together; they take a few seconds.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const PARALLEL: usize = 8;
 
 fn resource(kind: &str) -> (ApiResource, bool) {

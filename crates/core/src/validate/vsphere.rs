@@ -11,7 +11,7 @@ use capstan_api::vsphere::{
 use serde_json::Value;
 
 use super::{FieldError, Findings};
-use crate::disks::vsphere::hardware_version;
+use crate::disks::vsphere::{Controller, ControllerKind, Device, Disk, Hardware, Problems, allocate, hardware_version};
 
 /// Windows does not take longer names.
 pub const LONGEST_WINDOWS_NAME: usize = 15;
@@ -25,6 +25,7 @@ pub fn machine(spec: &VSphereMachineSpec) -> Findings {
     let mut errors = Vec::new();
     clone_spec("spec", &spec.clone_spec, &mut errors);
     addresses("spec", &spec.clone_spec.network.devices, &mut errors);
+    room("spec", &spec.clone_spec.data_disks, &mut errors);
     timeout(
         "spec",
         spec.power_off_mode.as_ref(),
@@ -82,6 +83,7 @@ pub fn machine_template(spec: &VSphereMachineTemplateSpec) -> Findings {
         ));
     }
     clone_spec(path, &inner.clone_spec, &mut errors);
+    room(path, &inner.clone_spec.data_disks, &mut errors);
     timeout(
         path,
         inner.power_off_mode.as_ref(),
@@ -289,6 +291,58 @@ fn data_disks(path: &str, disks: &[DataDisk], errors: &mut Vec<FieldError>) {
             let text = format!("dataDisks[{first}] has the same unit of the same controller: choose another");
             errors.push(FieldError::invalid(format!("{path}.unitNumber"), unit, text));
         }
+    }
+}
+
+/// The newest hardware version that limits depend on.
+const NEWEST: u32 = 21;
+
+/// Whether there can be a template whose clones take all disks. Which template it is, is not known here; so nothing is said
+/// of what fits on some, and the clone is checked against the true one.
+fn room(path: &str, disks: &[DataDisk], errors: &mut Vec<FieldError>) {
+    if !errors.is_empty() {
+        return;
+    }
+    let disks: Vec<_> = disks.iter().map(Into::into).collect();
+    let mut least: Option<Problems> = None;
+    for kind in ControllerKind::ALL {
+        match allocate(&template_on(kind), &disks) {
+            Ok(_) => return,
+            Err(problems) if least.as_ref().is_some_and(|least| least.0.len() <= problems.0.len()) => {}
+            Err(problems) => least = Some(problems),
+        }
+    }
+    for problem in least.into_iter().flat_map(|problems| problems.0) {
+        let index = problem.index.unwrap_or_default();
+        let path = format!("{path}.dataDisks[{index}]");
+        let text = format!("whatever the template: {}", problem.text);
+        errors.push(FieldError::invalid(path, problem.name, text));
+    }
+}
+
+/// A template with one disk and nothing else but the two IDE controllers that every machine has.
+fn template_on(kind: ControllerKind) -> Hardware {
+    let controller = |kind: ControllerKind, bus: i32| Controller {
+        key: bus + if kind == ControllerKind::Ide { 200 } else { 1000 },
+        kind,
+        bus,
+        own_unit: kind.own_unit(),
+        pci_slot: None,
+    };
+    let mut controllers = vec![controller(ControllerKind::Ide, 0), controller(ControllerKind::Ide, 1)];
+    if kind != ControllerKind::Ide {
+        controllers.push(controller(kind, 0));
+    }
+    let primary = Device {
+        key: 2000,
+        controller_key: controller(kind, 0).key,
+        unit: Some(0),
+        disk: Some(Disk::default()),
+    };
+    Hardware {
+        version: NEWEST,
+        controllers,
+        devices: vec![primary],
     }
 }
 

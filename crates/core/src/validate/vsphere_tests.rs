@@ -50,6 +50,40 @@ fn every_fault_is_named_with_its_field(#[case] extra: Value, #[case] expected: &
     assert_eq!(errors, expected);
 }
 
+#[rstest]
+#[case::as_many_as_nvme_takes(json!({}), 63, &[])]
+#[case::more_than_any_takes(json!({}), 64, &["spec.dataDisks[63]: Invalid value: \"d63\": whatever the template: NVMe controller 0 has no free unit"])]
+#[case::on_its_own_controller(json!({"controller": {"type": "LSILogic", "bus": 1}}), 15, &[])]
+#[case::too_many_on_it(
+    json!({"controller": {"type": "LSILogic", "bus": 1}}),
+    16,
+    &["spec.dataDisks[15]: Invalid value: \"d15\": whatever the template: LSI Logic SCSI controller 1 has no free unit"],
+)]
+#[case::own_unit_of_some(json!({"unitNumber": 7}), 1, &[])]
+#[case::own_unit(json!({"unitNumber": 7, "controller": {"type": "PVSCSI"}}), 1, &["spec.dataDisks[0]: Invalid value: \"d0\": whatever the template: unitNumber 7 of PVSCSI"])]
+#[case::no_such_unit(json!({"unitNumber": 5, "controller": {"type": "IDE"}}), 1, &["spec.dataDisks[0]: Invalid value: \"d0\": whatever the template: unitNumber 5 does not exist"])]
+#[case::no_such_bus(json!({"controller": {"type": "IDE", "bus": 3}}), 1, &["spec.dataDisks[0]: Invalid value: \"d0\": whatever the template: controller bus 3 does not exist"])]
+fn disks_that_no_template_has_room_for_are_refused(
+    #[case] disk: Value,
+    #[case] count: usize,
+    #[case] expected: &[&str],
+) {
+    let disks: Vec<Value> = (0..count)
+        .map(|n| {
+            let mut disk = disk.clone();
+            disk["name"] = json!(format!("d{n}"));
+            disk["sizeGiB"] = json!(1);
+            disk
+        })
+        .collect();
+    let errors = machine(&spec(json!({"dataDisks": disks}))).errors;
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(errors.len(), expected.len(), "{errors:?}");
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
 #[test]
 fn a_field_without_effect_is_told_of() {
     let network = json!({"devices": [{"networkName": "n", "dhcp4": true}], "preferredAPIServerCidr": "10.0.0.0/8"});

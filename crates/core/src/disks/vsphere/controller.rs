@@ -34,6 +34,16 @@ pub enum Family {
 const SCSI_OWN_UNIT: i32 = 7;
 
 impl ControllerKind {
+    pub const ALL: [Self; 7] = [
+        Self::ParaVirtual,
+        Self::LsiLogic,
+        Self::LsiLogicSas,
+        Self::BusLogic,
+        Self::Sata,
+        Self::Nvme,
+        Self::Ide,
+    ];
+
     pub fn family(self) -> Family {
         match self {
             Self::ParaVirtual | Self::LsiLogic | Self::LsiLogicSas | Self::BusLogic => Family::Scsi,

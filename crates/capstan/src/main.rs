@@ -33,7 +33,12 @@ enum Command {
     #[command(subcommand)]
     Sim(Sim),
     /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
-    Crds,
+    Crds {
+        /// For clusters that are made from a ClusterClass: templates on vSphere are kept from being changed by an admission
+        /// policy, which lets Cluster API's dry runs pass
+        #[arg(long)]
+        cluster_class: bool,
+    },
     Check(check::Check),
     /// Render user data that partitions, formats and mounts data disks
     #[command(subcommand)]
@@ -89,7 +94,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             until_done(run::run(*args))?;
         }
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
-        Command::Crds => crds()?,
+        Command::Crds { cluster_class } => crds(cluster_class)?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
@@ -134,14 +139,20 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     result
 }
 
-fn crds() -> anyhow::Result<()> {
+fn crds(cluster_class: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    for crd in capstan_api::crds() {
-        writeln!(
-            out,
-            "---\n{}",
-            capstan_api::manifest(&crd)?.trim_start_matches("---\n").trim_end()
-        )?;
+    let mut print = |manifest: String| writeln!(out, "---\n{}", manifest.trim_start_matches("---\n").trim_end());
+    if !cluster_class {
+        for crd in capstan_api::crds() {
+            print(capstan_api::manifest(&crd)?)?;
+        }
+        return Ok(());
     }
+    for crd in capstan_api::crds_for_cluster_class() {
+        print(capstan_api::manifest(&crd)?)?;
+    }
+    let (policy, binding) = capstan_api::template_policy();
+    print(capstan_api::manifest(&policy)?)?;
+    print(capstan_api::manifest(&binding)?)?;
     Ok(())
 }

@@ -125,7 +125,9 @@ fn vsphere_kinds() -> Vec<Definition> {
         vsphere_kind::<vsphere::VSphereClusterIdentity>("Who signs in to vCenter, and which namespaces may use it.")
             .column("Ready", "string", ".status.ready")
             .column("Secret", "string", ".spec.secretName")
-            .column("Age", "date", AGE),
+            .column("Reason", "string", READY_REASON)
+            .column("Age", "date", AGE)
+            .wide("Message", "string", READY_MESSAGE),
         vsphere_kind::<vsphere::VSphereFailureDomain>("A place in vCenter that fails as one.")
             .column("Region", "string", ".spec.region.name")
             .column("Zone", "string", ".spec.zone.name")
@@ -135,7 +137,9 @@ fn vsphere_kinds() -> Vec<Definition> {
             .column("Ready", "string", ".status.ready")
             .column("Server", "string", ".spec.server")
             .column("FailureDomain", "string", ".spec.failureDomain")
-            .column("Age", "date", AGE),
+            .column("Reason", "string", READY_REASON)
+            .column("Age", "date", AGE)
+            .wide("Message", "string", READY_MESSAGE),
     ]);
     all
 }

@@ -1,8 +1,10 @@
 //! The CustomResourceDefinitions that Capstan ships, made from the types.
 
+mod cluster_class;
 mod definition;
 mod kinds;
 
+pub use cluster_class::{crds_for_cluster_class, template_policy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
@@ -16,11 +18,11 @@ pub fn file_name(crd: &CustomResourceDefinition) -> String {
     format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural)
 }
 
-/// A definition as a manifest, as `kubectl apply` takes it.
-pub fn manifest(crd: &CustomResourceDefinition) -> Result<String, serde_saphyr::ser::Error> {
+/// A definition, or what goes with it, as a manifest, as `kubectl apply` takes it.
+pub fn manifest(object: &impl serde::Serialize) -> Result<String, serde_saphyr::ser::Error> {
     // Serde's JSON of a definition of our own types does not fail; if it did, the manifest would be empty and the
     // drift test would say so.
-    let mut value = serde_json::to_value(crd).unwrap_or_default();
+    let mut value = serde_json::to_value(object).unwrap_or_default();
     whole_numbers(&mut value);
     serde_saphyr::to_string(&value)
 }

@@ -35,6 +35,9 @@ pub struct Options {
     /// `name=…,controller=…` and so on; empty means one template for each controller type (`pvscsi`, `pvscsi-13`,
     /// `lsi`, `lsisas`, `sata`, `nvme`, `nvme-21`, `ide`, `two-disks`, `no-snapshot`).
     pub templates: Vec<String>,
+    /// `vms=…,hosts=…[,enabled=false]`: groups of the first compute cluster with a rule between them; the hosts' group has
+    /// its first host.
+    pub host_groups: Vec<String>,
     /// The API version that it reports, such as `7.0.3.0`.
     pub api_version: Option<String>,
     /// `method:milliseconds` for other methods.
@@ -59,6 +62,7 @@ impl Default for Options {
             guest_ip_delay: Some(Duration::ZERO),
             unit_limits: true,
             templates: Vec::new(),
+            host_groups: Vec::new(),
             api_version: None,
             method_delays: Vec::new(),
             listen: None,
@@ -276,6 +280,9 @@ fn command(options: &Options) -> Result<Command> {
         .stdout(Stdio::piped());
     for template in &options.templates {
         command.args(["-template", template]);
+    }
+    for group in &options.host_groups {
+        command.args(["-host-group", group]);
     }
     if let Some(version) = &options.api_version {
         command.args(["-api-version", version]);

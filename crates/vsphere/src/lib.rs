@@ -9,8 +9,10 @@
 mod cache;
 mod device;
 mod error;
+mod groups;
 mod inventory;
 mod listing;
+mod modules;
 mod moref;
 mod pbm;
 mod poll;
@@ -18,6 +20,7 @@ mod properties;
 mod rest;
 mod session;
 mod spec;
+mod tags;
 mod task;
 mod tls;
 mod vcenter;
@@ -27,11 +30,13 @@ mod xml;
 
 pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
 pub use error::{Error, Fault, Result};
+pub use groups::Groups;
 pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool};
+pub use modules::Module;
 pub use moref::MoRef;
-pub use rest::{Module, Tag};
 pub use session::{Login, Sessions, Settings, Trust};
 pub use spec::{Allocation, CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
+pub use tags::Tag;
 pub use task::{Task, TaskInfo, TaskState};
 pub use vcenter::{About, Vcenter};
 pub use vm::{GuestNic, PowerState, Snapshot, VmInfo, VmState, VmWatch};
@@ -42,6 +47,7 @@ fn probe_decoders(tree: &xml::Element) {
     fn walk(element: &xml::Element) {
         let _ = Device::read(element).map(|device| hardware(19, &[device]));
         let _ = Fault::localized(element).to_string();
+        let _ = groups::probe(element);
         let _ = Fault::read(Some(element), "").class();
         if let Ok(object) = properties::read_object(element) {
             let _ = TaskInfo::read(&object);

@@ -1,222 +1,28 @@
-//! Tags and cluster modules, which only vCenter's REST API has.
+//! vCenter's REST API, which alone has tags and cluster modules: one session beside that of SOAP, renewed when vCenter has
+//! forgotten it.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::vcenter::Vcenter;
 
 const SESSION: &str = "/rest/com/vmware/cis/session";
-const ASSOCIATION: &str = "/rest/com/vmware/cis/tagging/tag-association";
-const TAG: &str = "/rest/com/vmware/cis/tagging/tag";
-const CATEGORY: &str = "/rest/com/vmware/cis/tagging/category";
-const MODULES: &str = "/rest/vcenter/cluster/modules";
-const MEMBERS: &str = "/rest/vcenter/cluster/modules/vm";
 /// A REST call that has not been answered by then is taken for lost.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// The envelope of every answer.
 #[derive(Deserialize)]
-struct Value<T> {
-    value: T,
+pub(crate) struct Value<T> {
+    pub value: T,
 }
 
-#[derive(Serialize)]
-struct ObjectId<'a> {
-    #[serde(rename = "type")]
-    kind: &'a str,
-    id: &'a str,
-}
-
-#[derive(Serialize)]
-struct OfObject<'a> {
-    object_id: ObjectId<'a>,
-}
-
-#[derive(Serialize)]
-struct Several<'a> {
-    object_id: ObjectId<'a>,
-    tag_ids: &'a [String],
-}
-
-/// A tag as vCenter knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Tag {
-    pub id: String,
-    pub name: String,
-    pub category_id: String,
-}
-
-#[derive(Deserialize)]
-struct Batch {
-    success: bool,
-    #[serde(default)]
-    error_messages: Vec<Message>,
-}
-
-#[derive(Deserialize)]
-struct Message {
-    #[serde(default)]
-    default_message: String,
-}
-
-#[derive(Serialize)]
-struct ModuleSpec<'a> {
-    spec: ModuleCluster<'a>,
-}
-
-#[derive(Serialize)]
-struct ModuleCluster<'a> {
-    cluster: &'a str,
-}
-
-#[derive(Serialize)]
-struct Members<'a> {
-    vms: [&'a str; 1],
-}
-
-#[derive(Deserialize)]
-struct ModuleList {
-    summaries: Vec<Module>,
-}
-
-/// A cluster module: machines that are kept on different hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Module {
-    pub module: String,
-    pub cluster: String,
-}
+/// No body.
+pub(crate) const NOTHING: Option<&()> = None;
 
 impl Vcenter {
-    /// Attaches tags (by id) to a machine; those that it has already are no error.
-    pub async fn attach_tags(&self, vm: &MoRef, tags: &[String]) -> Result<()> {
-        if tags.is_empty() {
-            return Ok(());
-        }
-        let body = Several {
-            object_id: object_id(vm),
-            tag_ids: tags,
-        };
-        let path = format!("{ASSOCIATION}?~action=attach-multiple-tags-to-object");
-        let answer: Value<Batch> = self.rest("POST", &path, Some(&body), true).await?;
-        if answer.value.success {
-            return Ok(());
-        }
-        let messages: Vec<String> = answer
-            .value
-            .error_messages
-            .into_iter()
-            .map(|m| m.default_message)
-            .collect();
-        Err(Error::Invalid {
-            field: "tagIDs",
-            value: tags.join(", "),
-            reason: messages.join("; "),
-        })
-    }
-
-    /// The ids of the tags that a machine has.
-    pub async fn attached_tags(&self, vm: &MoRef) -> Result<Vec<String>> {
-        let body = OfObject {
-            object_id: object_id(vm),
-        };
-        let path = format!("{ASSOCIATION}?~action=list-attached-tags");
-        Ok(self.rest::<Value<_>>("POST", &path, Some(&body), false).await?.value)
-    }
-
-    pub async fn tag(&self, id: &str) -> Result<Tag> {
-        Ok(self
-            .rest::<Value<_>>("GET", &format!("{TAG}/id:{id}"), NOTHING, false)
-            .await?
-            .value)
-    }
-
-    pub async fn create_tag_category(&self, name: &str) -> Result<String> {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            create_spec: Spec<'a>,
-        }
-        #[derive(Serialize)]
-        struct Spec<'a> {
-            name: &'a str,
-            description: &'a str,
-            cardinality: &'a str,
-            associable_types: [&'a str; 0],
-        }
-        let create_spec = Spec {
-            name,
-            description: "",
-            cardinality: "MULTIPLE",
-            associable_types: [],
-        };
-        Ok(self
-            .rest::<Value<_>>("POST", CATEGORY, Some(&Body { create_spec }), true)
-            .await?
-            .value)
-    }
-
-    pub async fn create_tag(&self, category_id: &str, name: &str) -> Result<String> {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            create_spec: Spec<'a>,
-        }
-        #[derive(Serialize)]
-        struct Spec<'a> {
-            name: &'a str,
-            description: &'a str,
-            category_id: &'a str,
-        }
-        let create_spec = Spec {
-            name,
-            description: "",
-            category_id,
-        };
-        Ok(self
-            .rest::<Value<_>>("POST", TAG, Some(&Body { create_spec }), true)
-            .await?
-            .value)
-    }
-
-    pub async fn create_cluster_module(&self, cluster: &MoRef) -> Result<String> {
-        let body = ModuleSpec {
-            spec: ModuleCluster {
-                cluster: cluster.value(),
-            },
-        };
-        Ok(self.rest::<Value<_>>("POST", MODULES, Some(&body), true).await?.value)
-    }
-
-    pub async fn cluster_modules(&self) -> Result<Vec<Module>> {
-        Ok(self
-            .rest::<Value<ModuleList>>("GET", MODULES, NOTHING, false)
-            .await?
-            .value
-            .summaries)
-    }
-
-    pub async fn delete_cluster_module(&self, module: &str) -> Result<()> {
-        self.rest::<serde_json::Value>("DELETE", &format!("{MODULES}/{module}"), NOTHING, true)
-            .await
-            .map(|_| ())
-    }
-
-    /// Makes a machine a member of a module; a member already is no error.
-    pub async fn add_to_cluster_module(&self, module: &str, vm: &MoRef) -> Result<()> {
-        let path = format!("{MEMBERS}/{module}/members?action=add");
-        self.rest::<serde_json::Value>("POST", &path, Some(&Members { vms: [vm.value()] }), true)
-            .await
-            .map(|_| ())
-    }
-
-    pub async fn remove_from_cluster_module(&self, module: &str, vm: &MoRef) -> Result<()> {
-        let path = format!("{MEMBERS}/{module}/members?action=remove");
-        self.rest::<serde_json::Value>("POST", &path, Some(&Members { vms: [vm.value()] }), true)
-            .await
-            .map(|_| ())
-    }
-
     /// A call within the REST session; a session that vCenter has forgotten is renewed once.
-    async fn rest<T: DeserializeOwned>(
+    pub(crate) async fn rest<T: DeserializeOwned>(
         &self,
         method: &str,
         path: &str,
@@ -235,6 +41,17 @@ impl Vcenter {
                 "{method} {path} answered what is not the JSON expected: {cause}"
             ))
         })
+    }
+
+    /// As [`Vcenter::rest`], for a list; an empty one may come as null.
+    pub(crate) async fn rest_list<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Vec<T>> {
+        let answer: Value<Option<Vec<T>>> = self.rest(method, path, body, false).await?;
+        Ok(answer.value.unwrap_or_default())
     }
 
     async fn rest_call(
@@ -305,14 +122,5 @@ impl Vcenter {
         self.through("DELETE", SESSION, false, self.rest_send("DELETE session", request))
             .await
             .map(|_| ())
-    }
-}
-
-const NOTHING: Option<&()> = None;
-
-fn object_id(vm: &MoRef) -> ObjectId<'_> {
-    ObjectId {
-        kind: vm.kind(),
-        id: vm.value(),
     }
 }

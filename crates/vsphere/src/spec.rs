@@ -77,6 +77,14 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    pub(crate) fn read(element: &Element) -> Self {
+        Self {
+            reservation: element.number_at("reservation"),
+            limit: element.number_at("limit"),
+            shares: element.number_at("shares.shares"),
+        }
+    }
+
     fn write(&self, w: &mut Writer, name: &str) {
         if *self == Self::default() {
             return;

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::error::{Error, Fault, Result};
+use crate::groups::Queues;
 use crate::moref::MoRef;
 use crate::session::{Login, REFUSED, Settings, lock};
 use crate::tls;
@@ -65,6 +66,9 @@ pub(crate) struct Inner {
     pub cache: Cache,
     pub watcher: Watcher,
     pub rest: tokio::sync::Mutex<Option<String>>,
+    /// Whose turn it is to ask about cluster modules.
+    pub modules: tokio::sync::Mutex<()>,
+    pub groups: Queues,
     pub pbm: tokio::sync::OnceCell<MoRef>,
     touched: Mutex<tokio::time::Instant>,
 }
@@ -126,6 +130,8 @@ impl Vcenter {
             cache: Cache::default(),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::new(None),
+            modules: tokio::sync::Mutex::default(),
+            groups: Queues::default(),
             pbm: tokio::sync::OnceCell::new(),
             touched: Mutex::new(tokio::time::Instant::now()),
         };

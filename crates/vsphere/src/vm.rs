@@ -4,7 +4,7 @@ use crate::device::{Device, hardware};
 use crate::error::{Error, Result};
 use crate::moref::MoRef;
 use crate::properties::Object;
-use crate::spec::{CloneSpec, ConfigSpec};
+use crate::spec::{Allocation, CloneSpec, ConfigSpec};
 use crate::task::Task;
 use crate::vcenter::{Call, Vcenter};
 use crate::watcher::{Interest, Seen, Urgency};
@@ -39,6 +39,9 @@ const INFO_PATHS: &[&str] = &[
     "config.guestId",
     "config.hardware",
     "config.extraConfig",
+    "config.cpuAllocation",
+    "config.memoryAllocation",
+    "config.nestedHVEnabled",
     "config.files.vmPathName",
     "snapshot",
     "datastore",
@@ -102,6 +105,11 @@ pub struct VmInfo {
     pub num_cpus: i32,
     pub cores_per_socket: i32,
     pub memory_mib: i64,
+    /// In MHz.
+    pub cpu_allocation: Allocation,
+    /// In MiB.
+    pub memory_allocation: Allocation,
+    pub nested_hv: bool,
     pub devices: Vec<Device>,
     pub extra_config: Vec<(String, String)>,
     pub path: String,
@@ -194,6 +202,15 @@ impl VmInfo {
             num_cpus: hardware.number_at("numCPU").unwrap_or_default(),
             cores_per_socket: hardware.number_at("numCoresPerSocket").unwrap_or_default(),
             memory_mib: hardware.number_at("memoryMB").unwrap_or_default(),
+            cpu_allocation: object
+                .get("config.cpuAllocation")
+                .map(Allocation::read)
+                .unwrap_or_default(),
+            memory_allocation: object
+                .get("config.memoryAllocation")
+                .map(Allocation::read)
+                .unwrap_or_default(),
+            nested_hv: object.text("config.nestedHVEnabled") == Some("true"),
             devices: hardware.all("device").filter_map(Device::read).collect(),
             extra_config: object.get("config.extraConfig").map(read_options).unwrap_or_default(),
             path: text("config.files.vmPathName"),

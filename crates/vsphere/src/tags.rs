@@ -1,0 +1,183 @@
+//! Tags: what they are called, in which category, and who carries them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::moref::MoRef;
+use crate::rest::{NOTHING, Value};
+use crate::vcenter::Vcenter;
+
+const ASSOCIATION: &str = "/rest/com/vmware/cis/tagging/tag-association";
+const TAG: &str = "/rest/com/vmware/cis/tagging/tag";
+const CATEGORY: &str = "/rest/com/vmware/cis/tagging/category";
+
+#[derive(Serialize)]
+struct ObjectId<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    id: &'a str,
+}
+
+#[derive(Serialize)]
+struct OfObject<'a> {
+    object_id: ObjectId<'a>,
+}
+
+#[derive(Serialize)]
+struct Several<'a> {
+    object_id: ObjectId<'a>,
+    tag_ids: &'a [String],
+}
+
+#[derive(Serialize)]
+struct OfCategory<'a> {
+    category_id: &'a str,
+}
+
+#[derive(Deserialize)]
+struct Category {
+    name: String,
+}
+
+/// A tag as vCenter knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Tag {
+    pub id: String,
+    pub name: String,
+    pub category_id: String,
+}
+
+#[derive(Deserialize)]
+struct Batch {
+    success: bool,
+    #[serde(default)]
+    error_messages: Vec<Message>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    default_message: String,
+}
+
+impl Vcenter {
+    /// Attaches tags (by id) to an object; those that it has already are no error.
+    pub async fn attach_tags(&self, object: &MoRef, tags: &[String]) -> Result<()> {
+        if tags.is_empty() {
+            return Ok(());
+        }
+        let body = Several {
+            object_id: object_id(object),
+            tag_ids: tags,
+        };
+        let path = format!("{ASSOCIATION}?~action=attach-multiple-tags-to-object");
+        let answer: Value<Batch> = self.rest("POST", &path, Some(&body), true).await?;
+        if answer.value.success {
+            return Ok(());
+        }
+        let messages: Vec<String> = answer
+            .value
+            .error_messages
+            .into_iter()
+            .map(|m| m.default_message)
+            .collect();
+        Err(Error::Invalid {
+            field: "tagIDs",
+            value: tags.join(", "),
+            reason: messages.join("; "),
+        })
+    }
+
+    /// The ids of the tags that an object has.
+    pub async fn attached_tags(&self, object: &MoRef) -> Result<Vec<String>> {
+        let body = OfObject {
+            object_id: object_id(object),
+        };
+        let path = format!("{ASSOCIATION}?~action=list-attached-tags");
+        self.rest_list("POST", &path, Some(&body)).await
+    }
+
+    /// The id of a category, by name.
+    pub async fn tag_category(&self, name: &str) -> Result<Option<String>> {
+        for id in self.rest_list::<String>("GET", CATEGORY, NOTHING).await? {
+            let path = format!("{CATEGORY}/id:{id}");
+            let category: Value<Category> = self.rest("GET", &path, NOTHING, false).await?;
+            if category.value.name == name {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The id of a tag, by the id of its category and its name.
+    pub async fn tag_in_category(&self, category_id: &str, name: &str) -> Result<Option<String>> {
+        let path = format!("{TAG}/id:{category_id}?~action=list-tags-for-category");
+        let body = OfCategory { category_id };
+        for id in self.rest_list::<String>("POST", &path, Some(&body)).await? {
+            if self.tag(&id).await?.name == name {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    pub async fn tag(&self, id: &str) -> Result<Tag> {
+        Ok(self
+            .rest::<Value<_>>("GET", &format!("{TAG}/id:{id}"), NOTHING, false)
+            .await?
+            .value)
+    }
+
+    pub async fn create_tag_category(&self, name: &str) -> Result<String> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            create_spec: Spec<'a>,
+        }
+        #[derive(Serialize)]
+        struct Spec<'a> {
+            name: &'a str,
+            description: &'a str,
+            cardinality: &'a str,
+            associable_types: [&'a str; 0],
+        }
+        let create_spec = Spec {
+            name,
+            description: "",
+            cardinality: "MULTIPLE",
+            associable_types: [],
+        };
+        Ok(self
+            .rest::<Value<_>>("POST", CATEGORY, Some(&Body { create_spec }), true)
+            .await?
+            .value)
+    }
+
+    pub async fn create_tag(&self, category_id: &str, name: &str) -> Result<String> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            create_spec: Spec<'a>,
+        }
+        #[derive(Serialize)]
+        struct Spec<'a> {
+            name: &'a str,
+            description: &'a str,
+            category_id: &'a str,
+        }
+        let create_spec = Spec {
+            name,
+            description: "",
+            category_id,
+        };
+        Ok(self
+            .rest::<Value<_>>("POST", TAG, Some(&Body { create_spec }), true)
+            .await?
+            .value)
+    }
+}
+
+fn object_id(object: &MoRef) -> ObjectId<'_> {
+    ObjectId {
+        kind: object.kind(),
+        id: object.value(),
+    }
+}

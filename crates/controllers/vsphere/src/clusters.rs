@@ -57,6 +57,11 @@ impl Clusters {
             .ok_or_else(|| Error::Waiting(format!("VSphereCluster {name:?} does not exist")))
     }
 
+    /// The vSphere side of the Cluster that an object's label names, if both are known.
+    pub fn infrastructure_behind(&self, object: &impl Resource<DynamicType = ()>) -> Option<Arc<VSphereCluster>> {
+        self.infrastructure_of(self.of(object).ok()?.as_ref()).ok()
+    }
+
     /// Whether an object is to be left alone. One whose cluster is not known is not paused.
     pub fn is_paused(&self, object: &impl Resource<DynamicType = ()>) -> bool {
         has_paused_annotation(object) || self.of(object).is_ok_and(|cluster| cluster.is_paused())

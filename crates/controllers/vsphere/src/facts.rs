@@ -79,6 +79,9 @@ pub fn facts(info: &VmInfo) -> Facts {
         cpus: info.num_cpus,
         cores_per_socket: info.cores_per_socket,
         memory_mib: info.memory_mib,
+        cpu_allocation: found(info.cpu_allocation),
+        memory_allocation: found(info.memory_allocation),
+        nested_hv: info.nested_hv,
         nics: nics.collect(),
         pci_devices: info
             .devices
@@ -247,7 +250,20 @@ fn allocation(wanted: crate::domain::Allocation) -> capstan_vsphere::Allocation 
     }
 }
 
-/// Whether a reconfiguration touches devices, so that what came of it has to be read back.
+fn found(allocation: capstan_vsphere::Allocation) -> crate::domain::Allocation {
+    crate::domain::Allocation {
+        reservation: allocation.reservation,
+        limit: allocation.limit,
+        shares: allocation.shares,
+    }
+}
+
+/// Whether what came of a reconfiguration has to be read back.
+pub fn is_read_back(changes: &Changes) -> bool {
+    touches_devices(changes) || !changes.settings.is_empty()
+}
+
+/// Whether a reconfiguration touches devices.
 pub fn touches_devices(changes: &Changes) -> bool {
     !(changes.add_controllers.is_empty()
         && changes.add_disks.is_empty()

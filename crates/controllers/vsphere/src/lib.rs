@@ -2,6 +2,7 @@
 //!
 //! Decisions are in [`plan`] and in `capstan_core`; this crate observes, asks for a plan, and carries it out.
 
+mod affinity;
 mod cluster;
 mod clusters;
 mod credentials;
@@ -25,6 +26,7 @@ use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, cache};
 use capstan_vsphere::{Sessions, Settings};
 
+use affinity::Affinity;
 use clusters::Clusters;
 pub use credentials::Account;
 use credentials::Credentials;
@@ -39,6 +41,8 @@ pub struct Options {
     pub identity_namespace: String,
     /// The account for clusters that name no identity.
     pub account: Option<Account>,
+    /// Whether the machines of every control plane and MachineDeployment are kept on different hosts, by cluster modules.
+    pub anti_affinity: bool,
 }
 
 impl Default for Options {
@@ -47,12 +51,13 @@ impl Default for Options {
             concurrency: 64,
             identity_namespace: "capstan-system".into(),
             account: None,
+            anti_affinity: false,
         }
     }
 }
 
 impl Options {
-    /// What the environment says: `POD_NAMESPACE`, `VSPHERE_USERNAME` and `VSPHERE_PASSWORD`.
+    /// What the environment says: `POD_NAMESPACE`, `VSPHERE_USERNAME`, `VSPHERE_PASSWORD` and `EXP_NODE_ANTI_AFFINITY`.
     pub fn from_env() -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let defaults = Self::default();
@@ -60,6 +65,7 @@ impl Options {
         Self {
             identity_namespace: variable("POD_NAMESPACE").unwrap_or(defaults.identity_namespace),
             account: account.map(|(username, password)| Account { username, password }),
+            anti_affinity: variable("EXP_NODE_ANTI_AFFINITY").is_some_and(|value| value == "true"),
             ..defaults
         }
     }
@@ -78,9 +84,11 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
     let machines: Cache<Machine> = context.cache();
     let own: Cache<VSphereMachine> = context.cache();
     let vms: Cache<VSphereVM> = context.cache();
+    let affinity = Affinity::new(&context, clusters.clone(), options.anti_affinity);
     let started = async {
         clusters.ready().await?;
         machines.ready().await?;
+        affinity.ready().await?;
         vms.ready().await?;
         Ok::<(), Error>(())
     };
@@ -93,9 +101,22 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         context.cache_cluster_wide(cache::trim),
         context.cache_cluster_wide(cache::trim),
     );
-    let runs_vms = vm::Vms::new(&context, clusters.clone(), credentials.clone(), workloads);
+    let runs_vms = vm::Vms::new(
+        &context,
+        clusters.clone(),
+        credentials.clone(),
+        workloads,
+        affinity.clone(),
+    );
     let runs_machines = machine::Machines::new(&context, clusters.clone(), machines, vms.clone());
-    let runs_clusters = cluster::Infrastructure::new(&context, clusters.clone(), credentials.clone(), own.clone());
+    let runs_clusters = cluster::Infrastructure::new(
+        &context,
+        clusters.clone(),
+        credentials.clone(),
+        own.clone(),
+        vms.clone(),
+        affinity,
+    );
     let runs_zones = cluster::zone::Zones::new(&context, clusters, credentials.clone(), domains);
     let all = tokio::join!(
         runs_vms.run(vms, options.concurrency),

@@ -14,6 +14,8 @@ pub const FAILURE_DOMAINS_AVAILABLE: &str = "FailureDomainsAvailable";
 pub const FAILURE_DOMAIN_VALIDATED: &str = "VSphereFailureDomainValidated";
 /// Whether the folder and the pool of a zone exist.
 pub const PLACEMENT_CONSTRAINT_MET: &str = "PlacementConstraintMet";
+/// Whether the groups of machines that are kept on different hosts are there.
+pub const CLUSTER_MODULES_AVAILABLE: &str = "ClusterModulesAvailable";
 /// Whether an identity's secret is there.
 pub const CREDENTIALS_AVAILABLE: &str = "CredentialsAvailable";
 
@@ -28,6 +30,8 @@ pub const POWERING_ON: &str = "PoweringOn";
 pub const POWERING_ON_FAILED: &str = "PoweringOnFailed";
 pub const TASK_FAILURE: &str = "TaskFailure";
 pub const TAGS_FAILED: &str = "TagsAttachmentFailed";
+pub const VM_GROUP_FAILED: &str = "VMGroupFailed";
+pub const MODULES_FAILED: &str = "ClusterModuleSetupFailed";
 pub const NOT_FOUND: &str = "NotFoundByBIOSUUID";
 pub const DELETING: &str = "Deleting";
 pub const DELETION_FAILED: &str = "DeletionFailed";
@@ -48,5 +52,8 @@ pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.clust
 /// Names the ESXi host that a machine runs on, on its Machine and from there on its Node.
 pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
 pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
+/// Who a Machine belongs to.
+pub const CONTROL_PLANE_NAME_LABEL: &str = "cluster.x-k8s.io/control-plane-name";
+pub const DEPLOYMENT_NAME_LABEL: &str = "cluster.x-k8s.io/deployment-name";
 /// What every provider ID of a machine on vSphere starts with.
 pub const PROVIDER_ID: &str = "vsphere://";

@@ -91,7 +91,7 @@ async fn a_wrong_password_is_told_and_a_right_one_taken_up() -> Result<()> {
 async fn a_machine_goes_where_its_failure_domain_says_and_takes_its_node_along() -> Result<()> {
     let world = World::start(Options::default()).await?;
     let zone = format!("zone-{}", world.namespace);
-    let side = |kind: &str| json!({"name": "a", "type": kind, "tagCategory": "c", "autoConfigure": false});
+    let side = |kind: &str| json!({"name": "a", "type": kind, "tagCategory": "c", "autoConfigure": true});
     let domain: VSphereFailureDomain = serde_json::from_value(json!({
         "metadata": {"name": zone},
         "spec": {"region": side("Datacenter"), "zone": side("ComputeCluster"), "topology": {

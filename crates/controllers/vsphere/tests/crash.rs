@@ -80,19 +80,36 @@ async fn until(killer: &Killer, done: impl Future<Output = Result<()>>) -> Resul
 async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Result<()> {
     let mut world = World::start(Options {
         clone_delay: Duration::from_millis(200),
+        host_groups: vec!["vms=vms-a,hosts=hosts-a".to_owned()],
         ..Options::default()
     })
     .await?;
-    // The cluster is ready before the first machine, so that every effect counted is a machine's.
-    world.machine("warm-up", spec("pvscsi", json!({}))).await?;
+    let zone = world.host_zone("zone", true, "a").await?;
+    world.zone_says(&zone, "").await?;
+    world.anti_affinity = true;
+    world.crash().await;
+    world.run(Doors::default()).await?;
+    let whose = json!({"cluster.x-k8s.io/deployment-name": "md"});
+    let boot = json!({"value": "#cloud-config\n{}\n"});
+    // The cluster and its module are there before the first machine, so that every effect counted is a machine's.
+    let warm_up = spec("pvscsi", json!({"failureDomain": zone}));
+    world
+        .machine_of("warm-up", whose.clone(), warm_up, boot.clone())
+        .await?;
     world.ready("warm-up").await?;
+    world
+        .until::<VSphereVM>("warm-up", |vm| {
+            vm.status.as_ref().is_some_and(|s| s.module_uuid.is_some())
+        })
+        .await?;
     for writes in 1.. {
         world.crash().await;
         let name = format!("m{writes}");
         let killer = Killer::after(writes);
         world.run(Doors::new(vec![killer.clone()])).await?;
-        let wanted = json!({"dataDisks": [{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]});
-        world.machine(&name, spec("pvscsi", wanted)).await?;
+        let disks = json!([{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]);
+        let wanted = spec("pvscsi", json!({"dataDisks": disks, "failureDomain": zone}));
+        world.machine_of(&name, whose.clone(), wanted, boot.clone()).await?;
         let mut reached = until(&killer, async { world.ready(&name).await.map(|_| ()) }).await?;
         if reached == Reached::Done {
             world
@@ -177,7 +194,16 @@ async fn finish(world: &World, name: &str) -> Result<()> {
         assert_eq!(Some(&info.instance_uuid), vm.uid().as_ref());
         assert_eq!(machine.spec.provider_id, Some(format!("vsphere://{}", info.bios_uuid)));
         assert_eq!(disks(&info).iter().map(|disk| disk.0).collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(vm.status.unwrap().task_ref.is_none());
+        let status = vm.status.unwrap();
+        assert!(status.task_ref.is_none());
+        let vcenter = world.vcenter().await?;
+        let members = vcenter
+            .cluster_module_members(&status.module_uuid.context("in no module")?)
+            .await?;
+        assert!(members.iter().any(|id| id == info.reference.value()), "{members:?}");
+        let datacenter = vcenter.datacenter(None).await?;
+        let groups = vcenter.groups(&vcenter.cluster(&datacenter, None).await?).await?;
+        assert!(groups.machines("vms-a").context("no group")?.contains(&info.reference));
         world.delete(name).await?;
     } else {
         world.gone::<VSphereMachine>(name).await?;

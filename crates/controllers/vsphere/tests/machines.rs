@@ -585,6 +585,11 @@ async fn settings_and_devices_of_hosts_are_taken_over_and_the_host_is_told_to_th
         (4, 4),
         "one socket when nothing is said"
     );
+    assert_eq!(
+        (info.cpu_allocation.reservation, info.cpu_allocation.limit),
+        (Some(500), Some(4000))
+    );
+    assert_eq!((info.memory_allocation.shares, info.nested_hv), (Some(2000), true));
     let devices = info.devices.iter();
     let passed_through = devices.filter(|device| matches!(device.kind, DeviceKind::PciPassthrough));
     assert_eq!((passed_through.count(), disks(&info).len()), (2, 2));

@@ -3,20 +3,23 @@
 //! Kept here: a cluster is ready when its vCenter has let us in; it does not go before its machines have gone.
 
 pub mod identity;
+mod modules;
+mod topology;
 pub mod zone;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use capstan_api::ClusterFailureDomain;
 use capstan_api::capi::GROUP;
 use capstan_api::vsphere::{
     VSphereCluster, VSphereClusterIdentity, VSphereClusterStatus, VSphereDeploymentZone, VSphereIdentityKind,
-    VSphereMachine,
+    VSphereMachine, VSphereVM,
 };
 use capstan_core::Class;
 use capstan_kube::conditions::{self, Severity};
+use capstan_kube::expectations::Version;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::{Cache, Context, Next, Reconciler, Recorder, cache};
 use futures::StreamExt;
@@ -26,6 +29,7 @@ use kube::core::SelectorExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
+use crate::affinity::{Affinity, Target};
 use crate::clusters::{Clusters, cluster_name, has_paused_annotation};
 use crate::credentials::Credentials;
 use crate::error::Error;
@@ -37,6 +41,8 @@ const RESYNC: Duration = Duration::from_secs(10 * 60);
 const REFUSED: Duration = Duration::from_secs(60);
 /// What else is wrong is mended in Kubernetes, where all but a namespace's labels is watched.
 const RECHECK: Duration = Duration::from_secs(10);
+/// What keeps modules from being made is mended in vCenter, where we do not see it.
+const MODULES: Duration = Duration::from_secs(60);
 /// Whether machines are left is read from the cache, so that asking again costs nobody anything.
 const GOING: Duration = Duration::from_secs(10);
 
@@ -47,7 +53,11 @@ pub struct Infrastructure {
     clusters: Clusters,
     credentials: Arc<Credentials>,
     machines: Cache<VSphereMachine>,
+    vms: Cache<VSphereVM>,
+    affinity: Affinity,
     zones: Cache<VSphereDeploymentZone>,
+    /// The versions that our last writes of modules made: what was made must not be made again.
+    written: Mutex<HashMap<String, Version>>,
 }
 
 impl Infrastructure {
@@ -56,6 +66,8 @@ impl Infrastructure {
         clusters: Clusters,
         credentials: Arc<Credentials>,
         machines: Cache<VSphereMachine>,
+        vms: Cache<VSphereVM>,
+        affinity: Affinity,
     ) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
@@ -63,7 +75,10 @@ impl Infrastructure {
             clusters,
             credentials,
             machines,
+            vms,
+            affinity,
             zones: context.cache_cluster_wide(cache::trim),
+            written: Mutex::default(),
         })
     }
 
@@ -79,6 +94,7 @@ impl Infrastructure {
             let found: Vec<_> = found.iter().map(|c| ObjectRef::from_obj(c.as_ref())).collect();
             futures::stream::iter(found)
         });
+        let (of_machine, of_vm, affinity) = (self.clusters.clone(), self.clusters.clone(), self.affinity.clone());
         let references = |found: Vec<Arc<VSphereCluster>>| -> Vec<ObjectRef<VSphereCluster>> {
             found
                 .iter()
@@ -99,17 +115,23 @@ impl Infrastructure {
                 });
                 reference.into_iter().collect()
             })
-            .watches(&self.machines, |machine: &VSphereMachine| {
+            .watches(&self.machines, move |machine: &VSphereMachine| {
                 // The last machine to go lets its cluster go.
                 let going = machine.meta().deletion_timestamp.is_some();
-                let name = cluster_name(machine).filter(|_| going);
-                name.map(|name| {
-                    let mut reference = ObjectRef::<VSphereCluster>::new(&name);
-                    reference.namespace = machine.namespace();
-                    reference
-                })
-                .into_iter()
-                .collect()
+                let cluster = going.then(|| of_machine.infrastructure_behind(machine)).flatten();
+                references(cluster.into_iter().collect())
+            })
+            .watches(&self.vms, move |vm: &VSphereVM| {
+                // Whoever is not in its module yet asks for it; the last one to go gives it back.
+                let cluster = of_vm.infrastructure_behind(vm);
+                let cluster = cluster.filter(|cluster| affinity.has_modules(cluster));
+                let concerned = cluster.filter(|cluster| {
+                    let modules = &cluster.spec.cluster_modules;
+                    let inside = vm.status.as_ref().and_then(|status| status.module_uuid.as_deref());
+                    let is_outside = |target: Target| inside.is_none() || target.module(modules) != inside;
+                    vm.meta().deletion_timestamp.is_some() || affinity.target(vm).is_some_and(is_outside)
+                });
+                references(concerned.into_iter().collect())
             })
             .watches(&self.zones, move |zone| {
                 references(of_zone.select(None, |c| {
@@ -139,6 +161,11 @@ impl Infrastructure {
         if has_paused_annotation(own.as_ref()) || cluster.as_ref().is_some_and(|cluster| cluster.is_paused()) {
             return Ok(Next::Wait);
         }
+        let uid = own.uid().unwrap_or_default();
+        let lagging = |written: &Version| own.resource_version().is_some_and(|v| !Version::new(v).shows(written));
+        if self.lock_written().get(&uid).is_some_and(lagging) {
+            return Ok(Next::Wait);
+        }
         let name = owner.name.clone();
         if own.meta().deletion_timestamp.is_some() {
             return self.end(&own, &name).await;
@@ -149,12 +176,14 @@ impl Infrastructure {
     async fn bring_up(&self, own: &VSphereCluster) -> Result<Next, Error> {
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
         patch::add_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
-        let version = match self.credentials.session(own, None, None).await {
-            Ok(vcenter) => vcenter.about().version,
+        let vcenter = match self.credentials.session(own, None, None).await {
+            Ok(vcenter) => vcenter,
             Err(error) if error.is_told() => return self.unavailable(own, error).await,
             Err(error) => return Err(error),
         };
+        let version = vcenter.about().version;
         let (domains, unsettled) = self.failure_domains(own)?;
+        let modules = self.modules(own, &vcenter).await?;
         let first = !own.status.as_ref().is_some_and(|status| status.ready);
         self.write(own, |status, now| {
             let list = &mut status.conditions;
@@ -168,25 +197,19 @@ impl Infrastructure {
                     conditions::mark_false(list, type_, Severity::Info, reason, &text, now)
                 }
             };
+            modules.note(status, now);
             status.failure_domains = domains;
             status.vcenter_version = Some(version.clone());
             status.ready = true;
         })
         .await?;
-        let modules = own.spec.cluster_modules.len();
-        if first && modules > 0 && !own.spec.disable_cluster_module {
-            let text = format!(
-                "spec.clusterModules: the {modules} modules named there are left as they are: nothing is added to them"
-            );
-            self.recorder.warning(own, "FieldIgnored", text).await;
-        }
         if first {
             let server = own.spec.server.clone().unwrap_or_default();
             self.recorder
                 .normal(own, "Ready", format!("vCenter {server} {version} is available"))
                 .await;
         }
-        Ok(Next::After(RESYNC))
+        Ok(Next::After(if modules.is_wrong() { MODULES } else { RESYNC }))
     }
 
     async fn unavailable(&self, own: &VSphereCluster, error: Error) -> Result<Next, Error> {
@@ -251,11 +274,23 @@ impl Infrastructure {
             tracing::info!(cluster, machines = ?names, "waiting for machines to go");
             return Ok(Next::After(GOING));
         }
+        self.remove_modules(own).await?;
         self.release_secret(own).await?;
         self.credentials.forget(own);
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
         patch::remove_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
+        self.lock_written().remove(&own.uid().unwrap_or_default());
         Ok(Next::Wait)
+    }
+
+    fn note(&self, written: &VSphereCluster) {
+        if let (Some(uid), Some(version)) = (written.uid(), written.resource_version()) {
+            self.lock_written().insert(uid, Version::new(version));
+        }
+    }
+
+    fn lock_written(&self) -> MutexGuard<'_, HashMap<String, Version>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A finalizer that another controller once put on the secret would keep it for ever.

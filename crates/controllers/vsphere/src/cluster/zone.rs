@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::vsphere::{VSphereDeploymentZone, VSphereFailureDomain, VSphereFailureDomainSpec};
+use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain};
 use capstan_core::validate::vsphere::failure_domain;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::{self, Lock};
@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
+use super::topology::{self, Fault};
 use crate::clusters::Clusters;
 use crate::credentials::Credentials;
 use crate::error::Error;
@@ -30,9 +31,6 @@ pub struct Zones {
     credentials: Arc<Credentials>,
     domains: Cache<VSphereFailureDomain>,
 }
-
-/// Which condition is false, why, and what is said.
-type Fault = (&'static str, &'static str, String);
 
 impl Zones {
     pub fn new(
@@ -76,11 +74,17 @@ impl Zones {
             patch::remove_finalizer(&api, own.as_ref(), terms::OLD_ZONE_FINALIZER).await?;
             return Ok(Next::Wait);
         }
+        if self.is_anothers(&own) {
+            return Ok(Next::Wait);
+        }
         let fault = match self.check(&own).await {
             Ok(fault) => fault,
-            Err(error) if error.is_told() => {
-                Some((terms::VCENTER_AVAILABLE, terms::VCENTER_UNREACHABLE, error.to_string()))
-            }
+            Err(error) if error.is_told() => Some(Fault {
+                condition: terms::VCENTER_AVAILABLE,
+                reason: terms::VCENTER_UNREACHABLE,
+                text: error.to_string(),
+                severity: Severity::Error,
+            }),
             Err(error) => return Err(error),
         };
         let now = Timestamp::now();
@@ -92,15 +96,17 @@ impl Zones {
             terms::FAILURE_DOMAIN_VALIDATED,
         ];
         for type_ in all {
-            match fault.as_ref().filter(|(false_one, ..)| *false_one == type_) {
-                Some((_, reason, text)) => {
-                    conditions::mark_false(&mut status.conditions, type_, Severity::Error, reason, text, now);
+            match fault.as_ref().filter(|fault| fault.condition == type_) {
+                Some(fault) => {
+                    let (list, severity) = (&mut status.conditions, fault.severity);
+                    conditions::mark_false(list, type_, severity, fault.reason, &fault.text, now);
                     break;
                 }
                 None => conditions::mark_true(&mut status.conditions, type_, now),
             };
         }
-        status.ready = Some(fault.is_none());
+        // What is only warned of keeps nobody out.
+        status.ready = Some(fault.as_ref().is_none_or(|fault| fault.severity != Severity::Error));
         conditions::summarize(&mut status.conditions, &all, now);
         patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
         Ok(Next::After(if fault.is_none() { RESYNC } else { RECHECK }))
@@ -108,110 +114,36 @@ impl Zones {
 
     async fn check(&self, own: &VSphereDeploymentZone) -> Result<Option<Fault>, Error> {
         let name = own.spec.failure_domain.clone().unwrap_or_default();
-        let validated = terms::FAILURE_DOMAIN_VALIDATED;
         let Some(domain) = self.domains.get(None, &name) else {
             let text = format!("VSphereFailureDomain {name:?} does not exist");
-            return Ok(Some((validated, "FailureDomainNotFound", text)));
+            return Ok(Some(Fault::of_domain("FailureDomainNotFound", text)));
         };
         let findings = failure_domain(&domain.spec);
         if !findings.is_ok() {
-            return Ok(Some((validated, "FailureDomainInvalid", findings.message())));
+            return Ok(Some(Fault::of_domain("FailureDomainInvalid", findings.message())));
         }
         let vcenter = self.session(own).await?;
-        let placed = placement(&vcenter, own, &domain.spec).await?;
-        Ok(match placed {
-            Some(fault) => Some(fault),
-            None => topology(&vcenter, &domain.spec).await?,
-        })
+        topology::check(&vcenter, &own.spec.placement_constraint, &domain.spec).await
+    }
+
+    /// Zones belong to no namespace. Whoever works in one alone leaves those to others that none of its clusters can use.
+    fn is_anothers(&self, own: &VSphereDeploymentZone) -> bool {
+        self.context.namespace.is_some() && self.on_same_server(own).is_empty()
+    }
+
+    fn on_same_server(&self, own: &VSphereDeploymentZone) -> Vec<Arc<VSphereCluster>> {
+        let all = &self.clusters.infrastructure;
+        let mut same = all.select(None, |cluster| cluster.spec.server == own.spec.server);
+        same.sort_by_key(|cluster| (cluster.namespace(), cluster.name_any()));
+        same
     }
 
     /// In the name of a cluster on the same server, or of the default account.
     async fn session(&self, own: &VSphereDeploymentZone) -> Result<Vcenter, Error> {
         let server = own.spec.server.clone().unwrap_or_default();
-        let same = self
-            .clusters
-            .infrastructure
-            .select(None, |cluster| cluster.spec.server == own.spec.server);
-        match same.first() {
+        match self.on_same_server(own).first() {
             Some(cluster) => self.credentials.session(cluster, Some(&server), None).await,
             None => self.credentials.session(&Default::default(), Some(&server), None).await,
         }
-    }
-}
-
-/// Turns what is missing into a fault; anything else is an error.
-fn missing<T>(
-    result: capstan_vsphere::Result<T>,
-    type_: &'static str,
-    reason: &'static str,
-) -> Result<Option<Fault>, Error> {
-    match result {
-        Ok(_) => Ok(None),
-        Err(error @ (capstan_vsphere::Error::NotFound { .. } | capstan_vsphere::Error::Ambiguous { .. })) => {
-            Ok(Some((type_, reason, error.to_string())))
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-async fn placement(
-    vcenter: &Vcenter,
-    own: &VSphereDeploymentZone,
-    domain: &VSphereFailureDomainSpec,
-) -> Result<Option<Fault>, Error> {
-    let datacenter = match vcenter.datacenter(Some(&domain.topology.datacenter)).await {
-        Ok(datacenter) => datacenter,
-        Err(error) => return missing::<()>(Err(error), terms::FAILURE_DOMAIN_VALIDATED, "DatacenterNotFound"),
-    };
-    let (met, constraint) = (terms::PLACEMENT_CONSTRAINT_MET, &own.spec.placement_constraint);
-    if let Some(pool) = constraint.resource_pool.as_deref().filter(|pool| !pool.is_empty()) {
-        let found = vcenter.resource_pool(&datacenter, Some(pool)).await;
-        if let Some(fault) = missing(found, met, "ResourcePoolNotFound")? {
-            return Ok(Some(fault));
-        }
-    }
-    if let Some(folder) = constraint.folder.as_deref().filter(|folder| !folder.is_empty()) {
-        return missing(
-            vcenter.vm_folder(&datacenter, Some(folder)).await,
-            met,
-            "FolderNotFound",
-        );
-    }
-    Ok(None)
-}
-
-async fn topology(vcenter: &Vcenter, domain: &VSphereFailureDomainSpec) -> Result<Option<Fault>, Error> {
-    let (validated, topology) = (terms::FAILURE_DOMAIN_VALIDATED, &domain.topology);
-    let datacenter = vcenter.datacenter(Some(&topology.datacenter)).await?;
-    if let Some(cluster) = topology
-        .compute_cluster
-        .as_deref()
-        .filter(|cluster| !cluster.is_empty())
-    {
-        let found = vcenter.cluster(&datacenter, Some(cluster)).await;
-        if let Some(fault) = missing(found, validated, "ComputeClusterNotFound")? {
-            return Ok(Some(fault));
-        }
-    }
-    let configured = topology
-        .network_configurations
-        .iter()
-        .map(|network| &network.network_name);
-    for network in topology.networks.iter().chain(configured) {
-        if let Some(fault) = missing(
-            vcenter.network(&datacenter, network).await,
-            validated,
-            "NetworkNotFound",
-        )? {
-            return Ok(Some(fault));
-        }
-    }
-    match topology.datastore.as_deref().filter(|datastore| !datastore.is_empty()) {
-        Some(datastore) => missing(
-            vcenter.datastore(&datacenter, Some(datastore)).await,
-            validated,
-            "DatastoreNotFound",
-        ),
-        None => Ok(None),
     }
 }

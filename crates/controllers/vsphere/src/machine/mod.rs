@@ -203,16 +203,6 @@ impl Machines {
             Some(existing) => existing,
             None => match api.create(&PostParams::default(), &wanted).await {
                 Ok(made) => {
-                    let group = zone.as_ref().and_then(|zone| zone.domain.topology.hosts.as_ref());
-                    if let Some(group) = group {
-                        let text = format!(
-                            "failure domain {:?}: topology.hosts.vmGroupName: put virtual machine {name:?} into VM group {:?} \
-                             by hand or by a DRS rule, it is not done here",
-                            wanted_zone.as_deref().unwrap_or_default(),
-                            group.vm_group_name
-                        );
-                        self.recorder.warning(own, "FieldIgnored", text).await;
-                    }
                     let made = Arc::new(made);
                     let uid = own.uid().unwrap_or_default();
                     lock(&self.made).insert(uid, (made.clone(), Instant::now()));
@@ -453,7 +443,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The name of the Machine that owns this object.
-fn machine_name(own: &VSphereMachine) -> Option<String> {
+pub fn machine_name(own: &VSphereMachine) -> Option<String> {
     let is_core = |api_version: &str| api_version.split('/').next() == Some(GROUP);
     let owners = own.owner_references().iter();
     let mut machines = owners.filter(|owner| owner.kind == "Machine" && is_core(&owner.api_version));

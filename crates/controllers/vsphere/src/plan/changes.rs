@@ -12,7 +12,7 @@ use capstan_core::disks::vsphere::{
 
 use super::guestinfo;
 use super::metadata;
-use crate::domain::{Facts, Memory, UserData, Wanted};
+use crate::domain::{Facts, Memory, Power, UserData, Wanted};
 
 /// What to change on a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +30,9 @@ pub struct Changes {
     pub cpus: Option<i32>,
     pub cores_per_socket: Option<i32>,
     pub memory_mib: Option<i64>,
+    /// Reservations, limits, shares and the like that are not as asked for, each with its field and value. Every
+    /// reconfiguration carries them all.
+    pub settings: Vec<String>,
     /// What vCenter left out although its task succeeded, each with its name.
     pub dropped: Vec<String>,
     /// What no reconfiguration can put right.
@@ -123,8 +126,44 @@ pub fn changes(
         .cores_per_socket
         .filter(|cores| *cores > 0 && *cores != facts.cores_per_socket);
     changes.memory_mib = (facts.memory_mib != wanted.memory_mib).then_some(wanted.memory_mib);
+    if facts.power != Power::On {
+        changes.settings = settings(wanted, facts);
+    }
     changes.extra_config = extra_config(wanted, user, memory, facts, &changes);
     changes
+}
+
+/// What of the settings that no device carries is otherwise than asked for.
+fn settings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut check = |field: &str, has: Option<i64>, wants: Option<i64>| {
+        if let Some(wants) = wants.filter(|wants| has != Some(*wants)) {
+            let has = has.map_or("unset".to_owned(), |has| has.to_string());
+            found.push(format!("{field} is {has} instead of {wants}"));
+        }
+    };
+    let (cpu, memory) = (&wanted.cpu_allocation, &wanted.memory_allocation);
+    let (has_cpu, has_memory) = (&facts.cpu_allocation, &facts.memory_allocation);
+    check("resources.requests.cpu (MHz)", has_cpu.reservation, cpu.reservation);
+    check("resources.limits.cpu (MHz)", has_cpu.limit, cpu.limit);
+    check(
+        "resources.shares.cpu",
+        has_cpu.shares.map(Into::into),
+        cpu.shares.map(Into::into),
+    );
+    // Devices of a host need all of the memory reserved, whatever was asked for.
+    let reservation = memory.reservation.filter(|_| wanted.pci.is_empty());
+    check("resources.requests.memory (MiB)", has_memory.reservation, reservation);
+    check("resources.limits.memory (MiB)", has_memory.limit, memory.limit);
+    check(
+        "resources.shares.memory",
+        has_memory.shares.map(Into::into),
+        memory.shares.map(Into::into),
+    );
+    if let Some(nested) = wanted.nested_hv.filter(|nested| *nested != facts.nested_hv) {
+        found.push(format!("nestedHV is {} instead of {nested}", facts.nested_hv));
+    }
+    found
 }
 
 fn disks(wanted: &Wanted, memory: &Memory, facts: &Facts, changes: &mut Changes) {

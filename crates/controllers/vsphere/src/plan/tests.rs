@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rstest::rstest;
 
 use super::*;
-use crate::domain::{GuestNic, NetworkDevice, Nic, PowerOff};
+use crate::domain::{Allocation, GuestNic, NetworkDevice, Nic, PowerOff};
 
 pub fn wanted() -> Wanted {
     Wanted {
@@ -172,6 +172,39 @@ fn a_disk_that_is_larger_than_asked_for_is_not_ours_and_nothing_is_started() {
         panic!("a disk cannot shrink")
     };
     assert!(text.contains("dataDisks[0] \"images\""), "{text}");
+}
+
+#[test]
+fn settings_that_vcenter_dropped_are_named_and_sent_again_before_the_first_power_on() {
+    let mut wanted = wanted();
+    wanted.cpu_allocation = Allocation {
+        reservation: Some(500),
+        limit: Some(4000),
+        shares: None,
+    };
+    wanted.memory_allocation.shares = Some(2000);
+    wanted.nested_hv = Some(true);
+    let mut facts = finished();
+    facts.cpu_allocation.limit = Some(-1);
+    facts.memory_allocation.shares = Some(2000);
+    let next = |facts: &Facts| plan(&wanted, &networks(), Some(&user()), &memory(), Some(facts));
+    let Step::Reconfigure(changes) = next(&facts) else {
+        panic!("{:?}", next(&facts));
+    };
+    let expected = [
+        "resources.requests.cpu (MHz) is unset instead of 500",
+        "resources.limits.cpu (MHz) is -1 instead of 4000",
+        "nestedHV is false instead of true",
+    ];
+    assert_eq!(changes.settings, expected);
+    facts.power = Power::On;
+    assert!(
+        matches!(next(&facts), Step::AwaitAddresses(_)),
+        "they cannot be changed any more"
+    );
+    facts.power = Power::Off;
+    (facts.cpu_allocation, facts.nested_hv) = (wanted.cpu_allocation, true);
+    assert_eq!(next(&facts), Step::PowerOn);
 }
 
 #[test]

@@ -286,10 +286,11 @@ impl Vms {
         if noted == Some(started.task.as_str()) || working.task_over || started.task.is_empty() {
             return Ok(());
         }
+        let text = tell::cloning(vm);
         self.write(vm, working, |status, now| {
             status.task_ref = Some(started.task.clone());
             started.note(status);
-            tell::in_progress(status, terms::CLONING, "", now);
+            tell::in_progress(status, terms::CLONING, &text, now);
         })
         .await
     }

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
 
-use super::working::{News, Purpose, Working};
+use super::working::{Job, News, Purpose, Working};
 use super::{RECHECK, Vms, tell};
 use crate::clusters::cluster_name;
 use crate::domain::PowerOff;
@@ -31,7 +31,8 @@ impl Vms {
         if !vm.finalizers().iter().any(|finalizer| finalizer == terms::VM_FINALIZER) {
             return Ok(None);
         }
-        if working.job.as_ref().is_some_and(|job| job.purpose == Purpose::Address) {
+        let in_vain = |job: &Job| matches!(job.purpose, Purpose::Address | Purpose::Group);
+        if working.job.as_ref().is_some_and(in_vain) {
             working.job = None;
         }
         if self.is_ending(vm, working).await? {
@@ -151,6 +152,7 @@ impl Vms {
                 Ok(self.await_task(vm, working, Purpose::Detach, task))
             }
             Farewell::Destroy => {
+                self.leave_module(vm, working, vcenter, reference).await;
                 let task = vcenter.destroy(reference).await.map_err(failed)?;
                 Ok(self.await_task(vm, working, Purpose::Destroy, task))
             }

@@ -4,6 +4,7 @@
 //! before anything is cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
 //! waiter asks for the next pass when there is news.
 
+mod affinity;
 mod clone;
 mod end;
 mod pools;
@@ -24,6 +25,7 @@ use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
+use crate::affinity::Affinity;
 use crate::clusters::{Clusters, cluster_name};
 use crate::credentials::Credentials;
 use crate::domain::{Facts, Memory, Wanted};
@@ -51,6 +53,7 @@ pub struct Vms {
     clusters: Clusters,
     credentials: Arc<Credentials>,
     workloads: Workloads,
+    affinity: Affinity,
     desk: Desk,
     ipam: Ipam,
     trigger: OnceLock<Trigger<VSphereVM>>,
@@ -63,6 +66,7 @@ impl Vms {
         clusters: Clusters,
         credentials: Arc<Credentials>,
         workloads: Workloads,
+        affinity: Affinity,
     ) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
@@ -70,6 +74,7 @@ impl Vms {
             clusters,
             credentials,
             workloads,
+            affinity,
             desk: Desk::default(),
             ipam: Ipam::default(),
             trigger: OnceLock::new(),
@@ -81,6 +86,7 @@ impl Vms {
     pub async fn run(self: Arc<Self>, cache: Cache<VSphereVM>, concurrency: u16) {
         let (by_infrastructure, by_cluster, by_secret) = (cache.clone(), cache.clone(), cache.clone());
         let clusters = self.clusters.clone();
+        let affinity = self.affinity.clone();
         let (with_secrets, credentials) = (self.clusters.clone(), self.credentials.clone());
         let secrets = self.credentials.changes().flat_map(move |secret| {
             let needs = |vm: &VSphereVM| {
@@ -100,7 +106,9 @@ impl Vms {
                     let cluster = clusters.of(vm).and_then(|cluster| clusters.infrastructure_of(&cluster));
                     cluster.is_ok_and(|cluster| cluster.name_any() == changed.name_any())
                 };
-                let found = by_infrastructure.select(changed.namespace().as_deref(), |vm| is_busy(vm) && of_it(vm));
+                let found = by_infrastructure.select(changed.namespace().as_deref(), |vm| {
+                    of_it(vm) && (is_busy(vm) || affinity.is_outside(vm))
+                });
                 found.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
             })
             .watches(&self.clusters.clusters, move |changed| {
@@ -153,7 +161,8 @@ impl Vms {
             return Err(Error::Spec(findings.message()));
         }
         let ready = vm.status.as_ref().is_some_and(|status| status.ready);
-        let looked = working.looked.filter(|(_, by)| ready && *by == marks(vm));
+        let settled = ready && !self.affinity.is_outside(vm);
+        let looked = working.looked.filter(|(_, by)| settled && *by == marks(vm));
         if let Some(ago) = looked.map(|(at, _)| at.elapsed()).filter(|ago| *ago < RESYNC) {
             return Ok(Next::After(RESYNC - ago));
         }
@@ -242,6 +251,10 @@ impl Vms {
                 .map_err(|error| tell::because(terms::TAGS_FAILED, error))?;
         }
         working.tagged = true;
+        if let Some(next) = self.join_group(vm, working, vcenter, reference).await? {
+            return Ok(next);
+        }
+        self.join_module(vm, working, vcenter, reference).await;
         let task = vcenter
             .power_on(reference)
             .await
@@ -268,6 +281,13 @@ impl Vms {
                 changes.dropped.join("; ")
             };
             return Err(Error::Spec(format!("{text}, and a reconfiguration did not help")));
+        }
+        if !changes.settings.is_empty() {
+            let text = format!(
+                "{}, and a reconfiguration did not help: the machine goes on as it is",
+                changes.settings.join("; ")
+            );
+            self.recorder.warning(vm.as_ref(), "SettingsDropped", text).await;
         }
         let Some(reference) = working.reference.clone() else {
             return Ok(Next::Wait);
@@ -335,12 +355,21 @@ impl Vms {
             }
             (Purpose::Reconfigure(changes), News::Task(Ok(_))) => {
                 working.mended.extend(changes.dropped.clone());
-                match working.facts.as_mut().filter(|_| !facts::touches_devices(&changes)) {
+                match working.facts.as_mut().filter(|_| !facts::is_read_back(&changes)) {
                     Some(facts) => apply(&changes, facts),
                     None => working.stale(),
                 }
                 working.tried = Some(changes);
                 Ok(())
+            }
+            (Purpose::Group, News::Task(Ok(_))) => {
+                working.grouped = true;
+                Ok(())
+            }
+            // What is missing is the group, not the machine.
+            (Purpose::Group, News::Task(Err(error))) => {
+                working.stale();
+                Err(tell::because(terms::VM_GROUP_FAILED, error))
             }
             (Purpose::PowerOn, News::Task(Ok(_))) => {
                 if let Some(facts) = working.facts.as_mut() {
@@ -422,17 +451,26 @@ impl Vms {
 
     /// Leaves a waiter behind that asks for a pass when the task has ended.
     fn await_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, purpose: Purpose, task: Task) -> Next {
+        self.await_work(vm, working, purpose, async move { task.wait().await })
+    }
+
+    /// The same for anything that gives what a task does.
+    fn await_work(
+        self: &Arc<Self>,
+        vm: &Arc<VSphereVM>,
+        working: &mut Working,
+        purpose: Purpose,
+        work: impl Future<Output = capstan_vsphere::Result<Option<MoRef>>> + Send + 'static,
+    ) -> Next {
         let this = self.clone();
         let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
         let waiter = tokio::spawn(async move {
-            let result = {
-                let wait = std::pin::pin!(task.wait());
-                match tokio::time::timeout(SLOW, wait).await {
-                    Ok(result) => result,
-                    Err(_) => {
-                        this.report(&uid, &object, News::Slow);
-                        task.wait().await
-                    }
+            let mut work = std::pin::pin!(work);
+            let result = match tokio::time::timeout(SLOW, work.as_mut()).await {
+                Ok(result) => result,
+                Err(_) => {
+                    this.report(&uid, &object, News::Slow);
+                    work.await
                 }
             };
             this.report(&uid, &object, News::Task(result));
@@ -543,6 +581,7 @@ fn reason_of(purpose: &Purpose) -> &'static str {
     match purpose {
         Purpose::Clone | Purpose::OtherClones => terms::CLONING_FAILED,
         Purpose::PowerOn => terms::POWERING_ON_FAILED,
+        Purpose::Group => terms::VM_GROUP_FAILED,
         Purpose::PowerOff | Purpose::Detach | Purpose::Destroy | Purpose::Shutdown => terms::DELETION_FAILED,
         Purpose::Upgrade | Purpose::Reconfigure(_) | Purpose::Address => terms::TASK_FAILURE,
     }

@@ -28,6 +28,16 @@ pub fn because(reason: &'static str, error: capstan_vsphere::Error) -> Error {
     Error::Step { reason, error }
 }
 
+/// What is said from the start of a clone on; what follows it is told by itself only where it takes long.
+pub fn cloning(vm: &VSphereVM) -> String {
+    let spec = &vm.spec.clone_spec;
+    format!(
+        "cloning template {:?} with {} data disks; then it is set up, powered on and waits for an address",
+        spec.template,
+        spec.data_disks.len()
+    )
+}
+
 /// Says that something is under way.
 pub fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, now: Timestamp) {
     // Whoever gets this far has been let in.
@@ -85,12 +95,12 @@ impl Vms {
         let Some(purpose) = working.job.as_ref().map(|job| job.purpose.clone()) else {
             return Ok(());
         };
-        let template = &vm.spec.clone_spec.template;
         let (reason, text) = match purpose {
             Purpose::OtherClones => (terms::CLONING, "waiting for clones that are under way".into()),
-            Purpose::Clone => (terms::CLONING, format!("cloning template {template:?}")),
+            Purpose::Clone => (terms::CLONING, cloning(vm)),
             Purpose::Upgrade => (terms::CLONING, "upgrading the virtual hardware".into()),
             Purpose::Reconfigure(_) => (terms::CLONING, "setting up devices and metadata".into()),
+            Purpose::Group => (terms::CLONING, "joining the VM group of its failure domain".into()),
             Purpose::PowerOn => (terms::POWERING_ON, "powering on".into()),
             Purpose::Address => (
                 terms::WAITING_FOR_IP,
@@ -149,6 +159,8 @@ impl Vms {
             Some(host) => vcenter.name_of(&host).await.ok(),
             None => None,
         };
+        self.join_module(vm, working, vcenter, reference).await;
+        let module = working.module.clone();
         let memory = self.memory(vm, working);
         let listed = list(&facts.hardware, &wanted.disks, &memory.placements);
         let keys: Vec<Option<i32>> = listed
@@ -174,6 +186,7 @@ impl Vms {
             status.host = host.or(status.host.take());
             status.vm_ref = Some(reference.to_string());
             status.task_ref = None;
+            status.module_uuid = module.or(status.module_uuid.take());
             status.addresses = report.addresses.clone();
             status.network = from_api::network_status(&report);
             (status.failure_reason, status.failure_message) = (None, None);
@@ -190,6 +203,7 @@ impl Vms {
         let kept = Working {
             written: working.written.take(),
             reference: Some(reference.clone()),
+            module: working.module.take(),
             ..Working::default()
         };
         *working = Working {

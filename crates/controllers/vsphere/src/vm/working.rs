@@ -22,6 +22,8 @@ pub enum Purpose {
     OtherClones,
     Upgrade,
     Reconfigure(Box<Changes>),
+    /// Membership of a VM group.
+    Group,
     PowerOn,
     Address,
     Shutdown,
@@ -99,6 +101,10 @@ pub struct Working {
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
+    /// It is in the VM group of its failure domain.
+    pub grouped: bool,
+    /// The cluster module that it was put into.
+    pub module: Option<String>,
     /// The addresses from pools, once all of them are there.
     pub given: Vec<Given>,
     /// When it was last seen to be up, and how it was marked then.

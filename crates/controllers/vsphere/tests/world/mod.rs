@@ -7,13 +7,13 @@ mod tail;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use capstan_api::vsphere::{VSphereCluster, VSphereMachine, VSphereVM};
+use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
 use capstan_core::door::{Door, Doors, Effect, Verdict};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_testkit::{ControlPlane, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
 use k8s_openapi::api::core::v1::{Event, Secret};
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -53,6 +53,8 @@ pub struct World {
     pub namespace: String,
     pub vcsim: Vcsim,
     pub ledger: std::sync::Arc<Ledger>,
+    /// Whether machines of one owner are kept apart in every cluster.
+    pub anti_affinity: bool,
     /// The version of Cluster API's own objects.
     core: &'static str,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
@@ -80,6 +82,7 @@ impl World {
             plane,
             vcsim,
             ledger: Default::default(),
+            anti_affinity: false,
             core,
             running: None,
         };
@@ -99,10 +102,11 @@ impl World {
             shutdown: shutdown.clone(),
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
-        let home = self.namespace.clone();
+        let (home, anti_affinity) = (self.namespace.clone(), self.anti_affinity);
         let task = tokio::spawn(async move {
             let options = capstan_vsphere_machines::Options {
                 identity_namespace: home,
+                anti_affinity,
                 ..Default::default()
             };
             if let Err(error) = capstan_vsphere_machines::run(context, options).await {
@@ -211,9 +215,15 @@ impl World {
     }
 
     pub async fn machine_with(&self, name: &str, spec: Value, bootstrap: Value) -> Result<()> {
+        self.machine_of(name, json!({}), spec, bootstrap).await
+    }
+
+    /// One with labels that tell whom it belongs to.
+    pub async fn machine_of(&self, name: &str, whose: Value, spec: Value, bootstrap: Value) -> Result<()> {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": format!("{name}-boot")}, "stringData": bootstrap});
         self.create::<Secret>(secret).await?;
-        let labels = json!({"cluster.x-k8s.io/cluster-name": "c"});
+        let mut labels = whose;
+        labels["cluster.x-k8s.io/cluster-name"] = json!("c");
         let machine: Machine = self
             .create(json!({
                 "apiVersion": self.core_version(), "kind": "Machine", "metadata": {"name": name, "labels": labels},
@@ -230,6 +240,45 @@ impl World {
         }))
         .await?;
         Ok(())
+    }
+
+    /// A zone of hosts, and the failure domain that it is about; gives its name.
+    pub async fn host_zone(&self, name: &str, tags_made: bool, group: &str) -> Result<String> {
+        let name = format!("{name}-{}", self.namespace);
+        let side = |kind: &str| json!({"name": name, "type": kind, "tagCategory": kind, "autoConfigure": tags_made});
+        let domain: VSphereFailureDomain = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"region": side("Datacenter"), "zone": side("HostGroup"), "topology": {
+                "datacenter": "DC0", "computeCluster": "DC0_C0",
+                "hosts": {"vmGroupName": format!("vms-{group}"), "hostGroupName": format!("hosts-{group}")},
+            }},
+        }))?;
+        let zone: VSphereDeploymentZone = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"server": self.vcsim.server, "failureDomain": name, "placementConstraint": {}},
+        }))?;
+        let params = PostParams::default();
+        Api::all(self.client.clone()).create(&params, &domain).await?;
+        Api::all(self.client.clone()).create(&params, &zone).await?;
+        Ok(name)
+    }
+
+    /// Waits until a zone says something, or with no text until it is ready; tells whether it can be used.
+    pub async fn zone_says(&self, name: &str, text: &'static str) -> Result<bool> {
+        let zones: Api<VSphereDeploymentZone> = Api::all(self.client.clone());
+        let said = move |zone: Option<&VSphereDeploymentZone>| {
+            let status = zone.and_then(|zone| zone.status.clone()).unwrap_or_default();
+            let mut messages = status.conditions.iter().filter_map(|c| c.message.as_deref());
+            match text {
+                "" => status.ready == Some(true),
+                text => messages.any(|message| message.contains(text)),
+            }
+        };
+        let waited = kube::runtime::wait::await_condition(zones.clone(), name, said);
+        let found = tokio::time::timeout(PATIENCE, waited).await;
+        let now = zones.get(name).await?.status;
+        found.with_context(|| format!("{name} does not say {text:?}: {now:?}"))??;
+        Ok(now.and_then(|status| status.ready) == Some(true))
     }
 
     pub async fn ready(&self, name: &str) -> Result<(VSphereMachine, VSphereVM, VmInfo)> {

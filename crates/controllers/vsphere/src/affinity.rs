@@ -1,0 +1,177 @@
+//! What keeps machines together or apart: the VM group of their failure domain, and the cluster module of the control plane
+//! or MachineDeployment that they belong to. Read from caches alone.
+
+use std::sync::Arc;
+
+use capstan_api::vsphere::{
+    ClusterModule, VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM,
+};
+use capstan_kube::capi::Machine;
+use capstan_kube::{Cache, Context, cache};
+use kube::ResourceExt;
+
+use crate::clusters::Clusters;
+use crate::error::Error;
+use crate::machine::machine_name;
+use crate::terms;
+
+/// Machines that are to run on different hosts: those of a control plane or of a MachineDeployment.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    pub control_plane: bool,
+    pub name: String,
+}
+
+impl Target {
+    /// The name of the module that was made for these machines.
+    pub fn module<'a>(&self, modules: &'a [ClusterModule]) -> Option<&'a str> {
+        let found = modules.iter().find(|module| Self::of_module(module) == *self);
+        found.map(|module| module.module_uuid.as_str())
+    }
+
+    pub fn of_module(module: &ClusterModule) -> Self {
+        Self {
+            control_plane: module.control_plane,
+            name: module.target_object_name.clone(),
+        }
+    }
+
+    /// `None`: a machine by itself.
+    pub fn of(machine: &Machine) -> Option<Self> {
+        let labels = machine.labels();
+        let control_plane = labels.contains_key(terms::CONTROL_PLANE_LABEL);
+        let name = if control_plane {
+            let mut owners = machine.owner_references().iter();
+            let owner = owners.find(|owner| owner.controller == Some(true));
+            owner
+                .map(|owner| owner.name.clone())
+                .or_else(|| labels.get(terms::CONTROL_PLANE_NAME_LABEL).cloned())
+        } else {
+            labels.get(terms::DEPLOYMENT_NAME_LABEL).cloned()
+        };
+        name.filter(|name| !name.is_empty())
+            .map(|name| Self { control_plane, name })
+    }
+}
+
+/// A VM group of a compute cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmGroup {
+    pub datacenter: String,
+    pub cluster: String,
+    pub name: String,
+}
+
+/// From a VM to what it belongs to.
+#[derive(Clone)]
+pub struct Affinity {
+    clusters: Clusters,
+    machines: Cache<Machine>,
+    owners: Cache<VSphereMachine>,
+    zones: Cache<VSphereDeploymentZone>,
+    domains: Cache<VSphereFailureDomain>,
+    /// Whether clusters without any modules get them too.
+    everywhere: bool,
+}
+
+impl Affinity {
+    pub fn new(context: &Context, clusters: Clusters, everywhere: bool) -> Self {
+        Self {
+            clusters,
+            machines: context.cache(),
+            owners: context.cache(),
+            zones: context.cache_cluster_wide(cache::trim),
+            domains: context.cache_cluster_wide(cache::trim),
+            everywhere,
+        }
+    }
+
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.machines.ready().await?;
+        self.owners.ready().await?;
+        self.zones.ready().await?;
+        Ok(self.domains.ready().await?)
+    }
+
+    /// Whether the modules of a cluster are looked after.
+    pub fn has_modules(&self, cluster: &VSphereCluster) -> bool {
+        !cluster.spec.disable_cluster_module && (self.everywhere || !cluster.spec.cluster_modules.is_empty())
+    }
+
+    fn owners_of(&self, vm: &VSphereVM) -> Option<(Arc<VSphereMachine>, Arc<Machine>)> {
+        let namespace = vm.namespace();
+        let mut owners = vm.owner_references().iter();
+        let owner = owners.find(|owner| owner.kind == VSphereMachine::KIND)?;
+        let owner = self.owners.get(namespace.as_deref(), &owner.name)?;
+        let machine = self.machines.get(namespace.as_deref(), &machine_name(&owner)?)?;
+        Some((owner, machine))
+    }
+
+    pub fn target(&self, vm: &VSphereVM) -> Option<Target> {
+        let (_, machine) = self.owners_of(vm)?;
+        Target::of(&machine)
+    }
+
+    /// The module that a VM is to be in, if there is one already.
+    pub fn module(&self, vm: &VSphereVM) -> Option<String> {
+        let cluster = self.clusters.infrastructure_behind(vm)?;
+        if !self.has_modules(&cluster) {
+            return None;
+        }
+        let modules = &cluster.spec.cluster_modules;
+        self.target(vm)?.module(modules).map(str::to_owned)
+    }
+
+    /// Whether a VM is not in the module that it is to be in.
+    pub fn is_outside(&self, vm: &VSphereVM) -> bool {
+        let noted = vm.status.as_ref().and_then(|status| status.module_uuid.as_ref());
+        self.module(vm).is_some_and(|module| noted != Some(&module))
+    }
+
+    /// The VM group that the failure domain of a VM names.
+    pub fn group(&self, vm: &VSphereVM) -> Option<VmGroup> {
+        let (owner, machine) = self.owners_of(vm)?;
+        let zone = machine.spec.failure_domain.clone();
+        let zone = zone.or_else(|| owner.spec.failure_domain.clone())?;
+        let zone = self.zones.get(None, &zone)?;
+        let domain = self.domains.get(None, zone.spec.failure_domain.as_deref()?)?;
+        let topology = &domain.spec.topology;
+        Some(VmGroup {
+            datacenter: topology.datacenter.clone(),
+            cluster: topology.compute_cluster.clone().unwrap_or_default(),
+            name: topology.hosts.as_ref()?.vm_group_name.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    #[rstest]
+    #[case::worker(json!({"labels": {"cluster.x-k8s.io/deployment-name": "md"}}), Some((false, "md")))]
+    #[case::control_plane(
+        json!({"labels": {"cluster.x-k8s.io/control-plane": "", "cluster.x-k8s.io/control-plane-name": "hash_1_z"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "KubeadmControlPlane", "name": "cp", "uid": "u", "controller": true}]}),
+        Some((true, "cp")),
+    )]
+    #[case::by_label(
+        json!({"labels": {"cluster.x-k8s.io/control-plane": "", "cluster.x-k8s.io/control-plane-name": "cp"}}),
+        Some((true, "cp")),
+    )]
+    #[case::alone(json!({"labels": {}}), None)]
+    fn machines_are_kept_apart_from_those_of_the_same_owner(
+        #[case] metadata: serde_json::Value,
+        #[case] expected: Option<(bool, &str)>,
+    ) {
+        let machine = json!({"metadata": metadata, "spec": {"clusterName": "c", "bootstrap": {}}});
+        let machine: Machine = serde_json::from_value(machine).unwrap();
+        let expected = expected.map(|(control_plane, name)| Target {
+            control_plane,
+            name: name.to_owned(),
+        });
+        assert_eq!(Target::of(&machine), expected);
+    }
+}

@@ -266,14 +266,11 @@ impl Client {
     /// Sends one request and returns whatever Azure answered, errors included.
     async fn exchange(&self, call: &Call) -> Result<Answer, Error> {
         let ask = self.ask(call);
-        self.shared
-            .budget
-            .acquire(&ask)
-            .await
-            .map_err(|Held(after)| Error::Held {
-                policy: call.policy.name(),
-                after,
-            })?;
+        let held = |Held(after)| Error::Held {
+            policy: call.policy.name(),
+            after,
+        };
+        self.shared.budget.acquire(&ask).await.map_err(held)?;
         let doors = &self.shared.settings.doors;
         let effect = Effect {
             world: World::Azure,
@@ -284,6 +281,10 @@ impl Client {
         pass(doors.enter(&effect), call).await?;
         let token = self.shared.tokens.get(&self.credential).await?;
         let line = self.shared.lines.acquire().await.ok();
+        // Those who were before us in line may have been told to stop.
+        if let Some(stop) = self.shared.budget.held(&ask) {
+            return Err(held(stop));
+        }
         let result = self.transmit(call, &token).await;
         drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);

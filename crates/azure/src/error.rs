@@ -22,18 +22,24 @@ const PASSING: &[&str] = &[
     "InternalOperationError",
     "InternalServerError",
     "NetworkingInternalOperationError",
+    // After a failed creation Azure keeps the interface for the machine that failed, for three minutes.
+    "NicReservedForAnotherVm",
     "OperationNotAllowed",
     "OperationPreempted",
     "OverconstrainedAllocationRequest",
     "OverconstrainedZonalAllocationRequest",
     "OSProvisioningInternalError",
     "OSProvisioningTimedOut",
+    // Seen on the resource alone, without a reason: asking again tells it.
+    "ProvisioningCanceled",
+    "ProvisioningFailed",
     "QuotaExceeded",
     "ReferencedResourceNotProvisioned",
     "RetryableError",
     "ServerTimeout",
     "ServiceUnavailable",
     "SkuNotAvailable",
+    "SubnetIsFull",
     "SubscriptionRequestsThrottled",
     "TooManyRequests",
     "ZonalAllocationFailed",
@@ -228,6 +234,9 @@ mod tests {
     #[case::quota_as_conflict(409, "OperationNotAllowed", Class::Transient)]
     #[case::quota_as_refusal(403, "QuotaExceeded", Class::Transient)]
     #[case::ip_limit(400, "PublicIPCountLimitReached", Class::Transient)]
+    #[case::no_address_left(400, "SubnetIsFull", Class::Transient)]
+    #[case::interface_kept_for_a_failed_machine(400, "NicReservedForAnotherVm", Class::Transient)]
+    #[case::failed_without_a_reason(0, "ProvisioningFailed", Class::Transient)]
     #[case::conflict(409, "Conflict", Class::Transient)]
     #[case::etag(412, "ConditionNotMet", Class::Transient)]
     #[case::server(503, "ServiceUnavailable", Class::Transient)]

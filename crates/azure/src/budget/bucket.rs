@@ -59,10 +59,11 @@ impl Bucket {
         self.tokens = self.tokens.min(f64::from(remaining));
     }
 
-    /// 429: nothing more until then, and from there on one second's worth and what refills.
+    /// 429: nothing more until then, and from there on one call and what refills: its answer tells the others whether
+    /// Azure has had enough of a rest.
     pub fn stop(&mut self, until: Instant) {
         self.stopped_until = Some(self.stopped_until.map_or(until, |current| current.max(until)));
-        self.tokens = self.tokens.min(self.limit.per_second().max(1.0));
+        self.tokens = self.tokens.min(1.0);
         self.at = self.at.max(until);
     }
 

@@ -194,6 +194,15 @@ impl Budget {
         Ok(())
     }
 
+    /// Whether a bucket of this call was stopped after its turn had come.
+    pub fn held(&self, ask: &Ask) -> Option<Held> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let stops = ask.keys().into_iter();
+        let left = stops.filter_map(|key| state.bucket(&key, now)?.stopped(now)).max();
+        left.map(Held)
+    }
+
     fn enqueue(&self, ask: &Ask) -> Ticket<'_> {
         let mut state = self.lock();
         state.prune(Instant::now());

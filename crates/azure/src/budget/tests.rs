@@ -73,6 +73,68 @@ async fn those_who_wait_when_the_429_comes_hear_of_it_and_send_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_whose_turn_came_before_the_429_hears_of_it_before_it_is_sent() {
+    let budget = Budget::default();
+    let (first, second) = (
+        ask(Policy::VmPut, Kind::Write, "a"),
+        ask(Policy::VmPut, Kind::Write, "b"),
+    );
+    budget.acquire(&first).await.unwrap();
+    budget.acquire(&second).await.unwrap();
+    assert_eq!(budget.held(&second), None);
+    budget.learn(&first, &http::HeaderMap::new(), Some(throttled(7)));
+    assert_eq!(budget.held(&second), Some(Held(Duration::from_secs(7))));
+}
+
+/// A crowd that is sent away for a whole minute, answered within a twentieth of a second: what it costs in calls.
+async fn a_minute_of_429s(callers: usize, after: Option<Duration>) -> usize {
+    let (budget, sent) = (
+        Arc::new(Budget::default()),
+        Arc::new(std::sync::atomic::AtomicUsize::new(0)),
+    );
+    let end = Instant::now() + Duration::from_secs(60);
+    let tasks: Vec<_> = (0..callers)
+        .map(|n| {
+            let (budget, sent) = (budget.clone(), sent.clone());
+            let ask = ask(Policy::VmPut, Kind::Write, &n.to_string());
+            tokio::spawn(async move {
+                while Instant::now() < end {
+                    if let Err(Held(left)) = budget.acquire(&ask).await {
+                        tokio::time::sleep(left).await;
+                        continue;
+                    }
+                    if Instant::now() >= end {
+                        return;
+                    }
+                    sent.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    let error = ArmError::parse(429, b"", after);
+                    let throttled = Throttled::read(&error, &http::HeaderMap::new());
+                    budget.learn(&ask, &http::HeaderMap::new(), Some(throttled));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    sent.load(std::sync::atomic::Ordering::SeqCst)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_minute_of_429s_costs_a_crowd_a_few_calls_more_than_its_first() {
+    for (after, most) in [
+        (None, 4),
+        (Some(Duration::from_secs(10)), 12),
+        (Some(Duration::from_secs(2)), 60),
+    ] {
+        let sent = a_minute_of_429s(50, after).await;
+        println!("50 callers, Retry-After {after:?}: {sent} calls in a minute of 429s");
+        assert!((50..=50 + most).contains(&sent), "{after:?}: {sent}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn headers_lower_the_budget_and_never_raise_it() {
     let budget = Budget::default();
     let reads = ask(Policy::Other, Kind::Read, "a");

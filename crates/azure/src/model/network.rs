@@ -61,7 +61,20 @@ model! {
     Subnet { id: String, name: String, etag: String, properties: SubnetProperties }
     SubnetProperties { provisioning_state: String, address_prefix: String, address_prefixes: Vec<String> }
     LoadBalancer { id: String, name: String, location: String, tags: Tags, etag: String, properties: LoadBalancerProperties }
-    LoadBalancerProperties { provisioning_state: String, backend_address_pools: Vec<BackendAddressPool>, inbound_nat_rules: Vec<SubResource> }
+    LoadBalancerProperties {
+        provisioning_state: String,
+        #[serde(rename = "frontendIPConfigurations")]
+        frontend_ip_configurations: Vec<FrontendIpConfiguration>,
+        backend_address_pools: Vec<BackendAddressPool>,
+        inbound_nat_rules: Vec<SubResource>,
+    }
+    FrontendIpConfiguration { id: String, name: String, properties: FrontendIpConfigurationProperties }
+    FrontendIpConfigurationProperties {
+        #[serde(rename = "privateIPAddressVersion")]
+        private_ip_address_version: String,
+        #[serde(rename = "publicIPAddress")]
+        public_ip_address: SubResource,
+    }
     BackendAddressPool { id: String, name: String }
 }
 

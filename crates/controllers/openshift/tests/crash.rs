@@ -3,8 +3,9 @@
 mod support;
 
 use anyhow::{Context as _, Result, ensure};
-use capstan_sim::azure::Config;
+use capstan_sim::azure::{Action, Config, Fault};
 use futures::StreamExt as _;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
@@ -25,20 +26,33 @@ fn manifest(world: &World, name: &str) -> serde_json::Value {
     world.manifest(name, json!({"dataDisks": disks, "publicIP": true}))
 }
 
+/// What is done with a machine when the killer comes.
+#[derive(Clone, Copy, PartialEq)]
+enum Chapter {
+    Creation,
+    Deletion,
+    /// The spec has lost its disks meanwhile, and Azure deletes none of them by itself.
+    DeletionOfTheForgotten,
+}
+
 /// Whether the killer struck, before the machine was there (creation) or gone (deletion).
-async fn life(n: usize, deleting: bool) -> Result<bool> {
+async fn life(n: usize, chapter: Chapter) -> Result<bool> {
     let world = World::new("crash", Config::quick()).await?;
     let name = world.name("m");
     let manifest = manifest(&world, &name);
     let killer = Killer::after(n);
     let struck;
-    if deleting {
+    if chapter != Chapter::Creation {
         let first = world.start().await?;
         world.create(manifest).await?;
         let machine = world.until_phase(&name, "Provisioned").await?;
         world.join(&machine).await?;
         world.until_phase(&name, "Running").await?;
         first.kill().await;
+        if chapter == Chapter::DeletionOfTheForgotten {
+            world.sim.fault(Fault::new(Action::KeepDisks))?;
+            forget_disks(&world, &name).await?;
+        }
         let doomed = world.start_killed(killer.clone()).await?;
         world.delete(&name).await?;
         struck = tokio::select! {
@@ -72,6 +86,19 @@ async fn life(n: usize, deleting: bool) -> Result<bool> {
     next.kill().await;
     check_gone(&world, &name)?;
     Ok(struck)
+}
+
+/// As an older version would have left the object.
+async fn forget_disks(world: &World, name: &str) -> Result<()> {
+    world
+        .patch(name, json!({"spec": {"providerSpec": {"value": {"dataDisks": null}}}}))
+        .await?;
+    let status = Patch::Merge(json!({"status": {"providerStatus": {"dataDisks": null}}}));
+    world
+        .machines()
+        .patch_status(name, &PatchParams::default(), &status)
+        .await?;
+    Ok(())
 }
 
 fn check_there(world: &World, name: &str) -> Result<()> {
@@ -140,7 +167,7 @@ fn tell(text: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_any_effect_a_machine_is_made_once() -> Result<()> {
-    let struck = every_point(|n| life(n, false)).await?;
+    let struck = every_point(|n| life(n, Chapter::Creation)).await?;
     tell(&format!(
         "creation: killed after each of {struck} effects, each time one machine and no orphan"
     ));
@@ -150,11 +177,21 @@ async fn killed_after_any_effect_a_machine_is_made_once() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_any_effect_a_machine_goes_and_its_kept_disk_stays() -> Result<()> {
-    let struck = every_point(|n| life(n, true)).await?;
+    let struck = every_point(|n| life(n, Chapter::Deletion)).await?;
     tell(&format!(
         "deletion: killed after each of {struck} effects, each time no orphan and no lost disk"
     ));
     ensure!(struck >= 5);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_any_effect_disks_that_the_spec_lost_go_or_stay_as_they_were_made() -> Result<()> {
+    let struck = every_point(|n| life(n, Chapter::DeletionOfTheForgotten)).await?;
+    tell(&format!(
+        "deletion with forgotten disks: killed after each of {struck} effects, each time no orphan and no lost disk"
+    ));
+    ensure!(struck >= 8);
     Ok(())
 }
 

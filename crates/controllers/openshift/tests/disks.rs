@@ -4,6 +4,7 @@ mod support;
 
 use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use support::{World, disk};
 
@@ -90,16 +91,7 @@ async fn a_disk_that_outlives_its_machine_is_deleted_until_it_is_gone() -> Resul
         .create(world.manifest(&name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]})))
         .await?;
     world.until_phase(&name, "Provisioned").await?;
-    world.sim.fault(Fault::new(Action::KeepDisks))?;
-    let refusal = Action::Answer {
-        status: 400,
-        code: Some("InvalidParameter".into()),
-        message: Some("not now".into()),
-        retry_after: None,
-    };
-    world
-        .sim
-        .fault(Fault::new(refusal).policy("DeleteDisk").path("_data").times(2))?;
+    stubborn_disk(&world, &format!("{name}_data"))?;
     world.delete(&name).await?;
     world.until_gone(&name).await?;
     assert!(world.azure("disks").is_empty(), "{:?}", world.azure("disks"));
@@ -197,4 +189,143 @@ async fn a_half_made_machine_leaves_nothing() -> Result<()> {
         assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
     }
     Ok(())
+}
+
+/// Azure deletes the machine and leaves all disks; the first two attempts to delete this one are refused.
+fn stubborn_disk(world: &World, disk: &str) -> Result<()> {
+    world.sim.fault(Fault::new(Action::KeepDisks))?;
+    let refusal = Action::Answer {
+        status: 400,
+        code: Some("InvalidParameter".into()),
+        message: Some("not now".into()),
+        retry_after: None,
+    };
+    let refusal = Fault::new(refusal).policy("DeleteDisk").path(disk);
+    world.sim.fault(refusal.times(2))?;
+    Ok(())
+}
+
+async fn leaves_only(world: &World, name: &str, kept: &str) -> Result<()> {
+    world.delete(name).await?;
+    world.until_gone(name).await?;
+    let kept = format!("{name}_{kept}");
+    assert_eq!(world.azure("disks"), std::slice::from_ref(&kept));
+    for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {
+        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+    }
+    let text = world.event(name, "Deleted").await?;
+    assert!(
+        text.contains(&format!("is kept as {}", disk_id(world, &kept))),
+        "{text}"
+    );
+    assert!(
+        world.sim.vanish(&disk_id(world, &kept)),
+        "the administrator has found it"
+    );
+    Ok(())
+}
+
+fn three_disks() -> Value {
+    let mut fast = disk("fast", 2, "Delete", "UltraSSD_LRS");
+    fast["diskIOPSReadWrite"] = json!(500);
+    json!([
+        disk("gone", 0, "Delete", "Premium_LRS"),
+        disk("kept", 1, "Detach", "Premium_LRS"),
+        fast
+    ])
+}
+
+/// By an edit, or by a version of the controller or of its definitions that did not know the fields.
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_that_the_spec_lost_go_or_stay_as_they_were_made() -> Result<()> {
+    let world = World::new("lost", Config::quick()).await?;
+    let _controller = world.start().await?;
+    for (suffix, downgraded) in [("edited", false), ("downgraded", true)] {
+        let name = world.name(suffix);
+        let manifest = world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()}));
+        world.create(manifest).await?;
+        world.until_phase(&name, "Provisioned").await?;
+        let without = json!({"dataDisks": null, "publicIP": null});
+        world
+            .patch(&name, json!({"spec": {"providerSpec": {"value": without}}}))
+            .await?;
+        if downgraded {
+            let status = json!({"status": {"providerStatus": {"dataDisks": null}}});
+            let patch = Patch::Merge(status);
+            world
+                .machines()
+                .patch_status(&name, &PatchParams::default(), &patch)
+                .await?;
+        }
+        stubborn_disk(&world, &format!("{name}_gone"))?;
+        leaves_only(&world, &name, "kept").await?;
+        let event = world.event(&name, "FailedDelete").await?;
+        assert!(
+            event.contains(&format!("failed to delete Data Disk: {name}_gone")),
+            "{event}"
+        );
+        world.sim.clear_faults();
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_whose_virtual_machine_was_deleted_by_somebody_else_leaves_nothing() -> Result<()> {
+    let world = World::new("behind", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world
+        .create(world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()})))
+        .await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    let id = machine.spec.provider_id.context("no provider id")?;
+    let key = id.trim_start_matches("azure://").to_lowercase();
+    world.sim.changing(|azure| azure.vm_removed(&key, true));
+    assert_eq!(world.azure("disks").len(), 4, "all its disks are still there");
+    leaves_only(&world, &name, "kept").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_azure_could_not_finish_leaves_nothing() -> Result<()> {
+    let world = World::new("broken", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let broken = Action::FailProvisioning {
+        code: "OSProvisioningClientError".into(),
+        message: "the image does not start".into(),
+    };
+    world.sim.fault(Fault::new(broken).path("virtualMachines").times(1))?;
+    let name = world.name("m");
+    world
+        .create(world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()})))
+        .await?;
+    let machine = world.until_phase(&name, "Failed").await?;
+    let message = machine
+        .status
+        .and_then(|status| status.error_message)
+        .unwrap_or_default();
+    assert!(
+        message.contains(r#"Code="OSProvisioningClientError" Message="the image does not start""#),
+        "{message}"
+    );
+    let vm = world.vm(&name).context("no virtual machine")?;
+    assert_eq!(vm["properties"]["provisioningState"], "Failed");
+    stubborn_disk(&world, &format!("{name}_gone"))?;
+    leaves_only(&world, &name, "kept").await
+}
+
+/// While the webhook was away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_whose_spec_became_unreadable_leaves_nothing() -> Result<()> {
+    let world = World::new("garbled", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world
+        .create(world.manifest(&name, json!({"dataDisks": three_disks()})))
+        .await?;
+    world.until_phase(&name, "Provisioned").await?;
+    let garbled = json!({"dataDisks": "none", "publicIP": "no", "resourceGroup": "elsewhere"});
+    world
+        .patch(&name, json!({"spec": {"providerSpec": {"value": garbled}}}))
+        .await?;
+    leaves_only(&world, &name, "kept").await
 }

@@ -3,6 +3,7 @@
 mod support;
 
 use anyhow::Result;
+use capstan_api::openshift::Machine;
 use capstan_sim::azure::{Action, Config, Fault};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -10,7 +11,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Killer, World, disk};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,10 +42,17 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
     );
     world.event(&name, "Created").await?;
 
-    let waited = (world.calls().len(), controller.metrics.kube_requests("patch"));
+    let so_far = || {
+        let written = seen.log.lock().unwrap().len();
+        (world.calls().len(), written, world.sim.sign_ins())
+    };
+    let before = so_far();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let now = (world.calls().len(), controller.metrics.kube_requests("patch"));
-    assert_eq!(now, waited, "nothing is called or written while the Node is awaited");
+    assert_eq!(
+        so_far(),
+        before,
+        "nothing is called or written while the Node is awaited"
+    );
 
     world.join(&machine).await?;
     let machine = world.until_phase(&name, "Running").await?;
@@ -125,7 +133,7 @@ async fn a_machine_whose_node_is_there_first_is_running_at_once() -> Result<()> 
     let seen = Arc::new(Killer::default());
     let _controller = world.start_killed(seen.clone()).await?;
     let name = world.name("m");
-    let mut early = serde_json::from_value::<capstan_api::openshift::Machine>(world.manifest(&name, json!({})))?;
+    let mut early = serde_json::from_value::<Machine>(world.manifest(&name, json!({})))?;
     early.spec.provider_id = Some(world.provider_id(&name));
     world.join(&early).await?;
     world.create(world.manifest(&name, json!({}))).await?;
@@ -284,6 +292,75 @@ async fn nothing_is_asked_of_azure_while_it_wants_to_be_left_alone() -> Result<(
     Ok(())
 }
 
+/// Azure refuses every request for a virtual machine for a while. How many requests that cost, all machines together,
+/// and how long it lasted.
+async fn refused_for(crowd: usize, time: Duration, retry_after: Option<u64>) -> Result<(usize, Duration)> {
+    let began = Instant::now();
+    let world = World::new("crowd", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let busy = Action::Answer {
+        status: 429,
+        code: Some("OperationNotAllowed".into()),
+        message: Some("too many requests".into()),
+        retry_after,
+    };
+    let fault = world.sim.fault(Fault::new(busy).policy("PutVM"))?;
+    let names: Vec<String> = (0..crowd).map(|n| world.name(&n.to_string())).collect();
+    for name in &names {
+        world.create(world.manifest(name, json!({}))).await?;
+    }
+    for name in &names {
+        let told = |machine: Option<&Machine>| machine.is_some_and(|machine| machine.status.is_some());
+        world.until(name, "told of the throttling", told).await?;
+    }
+    tokio::time::sleep(time).await;
+    let refused = world
+        .sim
+        .requests()
+        .iter()
+        .filter(|request| request.status == 429)
+        .count();
+    let lasted = began.elapsed();
+    world.sim.remove_fault(fault);
+    for name in &names {
+        world.until_phase(name, "Provisioned").await?;
+        let events = world.events(name).await?;
+        assert!(
+            events.iter().all(|(_, text)| !text.contains("InvalidConfiguration")),
+            "{events:?}"
+        );
+    }
+    for name in &names {
+        world.delete(name).await?;
+    }
+    for name in &names {
+        world.until_gone(name).await?;
+    }
+    for kind in ["virtualMachines", "networkInterfaces", "disks"] {
+        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+    }
+    Ok((refused, lasted))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_that_azure_sends_away_asks_no_sooner_than_it_may_and_comes_through() -> Result<()> {
+    let (refused, lasted) = refused_for(10, Duration::from_secs(5), Some(3)).await?;
+    println!("10 machines, 429 for {lasted:?}: {refused} requests");
+    let times = lasted.as_secs() as usize / 3 + 1;
+    assert!(refused <= 10 * times, "{refused} requests in {lasted:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes: prints what a minute of throttling costs"]
+async fn a_minute_of_throttling_measured() -> Result<()> {
+    for retry_after in [None, Some(10), Some(2)] {
+        let (refused, lasted) = refused_for(50, Duration::from_secs(60), retry_after).await?;
+        println!("50 machines, 429 for {lasted:?}, Retry-After {retry_after:?}: {refused} requests");
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_without_capacity_is_tried_again() -> Result<()> {
     let world = World::new("capacity", Config::quick()).await?;
@@ -341,7 +418,7 @@ async fn hooks_hold_a_deletion_until_they_are_removed() -> Result<()> {
     world.until_phase(&name, "Provisioned").await?;
     world.delete(&name).await?;
     let held = |condition: &'static str| {
-        move |machine: Option<&capstan_api::openshift::Machine>| {
+        move |machine: Option<&Machine>| {
             machine
                 .and_then(|machine| machine.status.as_ref())
                 .is_some_and(|status| {
@@ -365,19 +442,12 @@ async fn hooks_hold_a_deletion_until_they_are_removed() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
-    let world = World::new("drain", Config::quick()).await?;
-    let _controller = world.start().await?;
-    let name = world.name("m");
-    world.create(world.manifest(&name, json!({}))).await?;
-    let machine = world.until_phase(&name, "Provisioned").await?;
-    world.join(&machine).await?;
-    world.until_phase(&name, "Running").await?;
+/// A pod that a budget keeps on the machine's Node.
+async fn stubborn_pod(world: &World, node: &str) -> Result<(Api<Pod>, Api<PodDisruptionBudget>)> {
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), &world.namespace);
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "stubborn", "labels": {"app": "stubborn"}},
-        "spec": {"nodeName": name, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]},
     }))?;
     pods.create(&PostParams::default(), &pod).await?;
     let running = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
@@ -388,9 +458,52 @@ async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
         "metadata": {"name": "keep"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "stubborn"}}},
     }))?;
     budgets.create(&PostParams::default(), &budget).await?;
+    Ok((pods, budgets))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_excluded_from_drain_and_one_whose_node_is_gone_wait_for_no_pod() -> Result<()> {
+    let world = World::new("undrained", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let (excluded, orphaned) = (world.name("excluded"), world.name("orphaned"));
+    for name in [&excluded, &orphaned] {
+        world.create(world.manifest(name, json!({}))).await?;
+        let machine = world.until_phase(name, "Provisioned").await?;
+        world.join(&machine).await?;
+        world.until_phase(name, "Running").await?;
+    }
+    let (_, budgets) = stubborn_pod(&world, &excluded).await?;
+    let exclude = json!({"metadata": {"annotations": {"machine.openshift.io/exclude-node-draining": ""}}});
+    world.patch(&excluded, exclude).await?;
+    world.nodes().delete(&orphaned, &DeleteParams::default()).await?;
+    for name in [&excluded, &orphaned] {
+        world.delete(name).await?;
+    }
+    for name in [&excluded, &orphaned] {
+        world.until_gone(name).await?;
+    }
+    assert!(world.azure("virtualMachines").is_empty());
+    assert!(
+        world.nodes().get_opt(&excluded).await?.is_none(),
+        "its Node goes with it"
+    );
+    budgets.delete("keep", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
+    let world = World::new("drain", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    world.join(&machine).await?;
+    world.until_phase(&name, "Running").await?;
+    let (pods, budgets) = stubborn_pod(&world, &name).await?;
 
     world.delete(&name).await?;
-    let blocked = |machine: Option<&capstan_api::openshift::Machine>| {
+    let blocked = |machine: Option<&Machine>| {
         machine
             .and_then(|machine| machine.status.as_ref())
             .is_some_and(|status| {

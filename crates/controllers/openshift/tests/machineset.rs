@@ -213,8 +213,22 @@ async fn kubectl_scale_makes_and_deletes_exactly_the_difference() -> Result<()> 
         ("MachineSet", "workers", Some(true))
     );
     assert!(machine.name_any().starts_with("workers-"));
+    // As an autoscaler does it.
+    let scale = world.sets().get_scale("workers").await?;
+    let (spec, seen) = (scale.spec.unwrap_or_default(), scale.status.unwrap_or_default());
+    assert_eq!(
+        (spec.replicas, seen.replicas, seen.selector.as_deref()),
+        (Some(2), 2, Some("set=workers"))
+    );
+    let three = Patch::Merge(json!({"spec": {"replicas": 3}}));
+    world
+        .sets()
+        .patch_scale("workers", &PatchParams::default(), &three)
+        .await?;
+    world.count(3).await?;
+    world.status("3 replicas", |status| status.replicas == 3).await?;
     let writes = world.watcher.statuses.load(Ordering::SeqCst);
-    ensure!(writes <= 20, "{writes} status writes for three scalings");
+    ensure!(writes <= 20, "{writes} status writes for four scalings");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(
         world.watcher.statuses.load(Ordering::SeqCst),

@@ -122,6 +122,61 @@ async fn an_interface_joins_balancers_rules_groups_and_a_network_elsewhere() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn in_a_dual_stack_subnet_an_interface_gets_an_ipv6_configuration_too() -> Result<()> {
+    let world = World::new("dual", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let subnet = network(&world, "virtualNetworks", "capstan-vnet/subnets/dual");
+    let prefixes = json!({"properties": {"addressPrefixes": ["10.9.0.0/16", "fd00:9::/64"]}});
+    given(&world, &subnet, &prefixes);
+    let inner = network(&world, "loadBalancers", "inner");
+    let frontend =
+        |name: &str, version: &str| json!({"name": name, "properties": {"privateIPAddressVersion": version}});
+    given(
+        &world,
+        &inner,
+        &json!({"location": "eastus", "sku": {"name": "Standard"}, "properties": {
+            "frontendIPConfigurations": [frontend("v4", "IPv4"), frontend("v6", "IPv6")],
+            "backendAddressPools": [{"name": "four"}, {"name": "six"}, {"name": "spare"}],
+        }}),
+    );
+    let name = world.name("m");
+    let over = json!({"subnet": "dual", "internalLoadBalancer": "inner"});
+    world.create(world.manifest(&name, over)).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    let configs = nic(&world, &name)?["properties"]["ipConfigurations"].clone();
+    let of = |index: usize| {
+        let config = &configs[index];
+        let properties = &config["properties"];
+        let pool = properties["loadBalancerBackendAddressPools"].clone();
+        (
+            config["name"].clone(),
+            properties["privateIPAddressVersion"].clone(),
+            properties["primary"].clone(),
+            properties["subnet"]["id"].clone(),
+            pool,
+        )
+    };
+    let pool = |name: &str| json!([{"id": format!("{inner}/backendAddressPools/{name}")}]);
+    let (ipv4, ipv6) = (json!("IPv4"), json!("IPv6"));
+    assert_eq!(
+        of(0),
+        (json!("pipConfig"), ipv4, json!(true), json!(subnet), pool("four"))
+    );
+    assert_eq!(
+        of(1),
+        (json!("pipConfig-v6"), ipv6, json!(false), json!(subnet), pool("six"))
+    );
+    let addresses = machine.status.map(|status| status.addresses).unwrap_or_default();
+    let internal: Vec<_> = addresses
+        .iter()
+        .filter(|address| address.type_ == "InternalIP")
+        .map(|address| address.address.contains(':'))
+        .collect();
+    assert_eq!(internal, [false, true], "the IPv4 address comes first: {addresses:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_balancer_that_is_not_there_is_waited_for_and_nothing_is_made_meanwhile() -> Result<()> {
     let world = World::new("balancer", Config::quick()).await?;
     let _controller = world.start().await?;
@@ -252,9 +307,8 @@ async fn identity_security_encryption_and_diagnostics_reach_the_virtual_machine(
     Ok(())
 }
 
-/// Everything that the controller before this one made, by its names and tags.
-fn made_before(world: &World, name: &str) {
-    let tags = json!({"kubernetes.io-cluster-c": "owned"});
+/// Everything that the controller before this one made, by its names and with these tags.
+fn made_before(world: &World, name: &str, tags: Value) {
     let nic = network(world, "networkInterfaces", &format!("{name}-nic"));
     let subnet = network(world, "virtualNetworks", "capstan-vnet/subnets/worker-subnet");
     let body = json!({"location": "eastus", "tags": tags, "properties": {"ipConfigurations": [
@@ -280,7 +334,7 @@ fn made_before(world: &World, name: &str) {
 async fn a_machine_of_the_controller_before_is_taken_over_and_leaves_nothing() -> Result<()> {
     let world = World::new("before", Config::instant()).await?;
     let name = world.name("m");
-    made_before(&world, &name);
+    made_before(&world, &name, json!({"kubernetes.io-cluster-c": "owned"}));
     let disks = json!([
         disk("data", 0, "Delete", "Premium_LRS"),
         disk("keep", 1, "Detach", "Premium_LRS")
@@ -305,5 +359,31 @@ async fn a_machine_of_the_controller_before_is_taken_over_and_leaves_nothing() -
         assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
     }
     assert_eq!(world.azure("disks"), [format!("{name}_keep")]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_virtual_machine_of_somebody_else_is_left_alone_and_its_namesake_can_go() -> Result<()> {
+    let world = World::new("taken", Config::instant()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    made_before(&world, &name, json!({"team": "other"}));
+    world
+        .create(world.manifest(&name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]})))
+        .await?;
+    let machine = world.until_phase(&name, "Failed").await?;
+    let message = machine
+        .status
+        .and_then(|status| status.error_message)
+        .unwrap_or_default();
+    assert!(message.contains("was not made for this machine"), "{message}");
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    assert_eq!(world.azure("virtualMachines"), std::slice::from_ref(&name));
+    assert_eq!(world.azure("networkInterfaces"), [format!("{name}-nic")]);
+    assert_eq!(
+        world.azure("disks"),
+        [format!("{name}_OSDisk"), format!("{name}_data"), format!("{name}_keep")]
+    );
     Ok(())
 }

@@ -154,10 +154,12 @@ impl World {
             config["id"] = json!(format!("{id}/ipConfigurations/{name}"));
             config["type"] = json!("Microsoft.Network/networkInterfaces/ipConfigurations");
             let properties = &mut config["properties"];
+            super::compute::storage::default(properties, "privateIPAddressVersion", json!("IPv4"));
+            let ipv6 = text(properties, "/privateIPAddressVersion").is_some_and(|version| same(version, "IPv6"));
+            let own = if ipv6 { format!("fd00::{:x}", n + 3) } else { address(n) };
             for (field, value) in [
-                ("privateIPAddress", json!(address(n))),
+                ("privateIPAddress", json!(own)),
                 ("privateIPAllocationMethod", json!("Dynamic")),
-                ("privateIPAddressVersion", json!("IPv4")),
                 ("primary", json!(primary)),
                 ("provisioningState", json!("Succeeded")),
             ] {

@@ -1,6 +1,6 @@
 //! What a machine's spec is in Azure's words. Pure: the same spec always makes the same request.
 
-use super::names::Names;
+use super::names::{Names, POLICY_TAG};
 use capstan_api::disk::{DeletionPolicy, StorageAccountType};
 use capstan_api::openshift::{
     AzureMachineProviderSpec, BootDiagnosticsStorage, DataDisk as DiskSpec, DiskEncryptionSet, ImageType,
@@ -22,7 +22,10 @@ pub struct Extras {
     pub admin_password: Option<String>,
     pub availability_set: Option<String>,
     pub backend_pools: Vec<String>,
+    pub backend_pools_v6: Vec<String>,
     pub nat_rules: Vec<String>,
+    /// The subnet has IPv6 addresses too.
+    pub ipv6: bool,
 }
 
 fn text(value: &Option<String>) -> Option<String> {
@@ -66,6 +69,23 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
     }
 }
 
+/// The pools that interfaces join, for either kind of address: a balancer's n-th pool serves its n-th frontend.
+pub fn backend_pools(balancer: &LoadBalancerProperties) -> (Vec<String>, Vec<String>) {
+    let pools = balancer.backend_address_pools.as_deref().unwrap_or_default();
+    let frontends = balancer.frontend_ip_configurations.as_deref().unwrap_or_default();
+    let is_ipv6 = |(index, pool): &(usize, &BackendAddressPool)| {
+        let properties = frontends.get(*index).and_then(|frontend| frontend.properties.as_ref());
+        let version = properties.and_then(|properties| properties.private_ip_address_version.as_deref());
+        let name = pool.name.as_deref().unwrap_or_default().to_lowercase();
+        // Public frontends do not tell; installers name the pool after what it holds.
+        version.is_some_and(|version| version.eq_ignore_ascii_case("IPv6")) || name.ends_with("-ipv6")
+    };
+    let (ipv6, ipv4): (Vec<_>, Vec<_>) = pools.iter().enumerate().take(frontends.len().max(1)).partition(is_ipv6);
+    let ids =
+        |pools: Vec<(usize, &BackendAddressPool)>| pools.into_iter().filter_map(|(_, pool)| pool.id.clone()).collect();
+    (ids(ipv4), ids(ipv6))
+}
+
 pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> NetworkInterface {
     // Only the network itself may be in another group; what guards and feeds the interface is in the machine's.
     let own = |kind: &str, name: &str| ResourceId::network(&names.subscription, &names.group, kind, name);
@@ -78,6 +98,33 @@ pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> N
         .collect();
     let address = own("publicIPAddresses", &names.public_ip());
     let network = ResourceId::network(&names.subscription, &names.network_group, "virtualNetworks", &vnet);
+    let subnet = network.child("subnets", &spec.subnet);
+    let ipv4 = IpConfiguration {
+        name: Some("pipConfig".into()),
+        properties: Some(IpConfigurationProperties {
+            primary: Some(true),
+            private_ip_allocation_method: Some("Dynamic".into()),
+            subnet: Some(SubResource::of(&subnet)),
+            public_ip_address: spec.public_ip.then(|| SubResource::of(address)),
+            load_balancer_backend_address_pools: references(&extras.backend_pools),
+            load_balancer_inbound_nat_rules: references(&extras.nat_rules),
+            application_security_groups: references(&groups),
+            ..IpConfigurationProperties::default()
+        }),
+        ..IpConfiguration::default()
+    };
+    let ipv6 = extras.ipv6.then(|| IpConfiguration {
+        name: Some("pipConfig-v6".into()),
+        properties: Some(IpConfigurationProperties {
+            primary: Some(false),
+            private_ip_allocation_method: Some("Dynamic".into()),
+            private_ip_address_version: Some("IPv6".into()),
+            subnet: Some(SubResource::of(&subnet)),
+            load_balancer_backend_address_pools: references(&extras.backend_pools_v6),
+            ..IpConfigurationProperties::default()
+        }),
+        ..IpConfiguration::default()
+    });
     NetworkInterface {
         location: Some(names.location.clone()),
         tags: Some(names.tags(spec)),
@@ -85,20 +132,7 @@ pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> N
             enable_accelerated_networking: spec.accelerated_networking.then_some(true),
             network_security_group: text(&spec.security_group)
                 .map(|name| SubResource::of(full_id(&name, &own("networkSecurityGroups", &name)))),
-            ip_configurations: Some(vec![IpConfiguration {
-                name: Some("pipConfig".into()),
-                properties: Some(IpConfigurationProperties {
-                    primary: Some(true),
-                    private_ip_allocation_method: Some("Dynamic".into()),
-                    subnet: Some(SubResource::of(network.child("subnets", &spec.subnet))),
-                    public_ip_address: spec.public_ip.then(|| SubResource::of(address)),
-                    load_balancer_backend_address_pools: references(&extras.backend_pools),
-                    load_balancer_inbound_nat_rules: references(&extras.nat_rules),
-                    application_security_groups: references(&groups),
-                    ..IpConfigurationProperties::default()
-                }),
-                ..IpConfiguration::default()
-            }]),
+            ip_configurations: Some(std::iter::once(ipv4).chain(ipv6).collect()),
             ..NetworkInterfaceProperties::default()
         }),
         ..NetworkInterface::default()
@@ -308,9 +342,11 @@ fn storage_type(disk: &DiskSpec) -> Option<String> {
 
 /// A disk that is made before its machine.
 pub fn disk(names: &Names, spec: &AzureMachineProviderSpec, disk: &DiskSpec) -> Disk {
+    let mut tags = names.tags(spec);
+    tags.insert(POLICY_TAG.to_owned(), delete_option(disk).to_owned());
     Disk {
         location: Some(names.location.clone()),
-        tags: Some(names.tags(spec)),
+        tags: Some(tags),
         zones: text(&spec.zone).map(|zone| vec![zone]),
         sku: storage_type(disk).map(|name| Sku {
             name: Some(name),

@@ -43,7 +43,8 @@ impl Controller {
             custom_data,
             ..Extras::default()
         };
-        (extras.backend_pools, extras.nat_rules) = balancers(&target).await?;
+        extras.ipv6 = self.subnets.is_dual_stack(&target).await?;
+        balancers(&target, &mut extras).await?;
         extras.availability_set = availability_set(&target, size.as_ref()).await?;
         let external = public_ip(&target).await?;
         let nic = nic(&target, &extras).await?;
@@ -66,7 +67,8 @@ impl Controller {
             Ok(put) => put,
         };
         self.memory.follow(&work.uid, operation.clone());
-        let after = status::provisioning(&work.machine, &made, operation.as_ref(), addresses, Timestamp::now());
+        let now = Timestamp::now();
+        let after = status::provisioning(&work.machine, names, &made, operation.as_ref(), addresses, now);
         self.write_status(work, &after).await?;
         match operation {
             Some(operation) => Ok(Flow::Rest(Next::After(operation.due_in(Timestamp::now())))),
@@ -195,10 +197,9 @@ fn password() -> String {
 }
 
 /// The backend pools and address translation rules of the load balancers that the spec names.
-async fn balancers(target: &Target) -> Result<(Vec<String>, Vec<String>), Error> {
+async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
     let Target { spec, names, account } = target;
     let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
-    let (mut pools, mut rules) = (Vec::new(), Vec::new());
     let public = given(&spec.public_load_balancer);
     for name in [public.clone(), given(&spec.internal_load_balancer)]
         .into_iter()
@@ -220,18 +221,15 @@ async fn balancers(target: &Target) -> Result<(Vec<String>, Vec<String>), Error>
                 names.group
             )));
         };
-        let pool = properties
-            .backend_address_pools
-            .unwrap_or_default()
-            .into_iter()
-            .next()
-            .and_then(|pool| pool.id);
-        pools.extend(pool);
+        let (ipv4, ipv6) = build::backend_pools(&properties);
+        extras.backend_pools.extend(ipv4);
+        extras.backend_pools_v6.extend(ipv6);
         let rule = spec.nat_rule.filter(|_| public.as_deref() == Some(name.as_str()));
         let all = properties.inbound_nat_rules.unwrap_or_default();
-        rules.extend(rule.and_then(|index| all.get(usize::try_from(index).ok()?)?.id.clone()));
+        let rule = rule.and_then(|index| all.get(usize::try_from(index).ok()?)?.id.clone());
+        extras.nat_rules.extend(rule);
     }
-    Ok((pools, rules))
+    Ok(())
 }
 
 /// The availability set: the spec's own, or one for the machine's set where the region has no zones.

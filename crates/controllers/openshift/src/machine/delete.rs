@@ -3,14 +3,14 @@
 //! Invariants: a disk marked Detach is never deleted, and is seen to survive; the finalizer goes only when Azure has
 //! confirmed that the virtual machine, its OS disk, its interface and every disk marked Delete are gone.
 
-use super::disk_list::{Found, Listing};
 use super::error::Error;
+use super::fate::{self, Fate, Known};
 use super::names::Names;
 use super::plan::Step;
-use super::status::{self, Ending};
-use super::{Controller, Flow, Target, Work, build, link, provider_spec};
-use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine};
-use capstan_azure::model::{StorageProfile, VirtualMachine, VirtualMachineProperties, VirtualMachineUpdate};
+use super::spec::is_unreadable;
+use super::status::{self, Ending, has_vm};
+use super::{Controller, Flow, Target, Work, link};
+use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::{Client, Operation, Progress};
 use capstan_core::drain::{self, Options as DrainOptions};
 use capstan_kube::drain::Outcome;
@@ -128,8 +128,8 @@ impl Controller {
         node: Option<Arc<Node>>,
         drained: Option<Result<(), String>>,
     ) -> Result<Flow, Error> {
-        // A spec that cannot even be read was never made into anything.
-        if provider_spec(&work.machine).is_err() {
+        // A spec that could never be read was never made into anything.
+        if is_unreadable(&work.machine) && !has_vm(&work.machine) {
             return self.release(work, node, &[]).await;
         }
         match self.destroyed(work, drained).await {
@@ -140,7 +140,13 @@ impl Controller {
                 if !matches!(error, Error::Kube(_)) {
                     let after = status::deleting(&work.machine, &Self::ending(&work.machine, None), Timestamp::now());
                     self.write_status(work, &after).await?;
-                    let text = format!("failed to delete machine {}: {error}", work.machine.name_any());
+                }
+                // Said when Azure refused; that we keep to it is no news.
+                if !matches!(error, Error::Kube(_)) && !error.is_held() {
+                    let text = format!(
+                        "DeleteError: failed to delete machine {:?}: {error}",
+                        work.machine.name_any()
+                    );
                     self.metrics
                         .failed("FailedDelete", work.machine.as_ref(), "DeleteError");
                     self.events.warning(work.machine.as_ref(), "FailedDelete", text).await;
@@ -152,25 +158,29 @@ impl Controller {
 
     async fn destroyed(&self, work: &mut Work, drained: Option<Result<(), String>>) -> Result<Gone, Error> {
         let target = self.target(&work.machine).await?;
+        let mut network = Network {
+            public_ip: target.spec.public_ip || status::has_public_ip(&work.machine),
+            lent: false,
+        };
         if !self.memory.vm_gone(&work.uid) {
             match self.vm_deleted(work, &target, drained).await? {
-                Some(after) => return Ok(Gone::NotYet(after)),
-                None => self.memory.set_vm_gone(&work.uid),
+                VmGone::NotYet(after) => return Ok(Gone::NotYet(after)),
+                VmGone::Gone => self.memory.set_vm_gone(&work.uid),
+                VmGone::NotOurs => network.lent = true,
             }
         }
-        let ours = status::vm_id(&work.machine).is_some();
-        let (kept, ()) = tokio::try_join!(self.disks_gone(work, &target, ours), network_gone(&target))?;
+        let (kept, ()) = tokio::try_join!(self.disks_gone(work, &target), network_gone(&target, network))?;
         availability_set_gone(&target).await?;
         Ok(Gone::All(kept))
     }
 
-    /// Deletes the virtual machine; `Some`: look again after this long.
+    /// Deletes the virtual machine, if it is ours.
     async fn vm_deleted(
         &self,
         work: &mut Work,
         target: &Target,
         drained: Option<Result<(), String>>,
-    ) -> Result<Option<Duration>, Error> {
+    ) -> Result<VmGone, Error> {
         let client = &target.account.client;
         if let Some(operation) = self.following(work) {
             return self.follow_deletion(work, client, operation).await;
@@ -178,17 +188,23 @@ impl Controller {
         let names = &target.names;
         let doing = || Error::doing(format!("failed to delete vm {}", names.machine));
         let Some(vm) = client.get_vm(&names.group, &names.machine).await.map_err(doing())? else {
-            return Ok(None);
+            return Ok(VmGone::Gone);
         };
-        let known = status::vm_id(&work.machine).is_some() || work.machine.spec.provider_id.is_some();
+        let known = has_vm(&work.machine);
         if !known && !names.owns(vm.tags.as_ref()) {
             tracing::warn!(
                 machine = names.machine,
                 "a virtual machine of this name is not ours and stays"
             );
-            return Ok(None);
+            return Ok(VmGone::NotOurs);
         }
-        if let Some(update) = spared(&target.spec, names, &vm) {
+        let seen = fate::attached(names, &vm);
+        if !known || fate::is_untold(&target.spec, names, &status::attached(&work.machine), &seen) {
+            // Before it goes: once it is gone, nobody could tell that it was ours and what it had.
+            let after = status::holding(&work.machine, &vm, seen, Timestamp::now());
+            self.write_status(work, &after).await?;
+        }
+        if let Some(update) = fate::spared(&target.spec, names, &vm) {
             let put = client
                 .patch_vm(&names.group, &names.machine, &update)
                 .await
@@ -197,20 +213,17 @@ impl Controller {
         }
         let operation = client.delete_vm(&names.group, &names.machine).await.map_err(doing())?;
         self.memory.follow(&work.uid, operation.clone());
-        let id = vm
-            .properties
-            .as_ref()
-            .and_then(|properties| properties.vm_id.as_deref())
-            .or(vm.id.as_deref());
-        let machine = work.machine.clone();
+        let (machine, id) = (work.machine.clone(), status::id_of(&vm));
         let ending = Ending {
             operation: operation.as_ref(),
-            vm_id: id,
+            vm_id: id.as_deref(),
             ..Self::ending(&machine, drained)
         };
         let after = status::deleting(&machine, &ending, Timestamp::now());
         self.write_status(work, &after).await?;
-        Ok(operation.map(|operation| operation.due_in(Timestamp::now())))
+        Ok(operation.map_or(VmGone::Gone, |operation| {
+            VmGone::NotYet(operation.due_in(Timestamp::now()))
+        }))
     }
 
     async fn follow_deletion(
@@ -218,19 +231,19 @@ impl Controller {
         work: &mut Work,
         client: &Client,
         mut operation: Operation,
-    ) -> Result<Option<Duration>, Error> {
+    ) -> Result<VmGone, Error> {
         let due = operation.due_in(Timestamp::now());
         if !due.is_zero() {
-            return Ok(Some(due));
+            return Ok(VmGone::NotYet(due));
         }
         match client.poll(&mut operation).await {
             Ok(Progress::Running(after)) => {
                 self.memory.follow(&work.uid, Some(operation));
-                Ok(Some(after))
+                Ok(VmGone::NotYet(after))
             }
             Ok(Progress::Done(_)) => {
                 self.memory.follow(&work.uid, None);
-                Ok(None)
+                Ok(VmGone::Gone)
             }
             Err(source) => {
                 if source.ended_operation() {
@@ -254,33 +267,25 @@ impl Controller {
     }
 
     /// Every disk that is to go is gone; the ids of those that stay.
-    async fn disks_gone(&self, work: &Work, target: &Target, ours: bool) -> Result<Vec<String>, Error> {
+    async fn disks_gone(&self, work: &Work, target: &Target) -> Result<Vec<String>, Error> {
         let Target { spec, names, account } = target;
         let listing = self.disk_lists.get(&account.client, &names.group).await?;
-        let doomed = doomed(spec, names, &listing, ours);
+        let known = Known {
+            attached: &status::attached(&work.machine),
+            ours: has_vm(&work.machine),
+        };
+        let Fate { doomed, kept, missing } = fate::decide(spec, names, &listing, known);
         for (label, name) in &doomed {
             self.disk_gone(&account.client, names, label, name).await?;
         }
-        let mut kept = Vec::new();
-        for disk in spec
-            .data_disks
-            .iter()
-            .filter(|disk| build::delete_option(disk) == "Detach")
-        {
-            let name = names.data_disk(&disk.name_suffix);
-            match listing.get(&name.to_lowercase()) {
-                Some(found) => kept.push(found.id.clone()),
-                None if ours => {
-                    let text = format!(
-                        "Data Disk {name} was to be kept, but is not in resource group {}",
-                        names.group
-                    );
-                    self.events
-                        .warning(work.machine.as_ref(), "DataDiskMissing", text)
-                        .await;
-                }
-                None => {}
-            }
+        for name in missing {
+            let text = format!(
+                "Data Disk {name} was to be kept, but is not in resource group {}",
+                names.group
+            );
+            self.events
+                .warning(work.machine.as_ref(), "DataDiskMissing", text)
+                .await;
         }
         Ok(kept)
     }
@@ -304,11 +309,9 @@ impl Controller {
             self.node_gone(&node).await?;
         }
         let name = work.machine.name_any();
-        let mut text = format!("Deleted machine {name}");
-        for id in kept {
-            text.push_str(&format!("; its Data Disk was detached and is kept as {id}"));
+        for text in fate::farewell(&name, kept) {
+            self.events.normal(work.machine.as_ref(), "Deleted", text).await;
         }
-        self.events.normal(work.machine.as_ref(), "Deleted", text).await;
         patch::remove_finalizer(&self.api(&work.machine), work.machine.as_ref(), MACHINE_FINALIZER).await?;
         // A late cache must not make us do it all again.
         self.memory.set_released(&work.uid);
@@ -336,6 +339,23 @@ impl Controller {
     }
 }
 
+/// How far the virtual machine's deletion is.
+enum VmGone {
+    /// Look again after this long.
+    NotYet(Duration),
+    Gone,
+    /// One of this name is there that was not made for this machine: it stays.
+    NotOurs,
+}
+
+/// What to know of a machine's network before it goes.
+#[derive(Clone, Copy)]
+struct Network {
+    public_ip: bool,
+    /// Its interface may be another machine's by now.
+    lent: bool,
+}
+
 /// How far the deletion in Azure is.
 enum Gone {
     NotYet(Duration),
@@ -343,72 +363,21 @@ enum Gone {
     All(Vec<String>),
 }
 
-/// What to change before the virtual machine goes, so that no disk marked Detach goes with it: the spec may have been
-/// changed since it was made.
-fn spared(spec: &AzureMachineProviderSpec, names: &Names, vm: &VirtualMachine) -> Option<VirtualMachineUpdate> {
-    let kept: Vec<String> = spec
-        .data_disks
-        .iter()
-        .filter(|disk| build::delete_option(disk) == "Detach")
-        .map(|disk| names.data_disk(&disk.name_suffix))
-        .collect();
-    let mut disks = vm.data_disks().to_vec();
-    let mut changed = false;
-    for disk in &mut disks {
-        let ours = disk
-            .name
-            .as_ref()
-            .is_some_and(|name| kept.iter().any(|kept| kept.eq_ignore_ascii_case(name)));
-        if ours && disk.delete_option.as_deref() == Some("Delete") {
-            disk.delete_option = Some("Detach".to_owned());
-            changed = true;
-        }
-    }
-    changed.then(|| VirtualMachineUpdate {
-        properties: Some(VirtualMachineProperties {
-            storage_profile: Some(StorageProfile {
-                data_disks: Some(disks),
-                ..StorageProfile::default()
-            }),
-            ..VirtualMachineProperties::default()
-        }),
-        tags: None,
-    })
-}
-
-/// The disks that are still there and have to go, with the word that the event has for each. Where no virtual machine
-/// of ours was ever seen, only what bears this very machine's tag is ours: a disk that an earlier machine of the same
-/// name left on purpose is not.
-fn doomed(
-    spec: &AzureMachineProviderSpec,
-    names: &Names,
-    listing: &Listing,
-    ours: bool,
-) -> Vec<(&'static str, String)> {
-    let data = spec
-        .data_disks
-        .iter()
-        .filter(|disk| build::delete_option(disk) == "Delete");
-    let data = data.map(|disk| ("Data Disk", names.data_disk(&disk.name_suffix)));
-    std::iter::once(("OS disk", names.os_disk()))
-        .chain(data)
-        .filter(|(_, name)| {
-            let found: Option<&Found> = listing.get(&name.to_lowercase());
-            found.is_some_and(|found| ours || names.made(found.tags.as_ref()))
-        })
-        .collect()
-}
-
 /// The interface, then the public address that it held.
-async fn network_gone(target: &Target) -> Result<(), Error> {
-    let Target { spec, names, account } = target;
+async fn network_gone(target: &Target, Network { public_ip, lent }: Network) -> Result<(), Error> {
+    let Target { names, account, .. } = target;
     let client = &account.client;
     let nic = names.nic();
     let doing = || Error::doing(format!("failed to delete nic {nic}"));
-    if let Some(operation) = client.delete_nic(&names.group, &nic).await.map_err(doing())? {
-        client.wait(operation).await.map_err(doing())?;
+    match client.delete_nic(&names.group, &nic).await {
+        Err(error) if lent && error.arm().is_some_and(|arm| arm.has_code("NicInUse")) => return Ok(()),
+        deleted => {
+            if let Some(operation) = deleted.map_err(doing())? {
+                client.wait(operation).await.map_err(doing())?;
+            }
+        }
     }
-    if !spec.public_ip {
+    if !public_ip {
         return Ok(());
     }
     let address = names.public_ip();
@@ -459,6 +428,3 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
         result => result.map_err(doing()),
     }
 }
-
-#[cfg(test)]
-mod tests;

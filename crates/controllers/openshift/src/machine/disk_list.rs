@@ -3,6 +3,7 @@
 use super::error::Error;
 use capstan_azure::Client;
 use capstan_azure::model::Tags;
+use jiff::Timestamp;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -10,9 +11,10 @@ use std::time::Instant;
 /// What matters of a disk when its machine is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
+    pub name: String,
     pub id: String,
-    pub attached_to: Option<String>,
     pub tags: Option<Tags>,
+    pub created: Option<Timestamp>,
 }
 
 /// By lower-case name.
@@ -46,15 +48,14 @@ impl DiskLists {
             .await
             .map_err(Error::doing(format!("listing the disks of {group}")))?;
         let found = disks.into_iter().filter_map(|disk| {
-            let attached_to = disk.managed_by.filter(|id| !id.is_empty());
-            Some((
-                disk.name?.to_lowercase(),
-                Found {
-                    id: disk.id.unwrap_or_default(),
-                    attached_to,
-                    tags: disk.tags,
-                },
-            ))
+            let created = disk.properties.and_then(|properties| properties.time_created);
+            let found = Found {
+                name: disk.name?,
+                id: disk.id.unwrap_or_default(),
+                tags: disk.tags,
+                created: created.and_then(|time| time.parse().ok()),
+            };
+            Some((found.name.to_lowercase(), found))
         });
         let listing: Listing = Arc::new(found.collect());
         *slot = Some((begun, listing.clone()));

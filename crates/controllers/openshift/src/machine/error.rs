@@ -28,6 +28,15 @@ impl Error {
         move |source| Self::Azure { doing, source }
     }
 
+    /// Nothing was sent: an earlier answer asked for a pause.
+    pub fn is_held(&self) -> bool {
+        let source = match self {
+            Self::Azure { source, .. } => source,
+            _ => return false,
+        };
+        matches!(source, capstan_azure::Error::Held { .. })
+    }
+
     /// The same, but retried whatever it is: for deletions, which nobody can mend by changing the spec.
     pub fn retried(self) -> Self {
         if Classified::class(&self) == Class::Terminal {

@@ -10,22 +10,24 @@ mod create;
 mod delete;
 mod disk_list;
 mod error;
+mod fate;
 mod link;
 mod memory;
 mod metrics;
 mod names;
 mod plan;
+mod spec;
 mod status;
+mod subnets;
 
 pub use error::Error;
 
 use crate::Options;
 use crate::account::{Account, Accounts};
-use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine};
+use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine};
 use capstan_azure::operation::Follow;
 use capstan_azure::{Clients, Operation, Progress};
 use capstan_core::Class;
-use capstan_core::validate::openshift::with_defaults;
 use capstan_kube::cache::Change;
 use capstan_kube::drain::Drainer;
 use capstan_kube::patch::{self, Lock};
@@ -40,9 +42,11 @@ use memory::Memory;
 use metrics::Metrics;
 use names::Names;
 use plan::{Observed, Step, Vm, plan};
+use spec::provider_spec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use subnets::Subnets;
 
 /// Enough to start a big MachineSet at once; the request budget keeps Azure's limits.
 const CONCURRENCY: u16 = 128;
@@ -73,6 +77,7 @@ pub async fn run(ctx: Context, clients: Clients, options: Options) -> Result<(),
         events: ctx.recorder(COMPONENT),
         memory: Memory::default(),
         disk_lists: DiskLists::default(),
+        subnets: Subnets::default(),
         ctx,
         machines,
         nodes,
@@ -143,6 +148,7 @@ pub(crate) struct Controller {
     trigger: Trigger<Machine>,
     memory: Memory,
     disk_lists: DiskLists,
+    subnets: Subnets,
     metrics: Metrics,
     options: Options,
 }
@@ -343,7 +349,8 @@ impl Controller {
                     .map(|arm| check::refused(&work.machine.name_any(), arm))
                     .unwrap_or_default();
                 match error.class() {
-                    Class::Terminal => self.refuse(work, &text).await,
+                    // One that is not there any more was deleted by somebody else: it is made anew.
+                    Class::Terminal if !error.is_not_found() => self.refuse(work, &text).await,
                     _ => Err(self.hindered(work, Error::NotYet(text)).await),
                 }
             }
@@ -363,7 +370,7 @@ impl Controller {
             work.vm = Vm::Absent;
             return Ok(Flow::Again);
         };
-        let known = status::vm_id(&work.machine).is_some() || work.machine.spec.provider_id.is_some();
+        let known = status::has_vm(&work.machine);
         work.vm = match vm.provisioning_state() {
             _ if !known && !names.owns(vm.tags.as_ref()) => Vm::Foreign,
             "Failed" | "Canceled" => Vm::Broken,
@@ -385,7 +392,7 @@ impl Controller {
             self.write_status(work, &after).await?;
         } else if work.vm != Vm::Foreign && status::vm_id(&work.machine).is_none() {
             let addresses = self.addresses_of(&names, &account).await?;
-            let after = status::provisioning(&work.machine, &vm, None, addresses, Timestamp::now());
+            let after = status::provisioning(&work.machine, &names, &vm, None, addresses, Timestamp::now());
             self.write_status(work, &after).await?;
         }
         Ok(Flow::Again)
@@ -417,7 +424,7 @@ impl Controller {
         }
         self.write_status(work, &after).await?;
         self.memory.looked(&work.machine);
-        let text = format!("Created machine {}", names.machine);
+        let text = format!("Created machine {:?}", names.machine);
         self.events.normal(work.machine.as_ref(), "Created", text).await;
         Ok(Flow::Again)
     }
@@ -472,15 +479,7 @@ impl Controller {
             .status
             .as_ref()
             .is_some_and(|status| status.phase.is_some());
-        if begun
-            && matches!(
-                error,
-                Error::Azure {
-                    source: capstan_azure::Error::Held { .. },
-                    ..
-                }
-            )
-        {
+        if begun && error.is_held() {
             // Said when Azure refused; that we keep to it is no news.
             return error;
         }
@@ -512,20 +511,6 @@ impl Controller {
 }
 
 const VM_RUNNING: &str = "Running";
-
-/// The spec with admission's defaults in it.
-fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Error> {
-    let refused = |error: capstan_api::openshift::FieldError| Error::Refused(error.to_string());
-    let empty = serde_json::Value::Object(Default::default());
-    let raw = machine.spec.provider_spec.value.as_ref().unwrap_or(&empty);
-    let spec = AzureMachineProviderSpec::from_raw(raw).map_err(refused)?;
-    let cluster = machine
-        .labels()
-        .get(CLUSTER_ID_LABEL)
-        .map(String::as_str)
-        .unwrap_or_default();
-    AzureMachineProviderSpec::from_raw(&with_defaults(raw, &spec, cluster)).map_err(refused)
-}
 
 /// Follows the virtual machine itself, where no operation is known.
 fn watching(names: &Names) -> Operation {

@@ -5,6 +5,7 @@ use crate::account::Place;
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine};
 use capstan_azure::ResourceId;
 use capstan_azure::model::Tags;
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 /// Azure's limit on the name of a public address.
@@ -15,6 +16,9 @@ pub const MACHINE_TAG: &str = "capstan-machine";
 
 /// Tells apart machines that had the same name one after the other.
 pub const UID_TAG: &str = "capstan-machine-uid";
+
+/// Says on a disk that is made before its machine what is to become of it.
+pub const POLICY_TAG: &str = "capstan-deletion-policy";
 
 /// The set that a machine belongs to, put there by whoever made it.
 pub const MACHINESET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
@@ -29,6 +33,8 @@ pub struct Names {
     pub machine: String,
     pub namespace: String,
     pub uid: String,
+    /// When the machine's object was made.
+    pub born: Option<Timestamp>,
     pub cluster: String,
     /// The set's name, where the machine has one.
     pub set: Option<String>,
@@ -51,6 +57,12 @@ impl Names {
 
     pub fn data_disk(&self, suffix: &str) -> String {
         capstan_core::disks::azure::disk_name(&self.machine, suffix)
+    }
+
+    /// Whether a disk of this name is one of the machine's data disks, or was.
+    pub fn is_data_disk(&self, disk: &str) -> bool {
+        let (disk, prefix) = (disk.to_lowercase(), format!("{}_", self.machine.to_lowercase()));
+        disk.starts_with(&prefix) && disk != self.os_disk().to_lowercase()
     }
 
     /// The set that is made where a region has no zones.
@@ -120,9 +132,20 @@ impl Names {
     }
 }
 
+/// The virtual machine that the machine's provider id names.
+fn located(machine: &Machine) -> Option<ResourceId> {
+    let id: ResourceId = machine.spec.provider_id.as_deref()?.parse().ok()?;
+    id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
+}
+
 pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) -> Names {
     let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-    let group = given(&spec.resource_group).unwrap_or_else(|| place.group.clone());
+    let asked = given(&spec.resource_group).unwrap_or_else(|| place.group.clone());
+    // Where the virtual machine is counts for more than where the spec would have it by now.
+    let group = match located(machine) {
+        Some(id) if !id.group.eq_ignore_ascii_case(&asked) => id.group,
+        _ => asked,
+    };
     let label = |key: &str| machine.labels().get(key).cloned();
     let owner = || {
         let owners = machine.owner_references().iter();
@@ -139,6 +162,7 @@ pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) 
         machine: machine.name_any(),
         namespace: machine.namespace().unwrap_or_default(),
         uid: machine.uid().unwrap_or_default(),
+        born: machine.creation_timestamp().map(|time| time.0),
         cluster: label(CLUSTER_ID_LABEL).unwrap_or_default(),
         set: label(MACHINESET_LABEL).or_else(owner),
     }
@@ -157,6 +181,7 @@ pub(crate) mod tests {
             machine: "m1".into(),
             namespace: "ns".into(),
             uid: "u1".into(),
+            born: None,
             cluster: "c".into(),
             set: None,
         }
@@ -166,6 +191,32 @@ pub(crate) mod tests {
     fn the_provider_id_is_spelt_as_nodes_spell_it() {
         let expected = "azure:///subscriptions/sub/resourceGroups/group/providers/Microsoft.Compute/virtualMachines/m1";
         assert_eq!(sample().provider_id(), expected);
+    }
+
+    #[test]
+    fn a_machine_is_where_its_provider_id_says_even_if_the_spec_was_changed() {
+        let spec = AzureMachineProviderSpec {
+            resource_group: Some("elsewhere".into()),
+            ..AzureMachineProviderSpec::default()
+        };
+        let place = Place {
+            subscription: "SUB".into(),
+            group: "other".into(),
+            location: "eastus".into(),
+        };
+        let mut machine = Machine::new("m1", Default::default());
+        assert_eq!(names(&machine, &spec, &place).group, "elsewhere");
+        machine.spec.provider_id = Some(sample().provider_id());
+        assert_eq!(names(&machine, &spec, &place).group, "group");
+    }
+
+    #[test]
+    fn a_machines_disks_are_told_from_those_of_its_neighbours() {
+        let names = sample();
+        assert!(names.is_data_disk("M1_data"));
+        for other in ["m1_OSDisk", "m1_osdisk", "m10_data", "m1-data", "pvc-1"] {
+            assert!(!names.is_data_disk(other), "{other}");
+        }
     }
 
     #[test]

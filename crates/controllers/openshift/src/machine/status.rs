@@ -1,5 +1,6 @@
 //! What a machine's status says. Pure changes of the object; whoever applies them writes only what differs.
 
+use super::fate::{self, Attached};
 use super::names::Names;
 use super::plan::{describe_hooks, phase};
 use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, LifecycleHook, Machine, MachineStatus};
@@ -20,6 +21,9 @@ const INTERRUPTIBLE: &str = "machine.openshift.io/interruptible-instance";
 
 /// Where in the provider's status an operation under way is kept, so that a restart takes it up.
 const OPERATION: &str = "operation";
+
+/// Where the disks stand that the virtual machine was made with: the spec may lose them later.
+const DATA_DISKS: &str = "dataDisks";
 
 pub const INSTANCE_EXISTS: &str = "InstanceExists";
 pub const DRAINABLE: &str = "Drainable";
@@ -43,9 +47,34 @@ pub fn vm_id(machine: &Machine) -> Option<String> {
     provider(machine).vm_id.filter(|id| !id.is_empty())
 }
 
+/// Whether a virtual machine was ever known to be this machine's.
+pub fn has_vm(machine: &Machine) -> bool {
+    let identified = machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty());
+    identified || vm_id(machine).is_some()
+}
+
+/// What a virtual machine is remembered by.
+pub fn id_of(vm: &VirtualMachine) -> Option<String> {
+    let own = vm.properties.as_ref().and_then(|properties| properties.vm_id.clone());
+    own.or_else(|| vm.id.clone())
+}
+
+/// It was given a public address, whatever the spec says by now.
+pub fn has_public_ip(machine: &Machine) -> bool {
+    let addresses = machine.status.iter().flat_map(|status| &status.addresses);
+    addresses.into_iter().any(|address| address.type_ == "ExternalIP")
+}
+
 /// The operation that an earlier process was following.
 pub fn operation(machine: &Machine) -> Option<Operation> {
     serde_json::from_value(provider(machine).extra.get(OPERATION)?.clone()).ok()
+}
+
+/// The disks that the virtual machine is known to have had.
+pub fn attached(machine: &Machine) -> Vec<Attached> {
+    let kept = provider(machine).extra.get(DATA_DISKS).cloned();
+    kept.and_then(|kept| serde_json::from_value(kept).ok())
+        .unwrap_or_default()
 }
 
 fn set_provider(status: &mut MachineStatus, change: impl FnOnce(&mut AzureMachineProviderStatus)) {
@@ -68,6 +97,25 @@ fn keep_operation(provider: &mut AzureMachineProviderStatus, operation: Option<&
         Some(value) => drop(provider.extra.insert(OPERATION.to_owned(), value)),
         None => drop(provider.extra.remove(OPERATION)),
     }
+}
+
+fn keep_disks(provider: &mut AzureMachineProviderStatus, disks: &[Attached]) {
+    if let Ok(value) = serde_json::to_value(disks)
+        && !disks.is_empty()
+    {
+        provider.extra.insert(DATA_DISKS.to_owned(), value);
+    }
+}
+
+/// The virtual machine is about to go; these are the disks that it has.
+pub fn holding(machine: &Machine, vm: &VirtualMachine, disks: Vec<Attached>, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    let disks = fate::recorded(&attached(machine), disks);
+    set_provider(&mut status, |provider| {
+        keep_disks(provider, &disks);
+        provider.vm_id = provider.vm_id.take().or_else(|| id_of(vm));
+    });
+    stamped(machine, status, now)
 }
 
 fn did(status: &mut MachineStatus, what: &str, state: &str, description: &str, now: Timestamp) {
@@ -93,6 +141,7 @@ fn stamped(machine: &Machine, status: MachineStatus, now: Timestamp) -> Machine 
 /// Azure has accepted the machine and is making it.
 pub fn provisioning(
     machine: &Machine,
+    names: &Names,
     vm: &VirtualMachine,
     operation: Option<&Operation>,
     addresses: Vec<NodeAddress>,
@@ -103,12 +152,10 @@ pub fn provisioning(
     if !addresses.is_empty() {
         status.addresses = addresses;
     }
+    let disks = fate::recorded(&attached(machine), fate::attached(names, vm));
     set_provider(&mut status, |provider| {
-        provider.vm_id = vm
-            .properties
-            .as_ref()
-            .and_then(|properties| properties.vm_id.clone())
-            .or_else(|| vm.id.clone());
+        keep_disks(provider, &disks);
+        provider.vm_id = id_of(vm);
         provider.vm_state = Some(vm.provisioning_state().to_owned());
         keep_operation(provider, operation);
     });

@@ -184,3 +184,42 @@ fn the_interface_is_placed_in_the_spec_s_network() {
     );
     assert_eq!(nic["properties"]["enableAcceleratedNetworking"], true);
 }
+
+#[test]
+fn a_dual_stack_interface_has_a_second_configuration() {
+    let extras = Extras {
+        ipv6: true,
+        backend_pools: vec!["/four".into()],
+        backend_pools_v6: vec!["/six".into()],
+        ..Extras::default()
+    };
+    let made =
+        |extras: &Extras| serde_json::to_value(nic(&sample(), &spec(json!({"publicIP": true})), extras)).unwrap();
+    let configs = made(&extras)["properties"]["ipConfigurations"].clone();
+    let subnet = configs[0]["properties"]["subnet"].clone();
+    assert_eq!(
+        configs[1],
+        json!({"name": "pipConfig-v6", "properties": {"primary": false, "privateIPAddressVersion": "IPv6",
+            "privateIPAllocationMethod": "Dynamic", "subnet": subnet, "loadBalancerBackendAddressPools": [{"id": "/six"}]}})
+    );
+    let single = made(&Extras::default())["properties"]["ipConfigurations"].clone();
+    assert_eq!(single.as_array().map(Vec::len), Some(1));
+}
+
+#[rstest]
+#[case::no_frontends_told(json!([]), json!([{"id": "a"}, {"id": "b"}]), &["a"], &[])]
+#[case::one_frontend(json!([{}]), json!([{"id": "a"}, {"id": "b"}]), &["a"], &[])]
+#[case::two(json!([{}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["a", "b"], &[])]
+#[case::by_version(json!([{"properties": {"privateIPAddressVersion": "IPv6"}}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["b"], &["a"])]
+#[case::by_name(json!([{}, {}]), json!([{"id": "a", "name": "c"}, {"id": "b", "name": "c-IPv6"}]), &["a"], &["b"])]
+fn a_pool_serves_the_frontend_of_its_place(
+    #[case] frontends: Value,
+    #[case] pools: Value,
+    #[case] ipv4: &[&str],
+    #[case] ipv6: &[&str],
+) {
+    let balancer = json!({"frontendIPConfigurations": frontends, "backendAddressPools": pools});
+    let (four, six) = backend_pools(&serde_json::from_value(balancer).unwrap());
+    assert_eq!(four, ipv4);
+    assert_eq!(six, ipv6);
+}

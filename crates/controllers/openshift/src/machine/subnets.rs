@@ -1,0 +1,83 @@
+//! Which subnets have IPv6 addresses. Read once for all machines that are made in a subnet at about the same time.
+
+use super::Target;
+use super::error::Error;
+use capstan_azure::model::Subnet;
+use capstan_core::Class;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A subnet gets a second address space once in its life, if ever; machines made this soon after it may miss it.
+const FRESH: Duration = Duration::from_secs(300);
+
+type Slot = Arc<tokio::sync::Mutex<Option<(Instant, bool)>>>;
+
+/// By subscription, group, network and subnet.
+#[derive(Default)]
+pub struct Subnets(Mutex<HashMap<[String; 4], Slot>>);
+
+impl Subnets {
+    /// Whether interfaces in the machine's subnet get an IPv6 address too.
+    pub async fn is_dual_stack(&self, target: &Target) -> Result<bool, Error> {
+        let Target { spec, names, account } = target;
+        let vnet = spec.vnet.as_deref().unwrap_or_default();
+        let (subscription, group) = (names.subscription.as_str(), names.network_group.as_str());
+        let key = [subscription, group, vnet, spec.subnet.as_str()].map(str::to_lowercase);
+        let slot = {
+            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.entry(key).or_default().clone()
+        };
+        let mut slot = slot.lock().await;
+        if let Some((read, dual)) = *slot
+            && read.elapsed() < FRESH
+        {
+            return Ok(dual);
+        }
+        let found = account
+            .client
+            .get_subnet(&names.network_group, vnet, &spec.subnet)
+            .await;
+        let dual = match found {
+            Ok(found) => found.is_some_and(|subnet| has_ipv6(&subnet)),
+            // Who may join a network need not be allowed to read it; and what is wrong with it, the interface's own
+            // request is told.
+            Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
+                tracing::warn!(machine = names.machine, %error, "the subnet is taken for one without IPv6");
+                false
+            }
+            Err(error) => return Err(Error::doing(format!("reading subnet {}", spec.subnet))(error)),
+        };
+        *slot = Some((Instant::now(), dual));
+        Ok(dual)
+    }
+}
+
+fn has_ipv6(subnet: &Subnet) -> bool {
+    let Some(properties) = &subnet.properties else {
+        return false;
+    };
+    let many = properties.address_prefixes.iter().flatten();
+    properties
+        .address_prefix
+        .iter()
+        .chain(many)
+        .any(|prefix| prefix.contains(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    #[rstest]
+    #[case::one_prefix(json!({"addressPrefix": "10.0.0.0/24"}), false)]
+    #[case::two(json!({"addressPrefixes": ["10.0.0.0/24", "fd00:db8::/64"]}), true)]
+    #[case::several_of_one_kind(json!({"addressPrefixes": ["10.0.0.0/24", "10.0.1.0/24"]}), false)]
+    #[case::nothing_said(json!({}), false)]
+    fn a_subnet_is_dual_stack_by_its_prefixes(#[case] properties: Value, #[case] dual: bool) {
+        let subnet: Subnet = serde_json::from_value(json!({"properties": properties})).unwrap();
+        assert_eq!(has_ipv6(&subnet), dual);
+    }
+}

@@ -146,7 +146,11 @@ fn unreadable(error: &anyhow::Error) -> Findings {
 
 fn machine(object: &Object) -> anyhow::Result<Findings> {
     let machine: openshift::Machine = object.typed()?;
-    provider_spec(object.name(), &machine.metadata, machine.spec.provider_spec.value)
+    Ok(provider_spec(
+        object.name(),
+        &machine.metadata,
+        machine.spec.provider_spec.value,
+    ))
 }
 
 fn machine_set(object: &Object) -> anyhow::Result<Findings> {
@@ -159,7 +163,7 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
     let selector = Selector::try_from(set.spec.selector.clone());
     let labels = &set.spec.template.metadata.labels;
     let selects = selector.is_ok_and(|selector| selector.matches(labels));
-    let mut findings = provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value)?;
+    let mut findings = provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value);
     if !selects {
         let (path, detail) = (
             "spec.template.metadata.labels",
@@ -176,19 +180,27 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
 /// The spec as admission would leave it, defaults filled in.
 fn filled_spec(metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<openshift::AzureMachineProviderSpec> {
     let value = value.context("spec.providerSpec.value is missing")?;
-    let cluster = metadata
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get(CLUSTER_LABEL))
-        .map_or("", String::as_str);
     let spec = openshift::AzureMachineProviderSpec::from_raw(&value)?;
-    let filled = validate::openshift::with_defaults(&value, &spec, cluster);
+    let filled = validate::openshift::with_defaults(&value, &spec, cluster(metadata));
     Ok(openshift::AzureMachineProviderSpec::from_raw(&filled)?)
 }
 
-fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<Findings> {
-    Ok(validate::openshift::validate(
-        machine_name,
-        &filled_spec(metadata, value)?,
-    ))
+fn cluster(metadata: &ObjectMeta) -> &str {
+    let labels = metadata.labels.as_ref();
+    labels
+        .and_then(|labels| labels.get(CLUSTER_LABEL))
+        .map_or("", String::as_str)
+}
+
+fn provider_spec(machine_name: &str, metadata: &ObjectMeta, value: Option<Value>) -> Findings {
+    match value {
+        Some(value) => validate::openshift::validate_raw(machine_name, &value, Some(cluster(metadata))),
+        None => Findings {
+            errors: vec![validate::FieldError::required(
+                "providerSpec.value",
+                "a value must be provided",
+            )],
+            warnings: Vec::new(),
+        },
+    }
 }

@@ -32,6 +32,12 @@ impl fmt::Display for FieldError {
 impl std::error::Error for FieldError {}
 
 impl FieldError {
+    /// The outermost field that it is about: `dataDisks` of `providerSpec.value.dataDisks[1].lun`.
+    pub fn field(&self) -> &str {
+        let inner = self.path.strip_prefix("providerSpec.value.").unwrap_or_default();
+        inner.split(['.', '[']).next().unwrap_or_default()
+    }
+
     fn new(path: &str, value: &Value, expected: &'static str) -> Self {
         const SHOWN: usize = 120;
         let mut text = value.to_string();

@@ -492,6 +492,21 @@ impl AzureMachineProviderSpec {
         read(value, &SCHEMA, "providerSpec.value")
     }
 
+    /// The content without the fields that cannot be read, and what is wrong with those.
+    pub fn legible(value: &Value) -> (Value, Vec<FieldError>) {
+        let (mut left, mut errors) = (value.clone(), Vec::new());
+        while let Err(error) = Self::from_raw(&left) {
+            let bad = error.field().to_owned();
+            errors.push(error);
+            let fields = left.as_object_mut();
+            let Some(fields) = fields.filter(|fields| fields.keys().any(|key| key.eq_ignore_ascii_case(&bad))) else {
+                return (Value::Object(Default::default()), errors);
+            };
+            fields.retain(|key, _| !key.eq_ignore_ascii_case(&bad));
+        }
+        (left, errors)
+    }
+
     /// The exact form, for `providerSpec.value`.
     pub fn to_raw(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()

@@ -41,6 +41,31 @@ pub fn validate(machine_name: &str, spec: &AzureMachineProviderSpec) -> Findings
     findings
 }
 
+/// The same of `providerSpec.value` as it was written: all that cannot be read, and all that is wrong with the rest.
+/// `cluster_id`: with the defaults that admission would fill in for a machine of this cluster.
+pub fn validate_raw(machine_name: &str, value: &Value, cluster_id: Option<&str>) -> Findings {
+    let (mut legible, unreadable) = AzureMachineProviderSpec::legible(value);
+    let spec = |value: &Value| AzureMachineProviderSpec::from_raw(value).unwrap_or_default();
+    // Admission fills nothing in where something cannot be read; that is no fault of the user's.
+    if let Some(cluster_id) = cluster_id.or((!unreadable.is_empty()).then_some("")) {
+        legible = with_defaults(&legible, &spec(&legible), cluster_id);
+    }
+    let mut findings = validate(machine_name, &spec(&legible));
+    for error in &unreadable {
+        let path = format!("providerSpec.{}", error.field());
+        // What is wrong with a field that was left out is that it cannot be read.
+        findings
+            .errors
+            .retain(|other| other.path != path && !other.path.starts_with(&format!("{path}.")));
+    }
+    let unreadable = unreadable.into_iter().map(|error| {
+        let found = serde_json::from_str(&error.value).unwrap_or(Value::String(error.value));
+        FieldError::invalid(error.path, found, format!("must be {}", error.expected))
+    });
+    findings.errors = unreadable.chain(findings.errors).collect();
+    findings
+}
+
 fn network(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
     let vnet = spec.vnet.as_deref().unwrap_or_default();
     if vnet.is_empty() && !spec.subnet.is_empty() {

@@ -176,3 +176,27 @@ proptest! {
         prop_assert!(validate("machine", &spec).is_ok());
     }
 }
+
+#[test]
+fn all_that_cannot_be_read_is_told_with_all_that_is_wrong_otherwise() {
+    let value = json!({"dataDisks": "x", "osDisk": {"diskSizeGB": "big"}, "publicIP": [], "image": {"offer": "o"}});
+    let paths = |findings: Findings| -> Vec<String> { findings.errors.into_iter().map(|error| error.path).collect() };
+    let told = paths(validate_raw("m", &value, Some("c")));
+    assert_eq!(
+        told,
+        [
+            "providerSpec.value.dataDisks",
+            "providerSpec.value.osDisk.diskSizeGB",
+            "providerSpec.value.publicIP",
+            "providerSpec.image.publisher",
+            "providerSpec.image.sku",
+            "providerSpec.image.version",
+        ]
+    );
+    assert_eq!(paths(validate_raw("m", &value, None)), told);
+    let unfilled = paths(validate_raw("m", &json!({}), None));
+    assert!(unfilled.contains(&"providerSpec.vmSize".to_owned()), "{unfilled:?}");
+    assert_eq!(paths(validate_raw("m", &json!(7), Some("c")))[0], "providerSpec.value");
+    let good = validate_raw("m", &good().to_raw(), None);
+    assert_eq!(good, Findings::default());
+}

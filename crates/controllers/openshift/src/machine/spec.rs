@@ -12,7 +12,7 @@ pub fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Erro
     let given = machine.spec.provider_spec.value.clone();
     let mut raw = given.unwrap_or_else(|| Value::Object(Map::new()));
     if machine.metadata.deletion_timestamp.is_some() {
-        raw = legible(raw);
+        (raw, _) = AzureMachineProviderSpec::legible(&raw);
     }
     let spec = AzureMachineProviderSpec::from_raw(&raw).map_err(refused)?;
     let cluster = machine
@@ -26,26 +26,6 @@ pub fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Erro
 pub fn is_unreadable(machine: &Machine) -> bool {
     let raw = machine.spec.provider_spec.value.as_ref();
     raw.is_some_and(|raw| AzureMachineProviderSpec::from_raw(raw).is_err())
-}
-
-/// A spec without the fields that cannot be read.
-fn legible(raw: Value) -> Value {
-    let Value::Object(mut fields) = raw else {
-        return Value::Object(Map::new());
-    };
-    loop {
-        let raw = Value::Object(fields.clone());
-        let Err(error) = AzureMachineProviderSpec::from_raw(&raw) else {
-            return raw;
-        };
-        let inner = error.path.strip_prefix("providerSpec.value.").unwrap_or_default();
-        let bad = inner.split(['.', '[']).next().unwrap_or_default();
-        let before = fields.len();
-        fields.retain(|key, _| !key.eq_ignore_ascii_case(bad));
-        if fields.len() == before {
-            return Value::Object(Map::new());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -195,18 +195,7 @@ fn provider_spec(machine: &str, provider: &ProviderSpec) -> Findings {
     if !is_azure(value) {
         return Findings::default();
     }
-    let spec = match AzureMachineProviderSpec::from_raw(value) {
-        Ok(spec) => spec,
-        Err(error) => {
-            let found = serde_json::from_str(&error.value).unwrap_or(Value::String(error.value));
-            return failed(FieldError::invalid(
-                error.path,
-                found,
-                format!("must be {}", error.expected),
-            ));
-        }
-    };
-    rules::validate(machine, &spec)
+    rules::validate_raw(machine, value, None)
 }
 
 /// Machines of other clouds pass by.

@@ -207,8 +207,9 @@ fn is_azure(value: &Value) -> bool {
 }
 
 /// Fill in what users leave out. `cluster_id` is used where the object does not name its cluster itself.
+/// A provider spec that an update leaves as it was stays so: filled in, it would count as changed and be checked.
 pub fn default(request: &Request, cluster_id: &str) -> Response {
-    let operations = match request.kind.kind.as_str() {
+    let mut operations = match request.kind.kind.as_str() {
         Machine::KIND => {
             let mut operations = default_machine(&request.object, cluster_id);
             operations.extend(request.old_object.is_null().then(|| guarded(&request.object)).flatten());
@@ -217,6 +218,11 @@ pub fn default(request: &Request, cluster_id: &str) -> Response {
         MachineSet::KIND => default_set(&request.object, cluster_id),
         _ => Vec::new(),
     };
+    let old = &request.old_object;
+    operations.retain(|operation| {
+        let untouched = !old.is_null() && old.pointer(&operation.path) == request.object.pointer(&operation.path);
+        !untouched || !operation.path.ends_with("/providerSpec/value")
+    });
     let patch = (!operations.is_empty())
         .then(|| serde_json::to_vec(&operations).ok())
         .flatten();
@@ -367,6 +373,8 @@ mod tests {
         let mut new = old.clone();
         new["metadata"]["finalizers"] = json!(["x"]);
         assert!(validate(&request("Machine", new.clone(), old.clone())).allowed);
+        let filled = default(&request("Machine", new.clone(), old.clone()), "");
+        assert_eq!(filled.patch, None, "what is filled in would count as changed");
         new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
         assert!(validate(&request("Machine", new, old)).allowed);

@@ -2,8 +2,9 @@
 //!
 //! What is waited for is put into a list view, and `WaitForUpdatesEx` tells what changed. Servers compute updates anew
 //! over everything watched, for every change in their inventory: that is dear while hundreds of clones are under way. So
-//! the view is a window: in busy times the oldest few stand for all, and each time one of them moves, the others are
-//! read in one call; the quieter it gets, the wider the window, until everything is watched and nothing is sent any more.
+//! the view is a window: in busy times the oldest few stand for all, the view stays as it is, and everybody who expects
+//! something is read in one call after the other; the quieter it gets, the wider the window, until everything is watched
+//! and nothing is sent any more.
 //!
 //! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in
 //! while the next arrives may end in a deadlock, and govmomi's simulator does); whoever is kept waiting by that is read
@@ -34,10 +35,12 @@ const WIDEST: usize = 8192;
 const PAGE: usize = 100;
 /// The longest wait in one call: shorter than the idle limits of usual proxies, and it keeps the session alive.
 const LONG_WAIT: Duration = Duration::from_secs(55);
-/// The longest time that somebody outside the window goes unread, and that a change of the view is waited for.
+/// The longest time that somebody outside the window goes unread, that a change of the view is waited for, and that one
+/// move makes a busy time.
 const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// Reads of what is outside the window are this far apart at least.
-const BETWEEN_READS: Duration = Duration::from_millis(250);
+/// Reads of what is outside the window are this far apart in busy times. In quiet times each doubles the time until the
+/// next, up to [`SHORT_WAIT`].
+const BETWEEN_READS: Duration = Duration::from_millis(150);
 /// New waiters that come within this time are added in one call.
 const GATHER: Duration = Duration::from_millis(20);
 /// Beyond the wait itself, an answer may take this long before the connection counts as dead.
@@ -55,8 +58,12 @@ pub(crate) struct Poll {
     listed: HashMap<MoRef, u64>,
     window: usize,
     read: Instant,
+    /// How long after the last read those outside are read again.
+    pause: Duration,
     /// When somebody was last seen to move.
     moved: Option<Instant>,
+    /// Whether many were waiting at some time since it last was quiet.
+    crowded: bool,
     /// Whether this server lets everybody enter anew after a change of the view.
     anew: bool,
     change: Option<Change>,
@@ -104,8 +111,10 @@ impl Poll {
                 }
                 () = tokio::time::sleep_until(next_read), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
-                    if !poll.read_others(&vcenter).await? {
-                        poll.widen();
+                    match poll.read_others(&vcenter).await? {
+                        Some(true) => poll.stir(vcenter.pending().len()),
+                        Some(false) => poll.calm(),
+                        None => poll.widen(),
                     }
                     continue;
                 }
@@ -154,7 +163,9 @@ impl Poll {
             listed: HashMap::new(),
             window: WINDOW,
             read: Instant::now(),
+            pause: BETWEEN_READS,
             moved: None,
+            crowded: false,
             anew: false,
             change: None,
         };
@@ -183,6 +194,9 @@ impl Poll {
         let is_left = |listed: &&MoRef| !keep.contains(*listed);
         let remove: Vec<MoRef> = self.listed.keys().filter(is_left).cloned().collect();
         // Leaving costs a call too, so those that are done stay until somebody enters or too many have gathered.
+        if self.is_busy() {
+            return Ok(false);
+        }
         if add.is_empty() && remove.len() <= WINDOW {
             return Ok(all);
         }
@@ -233,7 +247,42 @@ impl Poll {
     /// When those who are outside are read at the latest.
     fn next_read(&self) -> Instant {
         let changed = self.change.as_ref().map(|change| change.at);
-        changed.map_or(self.read, |at| at.max(self.read)) + SHORT_WAIT
+        changed.map_or(self.read, |at| at.max(self.read)) + self.pause
+    }
+
+    /// Somebody moved just now, and there are many, or were since it last was quiet: the next will move soon.
+    fn is_busy(&self) -> bool {
+        self.crowded && self.has_moved()
+    }
+
+    fn has_moved(&self) -> bool {
+        self.moved.is_some_and(|last| last.elapsed() < SHORT_WAIT)
+    }
+
+    /// Somebody moved. One who moves by himself does not make it a busy time.
+    fn stir(&mut self, pending: usize) {
+        if self.has_moved() {
+            self.window = (self.window / GROWTH).max(WINDOW);
+        }
+        self.crowded = pending > WINDOW || self.is_busy();
+        self.moved = Some(Instant::now());
+        self.pause = BETWEEN_READS;
+    }
+
+    /// A read told nothing new: in quiet times more is watched and less is read.
+    fn calm(&mut self) {
+        if self.has_moved() {
+            return;
+        }
+        if self.pause < SHORT_WAIT {
+            self.pause = (self.pause * 2).min(SHORT_WAIT);
+        } else {
+            self.widen();
+        }
+    }
+
+    fn widen(&mut self) {
+        self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
     }
 
     fn wait(&self, vcenter: &Vcenter, longest: Duration) -> Wait {
@@ -254,7 +303,7 @@ impl Poll {
         })
     }
 
-    /// Tells the waiters what an answer says, and reads those that are outside the window.
+    /// Tells the waiters what an answer says.
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
             self.widen();
@@ -296,15 +345,10 @@ impl Poll {
         if !doubtful.is_empty() {
             news |= vcenter.read_and_tell(&doubtful).await?;
         }
-        if !news || truncated {
-            return Ok(());
+        if news && !truncated {
+            self.stir(vcenter.pending().len());
         }
-        // One who moves by himself does not make it a busy time.
-        if self.moved.is_some_and(|last| last.elapsed() < SHORT_WAIT) {
-            self.window = (self.window / GROWTH).max(WINDOW);
-        }
-        self.moved = Some(Instant::now());
-        self.read_others(vcenter).await.map(|_| ())
+        Ok(())
     }
 
     /// Servers that let everybody enter anew after a change of the view may forget to say who went in that very moment:
@@ -331,25 +375,23 @@ impl Poll {
         Ok(())
     }
 
-    fn widen(&mut self) {
-        self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
-    }
-
-    /// Reads those who expect something, are outside the window and do not enter it next; tells whether there was news.
-    async fn read_others(&mut self, vcenter: &Vcenter) -> Result<bool> {
+    /// Reads those who expect something, are outside the window and do not enter it next; in busy times everybody. Tells
+    /// whether there was news, and nothing if there is nobody to read.
+    async fn read_others(&mut self, vcenter: &Vcenter) -> Result<Option<bool>> {
+        self.read = Instant::now();
         let mut others = vcenter.pending();
-        others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
-        if self.is_settled() {
-            let (next, _) = vcenter.wanted(self.window);
-            others.retain(|waiter| !next.contains(waiter));
+        if !self.is_busy() {
+            others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
+            if self.is_settled() {
+                let (next, _) = vcenter.wanted(self.window);
+                others.retain(|waiter| !next.contains(waiter));
+            }
         }
         if others.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
-        tokio::time::sleep_until(self.read + BETWEEN_READS).await;
-        self.read = Instant::now();
         let others: Vec<MoRef> = others.into_iter().map(|(reference, _)| reference).collect();
-        vcenter.read_and_tell(&others).await
+        vcenter.read_and_tell(&others).await.map(Some)
     }
 }
 

@@ -325,7 +325,9 @@ impl Vcenter {
             write,
         };
         obey(self.0.doors.enter(&effect), method).await?;
+        let began = tokio::time::Instant::now();
         let result = request.await;
+        tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
         *lock(&self.0.touched) = tokio::time::Instant::now();
         obey(self.0.doors.leave(&effect), method).await?;
         result

@@ -1,13 +1,14 @@
 //! Writes to objects. Invariant: nothing is sent when nothing changed; what is sent is the difference between two typed
 //! values as a JSON merge patch, so that no field of somebody else is touched; a change of a list that others write too
-//! (finalizers) carries the resourceVersion it was computed from; what the server drops is not sent over and over.
+//! (finalizers) carries the resourceVersion it was computed from; what the server drops is not sent over and over; what is
+//! handed back is trimmed as the caches are.
 
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::cache::Object;
+use crate::cache::{Object, trim};
 use crate::dropped;
 use crate::error::Error;
 
@@ -71,9 +72,10 @@ pub async fn status<K: Object + Serialize>(
         return Ok(None);
     };
     let sent = Patch::Merge(guarded(&patch, before, lock)?);
-    let patched = api
+    let mut patched = api
         .patch_status(&before.name_any(), &PatchParams::default(), &sent)
         .await?;
+    trim(&mut patched);
     dropped::note(&uid, &patch, &value(&patched)?);
     Ok(Some(patched))
 }
@@ -91,7 +93,8 @@ pub async fn object<K: Object + Serialize>(
         return Ok(None);
     };
     let sent = Patch::Merge(guarded(&patch, before, lock)?);
-    let patched = api.patch(&before.name_any(), &PatchParams::default(), &sent).await?;
+    let mut patched = api.patch(&before.name_any(), &PatchParams::default(), &sent).await?;
+    trim(&mut patched);
     dropped::note(&uid, &patch, &value(&patched)?);
     Ok(Some(patched))
 }
@@ -173,9 +176,11 @@ async fn write_finalizers<K: Object>(api: &Api<K>, object: &K, finalizers: Vec<&
             finalizers,
         },
     };
-    Ok(api
+    let mut patched = api
         .patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(patch))
-        .await?)
+        .await?;
+    trim(&mut patched);
+    Ok(patched)
 }
 
 #[cfg(test)]

@@ -284,7 +284,8 @@ async fn a_field_that_the_definition_does_not_know_is_written_once_and_not_for_e
         written.status.as_ref().and_then(|status| status.known.as_deref()),
         Some("a")
     );
-    let manager = written.managed_fields().iter().find_map(|entry| entry.manager.clone());
+    let stored = api.get("foreign").await?;
+    let manager = stored.managed_fields().iter().find_map(|entry| entry.manager.clone());
     assert_eq!(
         manager.as_deref(),
         Some("capstan"),

@@ -59,15 +59,18 @@ impl Memory {
         })
     }
 
-    pub fn wrote(&self, machine: &Machine) {
+    /// Keeps what a write was answered with.
+    pub fn wrote(&self, machine: Machine) -> Arc<Machine> {
+        let machine = Arc::new(machine);
         let uid = machine.uid().unwrap_or_default();
         self.change(&uid, |entry| {
-            entry.machine = Some(Arc::new(machine.clone()));
+            entry.machine = Some(machine.clone());
             // What we wrote ourselves is no reason to ask Azure.
             if let Some(look) = entry.looked.as_mut() {
-                look.fingerprint = fingerprint(machine);
+                look.fingerprint = fingerprint(&machine);
             }
         });
+        machine
     }
 
     pub fn operation(&self, uid: &str) -> Option<Operation> {
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn a_late_cache_does_not_hide_our_own_write() {
         let memory = Memory::default();
-        memory.wrote(&machine("7"));
+        memory.wrote(machine("7"));
         assert_eq!(
             memory.newest(&Arc::new(machine("5"))).resource_version().as_deref(),
             Some("7")
@@ -192,7 +195,7 @@ mod tests {
         let mut changed = machine("2");
         changed.annotations_mut().insert("a".into(), "b".into());
         assert_eq!(memory.next_look(&changed, hour, false), Duration::ZERO);
-        memory.wrote(&changed);
+        memory.wrote(changed.clone());
         assert!(memory.next_look(&changed, hour, false) > Duration::ZERO);
         assert!(memory.next_look(&changed, hour, true) <= UNWELL);
     }

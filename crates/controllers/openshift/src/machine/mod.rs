@@ -48,8 +48,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use subnets::Subnets;
 
-/// Enough to start a big MachineSet at once; the request budget keeps Azure's limits.
-const CONCURRENCY: u16 = 128;
+/// As many as there are calls to Azure at once: more passes would wait for those, each with its copies of the machine.
+const CONCURRENCY: u16 = 32;
 
 /// The name that events of machines are reported under.
 const COMPONENT: &str = "azure-controller";
@@ -296,17 +296,15 @@ impl Controller {
     async fn write_status(&self, work: &mut Work, after: &Machine) -> Result<(), Error> {
         let before = status::of(&work.machine).phase;
         if let Some(written) = patch::status(&self.api(after), work.machine.as_ref(), after, Lock::Open).await? {
-            self.memory.wrote(&written);
             self.metrics.phase(before.as_deref(), &written);
-            work.machine = Arc::new(written);
+            work.machine = self.memory.wrote(written);
         }
         Ok(())
     }
 
     async fn write_object(&self, work: &mut Work, after: &Machine) -> Result<(), Error> {
         if let Some(written) = patch::object(&self.api(after), work.machine.as_ref(), after, Lock::Open).await? {
-            self.memory.wrote(&written);
-            work.machine = Arc::new(written);
+            work.machine = self.memory.wrote(written);
         }
         Ok(())
     }
@@ -314,8 +312,7 @@ impl Controller {
     async fn guard(&self, work: &mut Work) -> Result<Flow, Error> {
         let api = self.api(&work.machine);
         if let Some(written) = patch::add_finalizer(&api, work.machine.as_ref(), MACHINE_FINALIZER).await? {
-            self.memory.wrote(&written);
-            work.machine = Arc::new(written);
+            work.machine = self.memory.wrote(written);
         }
         Ok(Flow::Again)
     }

@@ -30,13 +30,17 @@ impl Pki {
         let (ca_file, key_file) = (dir.join("ca.crt"), dir.join("ca.key"));
         if let (Ok(ca), Ok(key)) = (fs::read_to_string(&ca_file), fs::read_to_string(&key_file)) {
             let key = KeyPair::from_pem(&key).context("cannot read ca.key")?;
+            let issuer = Issuer::from_ca_cert_pem(&ca, key).context("cannot read ca.crt")?;
             return Ok(Self {
                 dir: dir.to_owned(),
                 ca,
-                issuer: Issuer::new(authority()?, key),
+                issuer,
             });
         }
-        let params = authority()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "capstan-local-ca");
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate()?;
         let ca = params.self_signed(&key)?.pem();
         files::write(&ca_file, &ca)?;
@@ -95,13 +99,4 @@ impl Pki {
             key: key.serialize_pem(),
         })
     }
-}
-
-/// The same at every start: the certificate that clients keep names its issuer by it.
-fn authority() -> Result<CertificateParams> {
-    let mut params = CertificateParams::new(Vec::new())?;
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "capstan-local-ca");
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-    Ok(params)
 }

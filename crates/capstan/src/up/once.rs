@@ -1,5 +1,6 @@
 //! `capstan up --once`: waits until every example has become what it was to be.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -45,20 +46,21 @@ pub async fn wait(
 /// Tells every change, until all rows that are wanted are there and all that are there are ready.
 async fn all_ready(rows: &Rows, wanted: &[Key]) {
     let mut changes = rows.changes();
-    let mut told: Vec<Row> = Vec::new();
+    let mut told: HashMap<String, String> = HashMap::new();
     loop {
         let all = rows.all();
-        for row in all.iter().filter(|row| !told.contains(*row)) {
-            say(format!(
-                "{:<24} {:<30} {:<18} {}",
-                row.kind, row.name, row.state, row.detail
-            ));
+        for row in &all {
+            let what = format!("{:<24} {:<30}", row.kind, format!("{}/{}", row.namespace, row.name));
+            let how = format!("{:<18} {}", row.state, row.detail);
+            if told.get(&what) != Some(&how) {
+                say(format!("{what} {}", how.trim_end()));
+                told.insert(what, how);
+            }
         }
         let missing = wanted.iter().any(|key| rows.get(key).is_none_or(|row| !row.ready));
         if !missing && all.iter().all(|row| row.ready) {
             return;
         }
-        told = all;
         if changes.changed().await.is_err() {
             return;
         }

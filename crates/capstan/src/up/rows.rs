@@ -35,6 +35,7 @@ pub struct Row {
     pub name: String,
     pub state: String,
     pub ready: bool,
+    /// What is in the way of one that is not ready, or else its Node, or its provider ID.
     pub detail: String,
     /// What is said to be in the way, if anything.
     pub problem: String,
@@ -141,23 +142,30 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
         .map(text)
         .find(|t| !t.is_empty());
     let node = text(&status["nodeRef"]["name"]);
-    let problem = failure.clone().or_else(|| complaint(status)).unwrap_or_default();
-    let detail = failure.unwrap_or_else(|| {
-        if node.is_empty() {
-            text(&spec["providerID"])
-        } else {
-            node
-        }
-    });
+    let ready = ready && object.metadata.deletion_timestamp.is_none();
+    let problem = failure.or_else(|| complaint(status)).unwrap_or_default();
+    let detail = if !ready && !problem.is_empty() {
+        problem.clone()
+    } else if node.is_empty() {
+        short(spec["providerID"].as_str().unwrap_or_default()).to_owned()
+    } else {
+        node
+    };
     Row {
         kind,
         namespace: object.namespace().unwrap_or_default(),
         name: object.name_any(),
-        ready: ready && object.metadata.deletion_timestamp.is_none(),
+        ready,
         state,
         detail,
         problem,
     }
+}
+
+/// The part of a provider ID that tells machines apart on a screen.
+fn short(provider_id: &str) -> &str {
+    let compute = provider_id.split_once("/providers/Microsoft.Compute/");
+    compute.map_or(provider_id, |(_, name)| name)
 }
 
 /// Whether the summary of the conditions is that it is not ready, which may come after it once was.
@@ -232,5 +240,24 @@ mod tests {
         let lost = json!({"ready": true, "conditions": [{"type": "Ready", "status": "False", "message": "gone"}]});
         assert_eq!(shown("VSphereVM", none, lost.clone()), ("Not ready".into(), false));
         assert_eq!(complaint(&lost), Some("gone".to_owned()));
+    }
+
+    #[test]
+    fn a_row_tells_what_is_in_the_way_or_else_where_the_machine_is() {
+        let detail = |spec: Value, status: Value| {
+            let object = json!({"metadata": {"name": "one"}, "spec": spec, "status": status});
+            row("AzureMachinePoolMachine", &serde_json::from_value(object).unwrap()).detail
+        };
+        let id = "azure:///subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/p/virtualMachines/0";
+        let spec = json!({"providerID": id});
+        let waits = json!([{"type": "Ready", "status": "False", "reason": "WaitingForNode", "message": ""}]);
+        assert_eq!(detail(spec.clone(), json!({"conditions": waits})), "WaitingForNode");
+        assert_eq!(
+            detail(spec.clone(), json!({})),
+            "virtualMachineScaleSets/p/virtualMachines/0"
+        );
+        let up = json!({"ready": true, "nodeRef": {"name": "node-a"}});
+        assert_eq!(detail(spec, up), "node-a");
+        assert_eq!(detail(json!({"providerID": "vsphere://u"}), json!({})), "vsphere://u");
     }
 }

@@ -46,7 +46,7 @@ impl Authority {
 
     /// A server configuration with a fresh certificate for these names and for Azure's public hosts.
     pub fn server(&self, names: &[String]) -> anyhow::Result<Arc<rustls::ServerConfig>> {
-        let issuer = Issuer::new(Self::params()?, KeyPair::from_pem(&self.key)?);
+        let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let names: Vec<String> = names.iter().cloned().chain(PUBLIC_HOSTS.map(str::to_owned)).collect();
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "localhost");

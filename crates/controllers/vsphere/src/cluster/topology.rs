@@ -184,18 +184,11 @@ async fn mark(vcenter: &Vcenter, side: &FailureDomain, objects: &[MoRef]) -> Res
 async fn tag(vcenter: &Vcenter, side: &FailureDomain, made_here: bool) -> Result<Option<String>, Error> {
     let category = match vcenter.tag_category(&side.tag_category).await? {
         Some(category) => category,
-        // Zones share categories and regions: another may make it at the same time.
-        None if made_here => match vcenter.create_tag_category(&side.tag_category).await {
-            Ok(category) => category,
-            Err(error) => vcenter.tag_category(&side.tag_category).await?.ok_or(error)?,
-        },
+        None if made_here => vcenter.create_tag_category(&side.tag_category).await?,
         None => return Ok(None),
     };
     Ok(match vcenter.tag_in_category(&category, &side.name).await? {
-        None if made_here => match vcenter.create_tag(&category, &side.name).await {
-            Ok(tag) => Some(tag),
-            Err(error) => Some(vcenter.tag_in_category(&category, &side.name).await?.ok_or(error)?),
-        },
+        None if made_here => Some(vcenter.create_tag(&category, &side.name).await?),
         found => found,
     })
 }

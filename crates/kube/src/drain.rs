@@ -342,6 +342,9 @@ impl Drainer {
             namespace: eviction.namespace.clone(),
             name: eviction.name.clone(),
         };
+        if matches!(answer, Answer::Gone | Answer::Going) {
+            lock(&draining.told).insert(eviction.uid.clone(), Instant::now());
+        }
         let (why, pause) = match answer {
             Answer::Gone => return None,
             Answer::Going => {
@@ -501,4 +504,43 @@ fn trim_budget(budget: &mut PodDisruptionBudget) {
     cache::trim(budget);
     budget.meta_mut().annotations = None;
     budget.spec = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pod_that_was_told_to_go_is_not_told_again_while_the_cache_lags() {
+        // Nothing listens there: this is about what is remembered between two passes.
+        let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let drainer = Drainer::new(client.clone(), client, Metrics::default(), CancellationToken::new());
+        let draining = drainer.start("node", Arc::new(|| ()));
+        let named = |name: &str| {
+            let mut pod = Pod::default();
+            pod.metadata.name = Some(name.to_owned());
+            pod.metadata.uid = Some(format!("uid-{name}"));
+            pod
+        };
+        let pods = ["blocked", "going", "gone"].map(named);
+        let options = Options::default();
+        let first = drainer.plan(&draining, pods.iter(), &options).await.unwrap();
+        assert_eq!(first.evict.len(), 3);
+        let answers = [
+            Answer::Blocked {
+                budget: "ns/web".to_owned(),
+                after: None,
+            },
+            Answer::Going,
+            Answer::Gone,
+        ];
+        for (eviction, answer) in first.evict.iter().zip(answers) {
+            drainer.note(&draining, eviction, answer);
+        }
+        let second = drainer.plan(&draining, pods.iter(), &options).await.unwrap();
+        assert_eq!(second.evict, []);
+        assert_eq!(second.held, ["uid-blocked"]);
+        assert_eq!(second.leaving.len(), 2);
+        assert!(!second.drained);
+    }
 }

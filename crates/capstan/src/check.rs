@@ -18,9 +18,6 @@ use serde_json::Value;
 use crate::manifest::{self, Object};
 use catalogue::{Catalogue, Verdict};
 
-/// Names the cluster that a Machine belongs to.
-const CLUSTER_LABEL: &str = "machine.openshift.io/cluster-api-cluster";
-
 /// Say what is wrong with manifests before they are applied
 ///
 /// Holds every object of Capstan's kinds against its schema and against the rules that admission and the controllers
@@ -188,7 +185,7 @@ fn filled_spec(metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<op
 fn cluster(metadata: &ObjectMeta) -> &str {
     let labels = metadata.labels.as_ref();
     labels
-        .and_then(|labels| labels.get(CLUSTER_LABEL))
+        .and_then(|labels| labels.get(openshift::CLUSTER_ID_LABEL))
         .map_or("", String::as_str)
 }
 

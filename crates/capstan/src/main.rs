@@ -142,17 +142,18 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
 fn crds(cluster_class: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut print = |manifest: String| writeln!(out, "---\n{}", manifest.trim_start_matches("---\n").trim_end());
-    if !cluster_class {
-        for crd in capstan_api::crds() {
-            print(capstan_api::manifest(&crd)?)?;
-        }
-        return Ok(());
-    }
-    for crd in capstan_api::crds_for_cluster_class() {
+    let crds = if cluster_class {
+        capstan_api::crds_for_cluster_class()
+    } else {
+        capstan_api::crds()
+    };
+    for crd in crds {
         print(capstan_api::manifest(&crd)?)?;
     }
-    let (policy, binding) = capstan_api::template_policy();
-    print(capstan_api::manifest(&policy)?)?;
-    print(capstan_api::manifest(&binding)?)?;
+    if cluster_class {
+        let (policy, binding) = capstan_api::template_policy();
+        print(capstan_api::manifest(&policy)?)?;
+        print(capstan_api::manifest(&binding)?)?;
+    }
     Ok(())
 }

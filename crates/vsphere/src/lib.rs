@@ -14,6 +14,7 @@ mod inventory;
 mod listing;
 mod modules;
 mod moref;
+mod pace;
 mod pbm;
 mod poll;
 mod properties;

@@ -1,10 +1,7 @@
 //! The long poll within one login: its view, and what its answers say.
 //!
-//! What is waited for is put into a list view, and `WaitForUpdatesEx` tells what changed. Servers compute updates anew
-//! over everything watched, for every change in their inventory: that is dear while hundreds of clones are under way. So
-//! the view is a window: in busy times the oldest few stand for all, the view stays as it is, and everybody who expects
-//! something is read in one call after the other; the quieter it gets, the wider the window, until everything is watched
-//! and nothing is sent any more.
+//! What is waited for is put into a list view, and `WaitForUpdatesEx` tells what changed. How much of it is in the view,
+//! and how often the rest is read, is for [`Pace`] to say.
 //!
 //! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in
 //! while the next arrives may end in a deadlock, and govmomi's simulator does); whoever is kept waiting by that is read
@@ -20,27 +17,16 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::moref::MoRef;
+use crate::pace::{Pace, SHORT_WAIT, WINDOW};
 use crate::properties::{Step, write_filter};
 use crate::vcenter::{Call, Inner, Vcenter};
 use crate::watcher::{Seen, WANTS};
 use crate::xml::{Element, Writer};
 
-/// How many objects stand for all in busy times.
-const WINDOW: usize = 8;
-/// The window grows by this factor with every quiet round, and shrinks by it when one change follows another.
-const GROWTH: usize = 4;
-/// No window is wider: vCenter does not like views without bounds.
-const WIDEST: usize = 8192;
 /// Servers give no more updates than this in one answer.
 const PAGE: usize = 100;
 /// The longest wait in one call: shorter than the idle limits of usual proxies, and it keeps the session alive.
 const LONG_WAIT: Duration = Duration::from_secs(55);
-/// The longest time that somebody outside the window goes unread, that a change of the view is waited for, and that one
-/// move makes a busy time.
-const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// Reads of what is outside the window are this far apart in busy times. In quiet times each doubles the time until the
-/// next, up to [`SHORT_WAIT`].
-const BETWEEN_READS: Duration = Duration::from_millis(150);
 /// New waiters that come within this time are added in one call.
 const GATHER: Duration = Duration::from_millis(20);
 /// Beyond the wait itself, an answer may take this long before the connection counts as dead.
@@ -56,14 +42,8 @@ pub(crate) struct Poll {
     version: String,
     /// Who is in the view, and which interest put him there.
     listed: HashMap<MoRef, u64>,
-    window: usize,
     read: Instant,
-    /// How long after the last read those outside are read again.
-    pause: Duration,
-    /// When somebody was last seen to move.
-    moved: Option<Instant>,
-    /// Whether many were waiting at some time since it last was quiet.
-    crowded: bool,
+    pace: Pace,
     /// Whether this server lets everybody enter anew after a change of the view.
     anew: bool,
     change: Option<Change>,
@@ -112,9 +92,9 @@ impl Poll {
                 () = tokio::time::sleep_until(next_read), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
-                        Some(true) => poll.stir(vcenter.pending().len()),
-                        Some(false) => poll.calm(),
-                        None => poll.widen(),
+                        Some(true) => poll.pace.stir(vcenter.pending().len(), Instant::now()),
+                        Some(false) => poll.pace.calm(Instant::now()),
+                        None => poll.pace.widen(),
                     }
                     continue;
                 }
@@ -161,11 +141,8 @@ impl Poll {
             view,
             version: String::new(),
             listed: HashMap::new(),
-            window: WINDOW,
             read: Instant::now(),
-            pause: BETWEEN_READS,
-            moved: None,
-            crowded: false,
+            pace: Pace::default(),
             anew: false,
             change: None,
         };
@@ -179,7 +156,7 @@ impl Poll {
 
     /// Brings the view in line with what is waited for; tells whether nobody is left outside.
     async fn arrange(&mut self, vcenter: &Vcenter) -> Result<bool> {
-        let (wanted, all) = vcenter.wanted(self.window);
+        let (wanted, all) = vcenter.wanted(self.pace.window());
         let is_new = |(reference, _): &&(MoRef, u64)| !self.listed.contains_key(reference);
         let add: Vec<(MoRef, u64)> = wanted.iter().filter(is_new).cloned().collect();
         // Whoever comes back before he was taken out does not enter again, and would be told nothing.
@@ -194,7 +171,7 @@ impl Poll {
         let is_left = |listed: &&MoRef| !keep.contains(*listed);
         let remove: Vec<MoRef> = self.listed.keys().filter(is_left).cloned().collect();
         // Leaving costs a call too, so those that are done stay until somebody enters or too many have gathered.
-        if self.is_busy() {
+        if self.pace.is_busy(Instant::now()) {
             return Ok(false);
         }
         if add.is_empty() && remove.len() <= WINDOW {
@@ -247,42 +224,7 @@ impl Poll {
     /// When those who are outside are read at the latest.
     fn next_read(&self) -> Instant {
         let changed = self.change.as_ref().map(|change| change.at);
-        changed.map_or(self.read, |at| at.max(self.read)) + self.pause
-    }
-
-    /// Somebody moved just now, and there are many, or were since it last was quiet: the next will move soon.
-    fn is_busy(&self) -> bool {
-        self.crowded && self.has_moved()
-    }
-
-    fn has_moved(&self) -> bool {
-        self.moved.is_some_and(|last| last.elapsed() < SHORT_WAIT)
-    }
-
-    /// Somebody moved. One who moves by himself does not make it a busy time.
-    fn stir(&mut self, pending: usize) {
-        if self.has_moved() {
-            self.window = (self.window / GROWTH).max(WINDOW);
-        }
-        self.crowded = pending > WINDOW || self.is_busy();
-        self.moved = Some(Instant::now());
-        self.pause = BETWEEN_READS;
-    }
-
-    /// A read told nothing new: in quiet times more is watched and less is read.
-    fn calm(&mut self) {
-        if self.has_moved() {
-            return;
-        }
-        if self.pause < SHORT_WAIT {
-            self.pause = (self.pause * 2).min(SHORT_WAIT);
-        } else {
-            self.widen();
-        }
-    }
-
-    fn widen(&mut self) {
-        self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
+        changed.map_or(self.read, |at| at.max(self.read)) + self.pace.pause()
     }
 
     fn wait(&self, vcenter: &Vcenter, longest: Duration) -> Wait {
@@ -306,7 +248,7 @@ impl Poll {
     /// Tells the waiters what an answer says.
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
-            self.widen();
+            self.pace.widen();
             return self.read_everybody(vcenter).await;
         };
         self.version = updates.string_at("version").unwrap_or_default();
@@ -346,7 +288,7 @@ impl Poll {
             news |= vcenter.read_and_tell(&doubtful).await?;
         }
         if news && !truncated {
-            self.stir(vcenter.pending().len());
+            self.pace.stir(vcenter.pending().len(), Instant::now());
         }
         Ok(())
     }
@@ -380,10 +322,10 @@ impl Poll {
     async fn read_others(&mut self, vcenter: &Vcenter) -> Result<Option<bool>> {
         self.read = Instant::now();
         let mut others = vcenter.pending();
-        if !self.is_busy() {
+        if !self.pace.is_busy(Instant::now()) {
             others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
             if self.is_settled() {
-                let (next, _) = vcenter.wanted(self.window);
+                let (next, _) = vcenter.wanted(self.pace.window());
                 others.retain(|waiter| !next.contains(waiter));
             }
         }

@@ -130,48 +130,43 @@ impl Vcenter {
 
     pub async fn create_tag_category(&self, name: &str) -> Result<String> {
         #[derive(Serialize)]
-        struct Body<'a> {
-            create_spec: Spec<'a>,
-        }
-        #[derive(Serialize)]
         struct Spec<'a> {
             name: &'a str,
             description: &'a str,
             cardinality: &'a str,
             associable_types: [&'a str; 0],
         }
-        let create_spec = Spec {
+        let spec = Spec {
             name,
             description: "",
             cardinality: "MULTIPLE",
             associable_types: [],
         };
-        Ok(self
-            .rest::<Value<_>>("POST", CATEGORY, Some(&Body { create_spec }), true)
-            .await?
-            .value)
+        self.create(CATEGORY, spec).await
     }
 
     pub async fn create_tag(&self, category_id: &str, name: &str) -> Result<String> {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            create_spec: Spec<'a>,
-        }
         #[derive(Serialize)]
         struct Spec<'a> {
             name: &'a str,
             description: &'a str,
             category_id: &'a str,
         }
-        let create_spec = Spec {
+        let spec = Spec {
             name,
             description: "",
             category_id,
         };
-        Ok(self
-            .rest::<Value<_>>("POST", TAG, Some(&Body { create_spec }), true)
-            .await?
-            .value)
+        self.create(TAG, spec).await
+    }
+
+    async fn create<T: Serialize>(&self, path: &str, create_spec: T) -> Result<String> {
+        #[derive(Serialize)]
+        struct Body<T> {
+            create_spec: T,
+        }
+        let made: Value<_> = self.rest("POST", path, Some(&Body { create_spec }), true).await?;
+        Ok(made.value)
     }
 }
 

@@ -182,13 +182,21 @@ async fn mark(vcenter: &Vcenter, side: &FailureDomain, objects: &[MoRef]) -> Res
 }
 
 async fn tag(vcenter: &Vcenter, side: &FailureDomain, made_here: bool) -> Result<Option<String>, Error> {
-    let category = match vcenter.tag_category(&side.tag_category).await? {
-        Some(category) => category,
-        None if made_here => vcenter.create_tag_category(&side.tag_category).await?,
+    let (category, name) = (&side.tag_category, &side.name);
+    let id = match vcenter.tag_category(category).await? {
+        Some(id) => id,
+        None if made_here => match vcenter.create_tag_category(category).await {
+            Ok(id) => id,
+            // Another zone of the same region may have been quicker.
+            Err(error) => vcenter.tag_category(category).await?.ok_or(error)?,
+        },
         None => return Ok(None),
     };
-    Ok(match vcenter.tag_in_category(&category, &side.name).await? {
-        None if made_here => Some(vcenter.create_tag(&category, &side.name).await?),
+    Ok(match vcenter.tag_in_category(&id, name).await? {
+        None if made_here => Some(match vcenter.create_tag(&id, name).await {
+            Ok(tag) => tag,
+            Err(error) => vcenter.tag_in_category(&id, name).await?.ok_or(error)?,
+        }),
         found => found,
     })
 }

@@ -21,8 +21,9 @@ use crate::terms;
 
 /// What a zone names is looked for again this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
-/// A folder or network that is missing may be made any time.
-const RECHECK: Duration = Duration::from_secs(60);
+/// A folder or network that is missing may be made any time: it is looked for again after as long as it is known to be
+/// missing, within these bounds.
+const RECHECK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// Runs the deployment zones.
 pub struct Zones {
@@ -108,8 +109,9 @@ impl Zones {
         // What is only warned of keeps nobody out.
         status.ready = Some(fault.as_ref().is_none_or(|fault| fault.severity != Severity::Error));
         conditions::summarize(&mut status.conditions, &all, now);
+        let since = fault.and_then(|fault| conditions::since(&status.conditions, fault.condition));
         patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
-        Ok(Next::After(if fault.is_none() { RESYNC } else { RECHECK }))
+        Ok(Next::After(since.map_or(RESYNC, |since| recheck(since, now))))
     }
 
     async fn check(&self, own: &VSphereDeploymentZone) -> Result<Option<Fault>, Error> {
@@ -145,5 +147,23 @@ impl Zones {
             Some(cluster) => self.credentials.session(cluster, Some(&server), None).await,
             None => self.credentials.session(&Default::default(), Some(&server), None).await,
         }
+    }
+}
+
+/// When to look again at what has been wrong since then.
+fn recheck(since: Timestamp, now: Timestamp) -> Duration {
+    let known = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+    known.clamp(RECHECK.0, RECHECK.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_looked_for_less_and_less_often() {
+        let now = Timestamp::constant(1_000_000, 0);
+        let after = |seconds: i64| recheck(now - jiff::SignedDuration::from_secs(seconds), now).as_secs();
+        assert_eq!([-3, 0, 5, 10, 40, 90].map(after), [5, 5, 5, 10, 40, 60]);
     }
 }

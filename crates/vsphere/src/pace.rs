@@ -1,0 +1,179 @@
+//! How much of what is waited for is watched, and how often the rest is read.
+//!
+//! Servers compute updates anew over everything watched, for every change in their inventory: that is dear while
+//! hundreds of clones are under way. So the view is a window: in busy times the oldest few stand for all, the view stays
+//! as it is, and everybody who expects something is read in one call after the other; the quieter it gets, the wider the
+//! window, until everything is watched and nothing is sent any more.
+//!
+//! Invariants: whoever is outside the window is read at least every [`SHORT_WAIT`]; without news the window grows until
+//! it holds everybody; one who moves by himself makes no busy time.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How many objects stand for all in busy times.
+pub(crate) const WINDOW: usize = 8;
+/// The window grows by this factor with every quiet round, and shrinks by it when one change follows another.
+const GROWTH: usize = 4;
+/// No window is wider: vCenter does not like views without bounds.
+const WIDEST: usize = 8192;
+/// The longest time that somebody outside the window goes unread, and that one move makes a busy time.
+pub(crate) const SHORT_WAIT: Duration = Duration::from_secs(1);
+/// Reads of what is outside the window are this far apart in busy times. In quiet times each doubles the time until the
+/// next, up to [`SHORT_WAIT`].
+const BETWEEN_READS: Duration = Duration::from_millis(150);
+
+/// The pace of one poll.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    window: usize,
+    /// How long after the last read those outside are read again.
+    pause: Duration,
+    /// When somebody was last seen to move.
+    moved: Option<Instant>,
+    /// Whether many were waiting at some time since it last was quiet.
+    crowded: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            window: WINDOW,
+            pause: BETWEEN_READS,
+            moved: None,
+            crowded: false,
+        }
+    }
+}
+
+impl Pace {
+    /// How many are watched.
+    pub(crate) fn window(&self) -> usize {
+        self.window
+    }
+
+    /// How long after the last read those outside are read again.
+    pub(crate) fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// Somebody moved just now, and there are many, or were since it last was quiet: the next will move soon.
+    pub(crate) fn is_busy(&self, now: Instant) -> bool {
+        self.crowded && self.has_moved(now)
+    }
+
+    fn has_moved(&self, now: Instant) -> bool {
+        self.moved.is_some_and(|last| now.duration_since(last) < SHORT_WAIT)
+    }
+
+    /// Somebody moved, and so many expect something now.
+    pub(crate) fn stir(&mut self, pending: usize, now: Instant) {
+        if self.has_moved(now) {
+            self.window = (self.window / GROWTH).max(WINDOW);
+        }
+        self.crowded = pending > WINDOW || self.is_busy(now);
+        self.moved = Some(now);
+        self.pause = BETWEEN_READS;
+    }
+
+    /// A read told nothing new: in quiet times more is watched and less is read.
+    pub(crate) fn calm(&mut self, now: Instant) {
+        if self.has_moved(now) {
+            return;
+        }
+        if self.pause < SHORT_WAIT {
+            self.pause = (self.pause * 2).min(SHORT_WAIT);
+        } else {
+            self.widen();
+        }
+    }
+
+    /// Nobody was outside, or nothing was said for a long time.
+    pub(crate) fn widen(&mut self) {
+        self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// Somebody moves while so many are waiting.
+        Stir(usize),
+        Calm,
+        Widen,
+        /// So many milliseconds go by.
+        Later(u64),
+    }
+    use Step::{Calm, Later, Stir, Widen};
+
+    fn walk(steps: &[Step]) -> (Pace, Instant) {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        for step in steps {
+            match *step {
+                Stir(pending) => pace.stir(pending, now),
+                Calm => pace.calm(now),
+                Widen => pace.widen(),
+                Later(millis) => now += Duration::from_millis(millis),
+            }
+        }
+        (pace, now)
+    }
+
+    #[rstest]
+    #[case::at_first(&[], WINDOW, 150, false)]
+    #[case::one_by_himself(&[Stir(1)], WINDOW, 150, false)]
+    #[case::one_of_many(&[Stir(9)], WINDOW, 150, true)]
+    #[case::the_last_of_many(&[Stir(9), Later(300), Stir(1)], WINDOW, 150, true)]
+    #[case::many_long_ago(&[Stir(9), Later(1000)], WINDOW, 150, false)]
+    #[case::one_long_after_many(&[Stir(9), Later(1000), Stir(1)], WINDOW, 150, false)]
+    #[case::no_news_in_between(&[Stir(9), Later(999), Calm], WINDOW, 150, true)]
+    #[case::reads_without_news_come_less_often(&[Stir(9), Later(1000), Calm, Calm], WINDOW, 600, false)]
+    #[case::and_no_less_than_each_second(&[Calm, Calm, Calm], WINDOW, 1000, false)]
+    #[case::then_more_is_watched(&[Calm, Calm, Calm, Calm], 32, 1000, false)]
+    #[case::news_bring_the_reads_back(&[Calm, Calm, Calm, Calm, Stir(20)], 32, 150, true)]
+    #[case::one_change_after_another_narrows(&[Widen, Widen, Stir(20), Later(10), Stir(20)], 32, 150, true)]
+    #[case::one_alone_narrows_nothing(&[Widen, Widen, Stir(20)], 128, 150, true)]
+    #[case::never_wider_than_servers_like(&[Widen; 40], WIDEST, 150, false)]
+    fn the_pace_follows_what_is_seen(
+        #[case] steps: &[Step],
+        #[case] window: usize,
+        #[case] pause: u64,
+        #[case] busy: bool,
+    ) {
+        let (pace, now) = walk(steps);
+        let seen = (pace.window(), pace.pause(), pace.is_busy(now));
+        assert_eq!(seen, (window, Duration::from_millis(pause), busy));
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..1000usize).prop_map(Stir),
+            Just(Calm),
+            Just(Widen),
+            (0..3000u64).prop_map(Later)
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_nobody_goes_unread_and_quiet_ends_in_everything_watched(
+            steps in prop::collection::vec(any_step(), 0..60)
+        ) {
+            let (mut pace, now) = walk(&steps);
+            prop_assert!(pace.pause() <= SHORT_WAIT);
+            prop_assert!((WINDOW..=WIDEST).contains(&pace.window()));
+            let later = now + SHORT_WAIT;
+            prop_assert!(!pace.is_busy(later));
+            for _ in 0..8 {
+                pace.calm(later);
+            }
+            prop_assert_eq!(pace.window(), WIDEST);
+        }
+    }
+}

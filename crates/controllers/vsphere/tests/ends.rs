@@ -18,19 +18,15 @@ async fn asked_and_forced(world: &World) -> Result<(u64, u64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guests_are_asked_waited_for_and_forced_as_their_mode_says() -> Result<()> {
+async fn guests_are_asked_and_waited_for_as_their_mode_says() -> Result<()> {
     let options = Options {
-        method_delays: vec!["ShutdownGuest:3000".into()],
+        method_delays: vec!["ShutdownGuest:1000".into()],
         ..Options::default()
     };
     let world = World::start(options).await?;
     let modes = [
         ("hard", json!({"powerOffMode": "hard"})),
         ("soft", json!({"powerOffMode": "soft"})),
-        (
-            "try",
-            json!({"powerOffMode": "trySoft", "guestSoftPowerOffTimeout": "1s"}),
-        ),
         ("cannot", json!({"powerOffMode": "trySoft"})),
     ];
     for (name, mode) in &modes {
@@ -44,15 +40,29 @@ async fn guests_are_asked_waited_for_and_forced_as_their_mode_says() -> Result<(
     assert_eq!(asked_and_forced(&world).await?, (0, 1), "hard is not asked");
     world.delete("soft").await?;
     assert_eq!(asked_and_forced(&world).await?, (1, 0), "soft is waited for");
+    let fault = Fault::call("ShutdownGuest", "ToolsUnavailable", "VMware Tools are not running.");
+    world.vcsim.admin.inject(&fault).await?;
+    world.delete("cannot").await?;
+    assert_eq!(asked_and_forced(&world).await?, (1, 1), "who cannot be asked is forced");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_does_not_go_in_its_time_is_forced() -> Result<()> {
+    let options = Options {
+        method_delays: vec!["ShutdownGuest:600000".into()],
+        ..Options::default()
+    };
+    let world = World::start(options).await?;
+    let mode = json!({"powerOffMode": "trySoft", "guestSoftPowerOffTimeout": "1s"});
+    world.machine("try", spec("pvscsi", mode)).await?;
+    world.ready("try").await?;
+    world.vcsim.admin.reset_counters().await?;
     world.delete("try").await?;
     assert_eq!(
         asked_and_forced(&world).await?,
         (1, 1),
         "trySoft is forced when its time is over"
     );
-    let fault = Fault::call("ShutdownGuest", "ToolsUnavailable", "VMware Tools are not running.");
-    world.vcsim.admin.inject(&fault).await?;
-    world.delete("cannot").await?;
-    assert_eq!(asked_and_forced(&world).await?, (1, 1), "who cannot be asked is forced");
     Ok(())
 }

@@ -272,16 +272,16 @@ async fn a_429_is_obeyed_by_everybody_who_shares_the_budget() -> Result<()> {
     let sim = Azure::start(Config::instant()).await?;
     let clients = Clients::new(settings(&sim)?)?;
     let client = clients.client(&credential(&sim), &sim.subscription).at("eastus");
-    sim.fault(Fault::throttle(2).policy("GetVM").times(1))?;
+    sim.fault(Fault::throttle(5).policy("GetVM").times(1))?;
     let error = client.get_vm(GROUP, "m").await.unwrap_err();
-    assert_eq!(error.class(), Class::Throttled(Duration::from_secs(2)));
+    assert_eq!(error.class(), Class::Throttled(Duration::from_secs(5)));
     let before = sim.arm_requests().len();
     let other = clients.client(&credential(&sim), &sim.subscription).at("eastus");
     for _ in 0..50 {
         assert!(matches!(other.get_vm(GROUP, "x").await, Err(Error::Held { .. })));
     }
     assert_eq!(sim.arm_requests().len(), before, "nothing was sent meanwhile");
-    tokio::time::sleep(Duration::from_millis(2050)).await;
+    tokio::time::sleep(Duration::from_millis(5050)).await;
     assert!(other.get_vm(GROUP, "x").await?.is_none());
     Ok(())
 }

@@ -73,7 +73,7 @@ impl Fake {
     /// What the server wrote down so far.
     async fn recorded(&mut self) -> Vec<Value> {
         let mut records = Vec::new();
-        while let Ok(Ok(Some(line))) = tokio::time::timeout(Duration::from_millis(300), self.lines.next_line()).await {
+        while let Ok(Ok(Some(line))) = tokio::time::timeout(Duration::from_secs(2), self.lines.next_line()).await {
             records.push(serde_json::from_str(&line).unwrap());
         }
         records

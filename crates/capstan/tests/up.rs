@@ -40,7 +40,7 @@ async fn up_once_brings_every_example_to_ready_and_leaves_nothing_behind() -> Re
     for kind in ["Machine ", "AzureMachinePoolMachine", "VSphereVM"] {
         ensure!(text.contains(kind), "no {kind} in:\n{text}");
     }
-    ensure!(!is_mentioned(&dir), "a process is left");
+    until(|| !is_mentioned(&dir)).context("a process is left")?;
     let log = std::fs::read_to_string(dir.join("capstan.log"))?;
     let forbidden = log.lines().find(|line| line.contains("is forbidden"));
     ensure!(

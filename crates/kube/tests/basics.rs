@@ -267,9 +267,19 @@ async fn a_field_that_the_definition_does_not_know_is_written_once_and_not_for_e
     let world = World::new().await?;
     install_pruned(&world.context.client).await?;
     let api: Api<Pruned> = Api::namespaced(world.context.client.clone(), &world.namespace);
-    let fresh = api
-        .create(&PostParams::default(), &Pruned::new("foreign", PrunedSpec {}))
-        .await?;
+    let object = Pruned::new("foreign", PrunedSpec {});
+    let create = async {
+        loop {
+            match api.create(&PostParams::default(), &object).await {
+                // The API server serves a kind a moment after it has said so.
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                made => return made,
+            }
+        }
+    };
+    let fresh = within("created", create).await??;
     let wanting = |before: &Pruned, known: &str, unknown: &str| {
         let mut after = before.clone();
         after.status = Some(PrunedStatus {

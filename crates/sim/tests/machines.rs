@@ -4,7 +4,7 @@
 
 mod support;
 
-use capstan_sim::azure::{Action, Config, Fault};
+use capstan_sim::azure::{Action, Config, Fault, Span};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::Client;
@@ -173,7 +173,9 @@ async fn an_etag_that_is_out_of_date_is_refused() {
 
 #[tokio::test]
 async fn a_put_sent_again_while_the_vm_is_made_makes_no_second_one_and_no_haste() {
-    let azure = Client::start(Config::quick()).await;
+    let mut config = Config::quick();
+    config.times.vm_create = Span::millis(60_000);
+    let azure = Client::start(config).await;
     let nic = azure.make_nic("nic").await;
     let vm = azure.id(VM, "vm");
     let body = azure.vm_body(&nic, json!({}));

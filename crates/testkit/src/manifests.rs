@@ -18,6 +18,8 @@ use crate::gobuild;
 pub const FIELD_MANAGER: &str = "capstan-local";
 /// A CRD is established within a second on an idle machine; so much more means that it has a problem.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(180);
+/// How long an established kind may take to be listed.
+const LISTED_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is looked whether deleted objects are gone.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -67,7 +69,7 @@ pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<(
 
 /// Applies objects in the order given; one without a namespace goes to `namespace` when its kind has one.
 pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
-    let discovery = discover(client).await?;
+    let discovery = discover(client, objects).await?;
     let params = PatchParams::apply(FIELD_MANAGER).force();
     for object in objects {
         let (api, kind) = api_of(client, &discovery, object, namespace)?;
@@ -81,7 +83,7 @@ pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) 
 /// As [`apply`], but what is there already is left as it is: somebody may have changed it since. Answers with what was
 /// created.
 pub async fn create_missing(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<Vec<DynamicObject>> {
-    let discovery = discover(client).await?;
+    let discovery = discover(client, objects).await?;
     let mut created = Vec::new();
     for object in objects {
         let (api, kind) = api_of(client, &discovery, object, namespace)?;
@@ -104,7 +106,7 @@ pub async fn delete(
     objects: &[DynamicObject],
     patience: Duration,
 ) -> Result<Vec<String>> {
-    let discovery = discover(client).await?;
+    let discovery = discover(client, objects).await?;
     let mut left = Vec::new();
     for object in objects {
         let (api, kind) = api_of(client, &discovery, object, namespace)?;
@@ -136,11 +138,23 @@ pub async fn delete(
         .collect())
 }
 
-async fn discover(client: &Client) -> Result<Discovery> {
-    Discovery::new(client.clone())
-        .run()
-        .await
-        .context("cannot discover the cluster's kinds")
+/// The cluster's kinds. One that was just installed is listed a moment after it is established.
+async fn discover(client: &Client, objects: &[DynamicObject]) -> Result<Discovery> {
+    let since = Instant::now();
+    loop {
+        let discovery = Discovery::new(client.clone())
+            .run()
+            .await
+            .context("cannot discover the cluster's kinds")?;
+        let is_known = |object: &DynamicObject| {
+            let types = object.types.clone().unwrap_or_default();
+            kube::core::GroupVersionKind::try_from(&types).is_ok_and(|gvk| discovery.resolve_gvk(&gvk).is_some())
+        };
+        if since.elapsed() > LISTED_TIMEOUT || objects.iter().all(is_known) {
+            return Ok(discovery);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 fn api_of(

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::parts;
 
 /// How long the last save may take; a file of some KiB is written.
-const SAVE_GRACE: Duration = Duration::from_secs(5);
+const SAVE_GRACE: Duration = Duration::from_secs(60);
 
 /// What kind of vCenter to start.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use capstan_testkit::vcsim::{Fault, Options};
 use capstan_testkit::{Vcsim, vcsim};
 use capstan_vsphere::{
     CloneSpec, ConfigSpec, Datacenter, DeviceChange, DiskMove, Error, Login, MoRef, NewDisk, NewNic, PowerState,
-    Sessions, Settings, Trust, Vcenter, VmInfo,
+    Sessions, Settings, Task, Trust, Vcenter, VmInfo,
 };
 use futures::future::try_join_all;
 
@@ -91,6 +91,11 @@ async fn spec(vcenter: &Vcenter, datacenter: &Datacenter, template: &VmInfo, dis
 }
 
 async fn clone(vcenter: &Vcenter, template: &str, name: &str, disks: i32, linked: bool) -> Result<MoRef> {
+    let task = start_clone(vcenter, template, name, disks, linked).await?;
+    task.wait().await?.context("the clone task made nothing")
+}
+
+async fn start_clone(vcenter: &Vcenter, template: &str, name: &str, disks: i32, linked: bool) -> Result<Task> {
     let datacenter = vcenter.datacenter(None).await?;
     let template = vcenter.template(&datacenter, template).await?;
     let mut spec = spec(vcenter, &datacenter, &template, disks).await?;
@@ -98,10 +103,8 @@ async fn clone(vcenter: &Vcenter, template: &str, name: &str, disks: i32, linked
         spec.disk_move = DiskMove::Linked;
         spec.snapshot = template.current_snapshot.clone();
     }
-    let task = vcenter
-        .clone_vm(&template.reference, &datacenter.vm_folder, name, &spec)
-        .await?;
-    task.wait().await?.context("the clone task made nothing")
+    let folder = &datacenter.vm_folder;
+    Ok(vcenter.clone_vm(&template.reference, folder, name, &spec).await?)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -517,16 +520,14 @@ async fn waits_go_on_through_dropped_sessions_and_a_restart() -> Result<()> {
         };
         let (sim, _sessions, vcenter) = start(options).await?;
         for (name, restart) in [("a", false), ("b", true)] {
-            let cloning = tokio::spawn({
-                let vcenter = vcenter.clone();
-                async move { clone(&vcenter, "pvscsi", name, 1, true).await }
-            });
-            tokio::time::sleep(Duration::from_millis(700)).await;
+            let task = start_clone(&vcenter, "pvscsi", name, 1, true).await?;
+            let cloning = tokio::spawn(async move { task.wait().await });
+            tokio::time::sleep(Duration::from_millis(300)).await;
             match restart {
                 false => sim.admin.drop_sessions().await?,
                 true => sim.admin.restart(Duration::from_millis(1200)).await?,
             }
-            let vm = cloning.await??;
+            let vm = cloning.await??.context("the clone task made nothing")?;
             assert_eq!(vcenter.vm(&vm).await?.state.name, name);
         }
         Ok(())

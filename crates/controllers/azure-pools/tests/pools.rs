@@ -31,6 +31,7 @@ async fn a_new_image_rolls_through_within_both_bounds_and_few_writes() -> Result
     world.watch_bounds(6, 8);
     world.sim.clear_requests();
     writes.clear();
+    let begun = std::time::Instant::now();
     world.upgrade(2).await?;
     world.until_rolling().await?;
     let after = world.until_ready(6).await?;
@@ -45,8 +46,10 @@ async fn a_new_image_rolls_through_within_both_bounds_and_few_writes() -> Result
         writes.total(),
         writes.told()
     ));
-    // Five of each machine's own; the pool's own come by the clock, and this takes longer on a busy computer.
-    assert!(writes.total() <= 6 * 6 + 6, "{}", writes.told());
+    // Five of each machine's own, and two more if it takes so long that it is told; the pool's own come by the clock.
+    let by_the_clock = begun.elapsed().as_secs() / 10 + if begun.elapsed().as_secs() > 80 { 12 } else { 0 };
+    let most = 6 * 6 + usize::try_from(by_the_clock)?.max(6);
+    assert!(writes.total() <= most, "{}", writes.told());
     world.assert_quiet().await
 }
 
@@ -123,15 +126,15 @@ async fn replicas_go_up_and_down_and_a_deleted_machine_is_replaced() -> Result<(
         ..Options::default()
     })
     .await?;
-    world.scale(5).await?;
-    let five = world.until_ready(5).await?;
-
-    world.watch_bounds(3, 6);
-    let marked = five[4].name_any();
+    let marked = world.machines().await?[0].name_any();
     let note = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/delete-machine": "yes" } } });
     world
         .patch::<capstan_api::azure::AzureMachinePoolMachine>(&marked, note)
         .await?;
+    world.scale(5).await?;
+    let five = world.until_ready(5).await?;
+
+    world.watch_bounds(3, 6);
     world.scale(3).await?;
     let three = world.until_ready(3).await?;
     assert!(
@@ -164,7 +167,7 @@ async fn replicas_go_up_and_down_and_a_deleted_machine_is_replaced() -> Result<(
 async fn a_blocked_drain_says_why_and_ends_with_its_timeout() -> Result<()> {
     let options = Options {
         replicas: 2,
-        spec: json!({ "nodeDrainTimeout": "15s" }),
+        spec: json!({ "nodeDrainTimeout": "30s" }),
         ..Options::default()
     };
     let mut world = World::with_pool(options).await?;

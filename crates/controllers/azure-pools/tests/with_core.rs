@@ -144,13 +144,13 @@ async fn core_owns_the_machines_and_drains_them() -> Result<()> {
     let two = core.until_owned(2).await?;
 
     // With one it does. The machine whose pod may not go lives until the pod may.
-    core.make_control_plane().await?;
-    let node = two[0].status.clone().unwrap().node_ref.unwrap().name.unwrap();
-    core.0.guarded_pod("db", &node).await?;
     let note = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/delete-machine": "yes" } } });
     core.0
         .patch::<AzureMachinePoolMachine>(&two[0].name_any(), note)
         .await?;
+    core.make_control_plane().await?;
+    let node = two[0].status.clone().unwrap().node_ref.unwrap().name.unwrap();
+    core.0.guarded_pod("db", &node).await?;
     core.0.scale(1).await?;
     let held = owner(&two[0]).unwrap();
     core.0

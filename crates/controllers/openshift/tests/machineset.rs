@@ -149,6 +149,13 @@ impl World {
         .await
     }
 
+    /// The controller's own cache shows the machine as it should be: watches of two kinds come in any order.
+    async fn shown(&self, name: &str, holds: impl Fn(&Machine) -> bool) -> Result<()> {
+        let cache = self.context.cache::<Machine>();
+        let shown = cache.until(Some(&self.namespace), name, |machine| machine.is_some_and(&holds));
+        tokio::time::timeout(PATIENCE, shown).await.context("never shown")
+    }
+
     async fn scale(&self, replicas: usize) -> Result<()> {
         let replicas = format!("--replicas={replicas}");
         let args = [
@@ -287,9 +294,16 @@ async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many(
         let context = Context::new(world.plane.config().await?, options)?;
         world.set(REPLICAS as i32, json!({})).await?;
         let doomed = tokio::spawn(capstan_openshift::machineset::run(context.clone()));
-        let killed = tokio::time::timeout(Duration::from_secs(15), killer.dead.notified())
-            .await
-            .is_ok();
+        let done = async {
+            let all = |status: &MachineSetStatus| status.replicas == REPLICAS as i32;
+            let done = world.status("all replicas", all).await;
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            done
+        };
+        let killed = tokio::select! {
+            () = killer.dead.notified() => true,
+            done = done => done.map(|_| false)?,
+        };
         doomed.abort();
         context.shutdown.cancel();
         points += usize::from(killed);
@@ -331,6 +345,13 @@ async fn the_delete_annotation_and_then_the_policy_choose_who_goes() -> Result<(
     let marked = names.last().context("no machine")?;
     let patch = Patch::Merge(json!({"metadata": {"annotations": {"machine.openshift.io/delete-machine": "true"}}}));
     world.machines().patch(marked, &PatchParams::default(), &patch).await?;
+    world
+        .shown(marked, |machine| {
+            machine
+                .annotations()
+                .contains_key("machine.openshift.io/delete-machine")
+        })
+        .await?;
     world.scale(2).await?;
     let left = world.count(2).await?;
     assert!(!left.contains(marked));
@@ -343,6 +364,7 @@ async fn orphans_are_adopted_and_a_template_change_touches_new_machines_only() -
     let mut orphan = Machine::new("orphan", parse(json!({"providerSpec": {}})));
     orphan.labels_mut().insert("set".into(), "workers".into());
     world.machines().create(&PostParams::default(), &orphan).await?;
+    world.shown("orphan", |_| true).await?;
     world.set(2, json!({})).await?;
     let names = world.count(2).await?;
     assert!(names.contains(&"orphan".to_owned()));

@@ -101,13 +101,19 @@ async fn waiting_for_an_address_costs_no_calls_and_no_writes_however_many_wait()
         let text = "waiting for the guest to report an address";
         world.condition_of_vm(&format!("m-{i}"), text).await?;
     }
-    world.vcsim.admin.reset_counters().await?;
-    world.ledger.0.lock().unwrap().clear();
-    tokio::time::sleep(WINDOW).await;
-    let counters = world.vcsim.admin.counters().await?;
-    let written = world.ledger.about("/vspherevms/");
-    let calls: u64 = counters.values().sum();
-    assert!(calls <= 2, "the long poll alone, not {counters:?}");
-    assert!(written.is_empty(), "{written:#?}");
-    Ok(())
+    // The view may still be arranged in the first of them.
+    let mut windows = 0;
+    loop {
+        world.vcsim.admin.reset_counters().await?;
+        world.ledger.0.lock().unwrap().clear();
+        tokio::time::sleep(WINDOW).await;
+        let counters = world.vcsim.admin.counters().await?;
+        let written = world.ledger.about("/vspherevms/");
+        let calls: u64 = counters.values().sum();
+        if calls <= 2 && written.is_empty() {
+            return Ok(());
+        }
+        windows += 1;
+        assert!(windows < 4, "the long poll alone, not {counters:?}; {written:#?}");
+    }
 }

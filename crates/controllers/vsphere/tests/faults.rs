@@ -97,7 +97,9 @@ async fn machines_come_up_through_a_restart_of_vcenter_and_through_dropped_sessi
         }
         for name in &names {
             world
-                .until::<VSphereVM>(name, |vm| vm.status.as_ref().is_some_and(|s| s.task_ref.is_some()))
+                .until::<VSphereVM>(name, |vm| {
+                    vm.status.as_ref().is_some_and(|s| s.task_ref.is_some() || s.ready)
+                })
                 .await?;
         }
         match restart {

@@ -50,7 +50,7 @@ pub struct Killer {
     pub writes: AtomicUsize,
     pub at: Option<usize>,
     pub dead: tokio::sync::Notify,
-    /// What was written, in order.
+    /// What was written, in order, as it is sent: what shows that a write has arrived finds it here.
     pub log: std::sync::Mutex<Vec<String>>,
 }
 
@@ -68,17 +68,22 @@ impl Killer {
 }
 
 impl Door for Killer {
-    fn enter(&self, _effect: &Effect) -> Verdict {
-        if self.is_dead() { Verdict::Hang } else { Verdict::Pass }
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if self.is_dead() {
+            return Verdict::Hang;
+        }
+        if effect.write {
+            self.log
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .push(format!("{:?} {} {}", effect.world, effect.method, effect.target));
+        }
+        Verdict::Pass
     }
 
     fn leave(&self, effect: &Effect) -> Verdict {
         if effect.write {
             self.writes.fetch_add(1, Ordering::SeqCst);
-            self.log
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .push(format!("{:?} {} {}", effect.world, effect.method, effect.target));
             if self.is_dead() {
                 self.dead.notify_one();
                 return Verdict::Hang;

@@ -376,6 +376,22 @@ impl World {
     }
 
     /// Reasons and messages of the events about an object.
+    /// The text of the first event of that reason, as soon as it is there.
+    pub async fn event(&self, name: &str, reason: &str) -> Result<String> {
+        let waiting = async {
+            loop {
+                let events = self.events(name).await?;
+                if let Some((_, text)) = events.into_iter().find(|(found, _)| found == reason) {
+                    return Ok(text);
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting)
+            .await
+            .with_context(|| format!("no event {reason} of {name}"))?
+    }
+
     pub async fn events(&self, name: &str) -> Result<Vec<(String, String)>> {
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let events = self.api::<Event>().list(&params).await?;

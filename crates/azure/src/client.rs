@@ -1,4 +1,4 @@
-//! One request at a time: its turn in the budget, the doors, a token, the answer, and what the answer teaches.
+//! One request at a time: its turn in the budget, a token, a line, the doors, the answer, and what the answer teaches.
 
 use crate::budget::policy::{Kind, Policy};
 use crate::budget::{Ask, Budget, Held, Throttled};
@@ -278,13 +278,14 @@ impl Client {
             target: call.target().to_owned(),
             write: call.kind() != Kind::Read,
         };
-        pass(doors.enter(&effect), call).await?;
         let token = self.shared.tokens.get(&self.credential).await?;
         let line = self.shared.lines.acquire().await.ok();
         // Those who were before us in line may have been told to stop.
         if let Some(stop) = self.shared.budget.held(&ask) {
             return Err(held(stop));
         }
+        // Last of all: what was open when we queued may be shut by now, and nothing is waited for from here on.
+        pass(doors.enter(&effect), call).await?;
         let result = self.transmit(call, &token).await;
         drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);

@@ -3,15 +3,23 @@
 use anyhow::{Context as _, Result};
 use capstan_azure::{Client, Clients, Cloud, Credential, Secret, Settings};
 use capstan_core::Class;
+use capstan_core::door::{Door, Doors, Effect, Verdict};
 use capstan_sim::azure::{Azure, Config, Handle, Request};
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const GROUP: &str = "capstan";
 
 /// A client of its own process, as far as budgets go.
 fn client(sim: &Handle) -> Result<Client> {
+    client_behind(sim, Doors::default())
+}
+
+fn client_behind(sim: &Handle, doors: Doors) -> Result<Client> {
     let settings = Settings {
+        doors,
         ca_file: Some(sim.ca_file.clone()),
         ..Settings::new(Cloud::custom("sim", &sim.url, &sim.url)?)
     };
@@ -127,5 +135,46 @@ async fn a_bucket_that_somebody_else_emptied_is_left_alone_for_as_long_as_azure_
         refused <= 1,
         "after the wait the call went through, not {refused} refusals later"
     );
+    Ok(())
+}
+
+/// Shuts for writes once the first of them has been answered, as the fence does when the lease is lost.
+#[derive(Default)]
+struct Shutting(AtomicBool);
+
+impl Door for Shutting {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if effect.write && self.0.load(SeqCst) {
+            return Verdict::Refuse("shut".to_owned());
+        }
+        Verdict::Pass
+    }
+
+    fn leave(&self, effect: &Effect) -> Verdict {
+        self.0.fetch_or(effect.write, SeqCst);
+        Verdict::Pass
+    }
+}
+
+// One thread: the door shuts before any of those who wait can have the line of the call that was answered.
+#[tokio::test]
+async fn a_call_that_waits_for_its_turn_while_the_fence_shuts_is_never_sent() -> Result<()> {
+    const AT_ONCE: usize = 32;
+    const CALLS: usize = 40;
+    let sim = Azure::start(Config::instant()).await?;
+    let door = Arc::new(Shutting::default());
+    let client = client_behind(&sim, Doors::new(vec![door.clone()]))?;
+    client.get_vm(GROUP, "any").await?;
+    sim.clear_requests();
+    let crowd = || join_all((0..CALLS).map(|n| delete(&client, format!("nic-{n}"))));
+    let answers = crowd().await;
+    let sent = sim.arm_requests().len();
+    assert!(sent <= AT_ONCE, "{sent} calls had a line when it shut");
+    assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), CALLS - sent);
+    // Those that were refused gave their lines back.
+    assert!(crowd().await.iter().all(Result::is_err));
+    door.0.store(false, SeqCst);
+    delete(&client, "nic".to_owned()).await?;
+    assert_eq!(sim.arm_requests().len(), sent + 1);
     Ok(())
 }

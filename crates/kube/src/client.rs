@@ -184,9 +184,10 @@ where
             } else {
                 None
             };
-            obey(self.doors.enter(&effect)).await?;
             // A watch's answer lasts: it must not keep others from being heard.
             let line = if watch { None } else { self.lines.acquire().await.ok() };
+            // Last of all: what was open when we queued may be shut by now.
+            obey(self.doors.enter(&effect)).await?;
             let answer = once(&self.inner, &self.metrics, &effect, watch, request).await;
             drop(line);
             obey(self.doors.leave(&effect)).await?;
@@ -291,7 +292,59 @@ fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use capstan_core::door::Door;
     use rstest::rstest;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+    /// Shuts for writes once the first answer has come.
+    #[derive(Default)]
+    struct Shutting(AtomicBool);
+
+    impl Door for Shutting {
+        fn enter(&self, _: &Effect) -> Verdict {
+            if self.0.load(SeqCst) {
+                return Verdict::Refuse("shut".to_owned());
+            }
+            Verdict::Pass
+        }
+
+        fn leave(&self, _: &Effect) -> Verdict {
+            self.0.store(true, SeqCst);
+            Verdict::Pass
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_its_turn_while_the_door_shuts_is_never_sent() {
+        let (door, sent) = (Arc::new(Shutting::default()), Arc::new(AtomicUsize::new(0)));
+        let layer = DoorLayer {
+            doors: Doors::new(vec![door.clone()]),
+            metrics: Metrics::default(),
+            profile: Profile::Once,
+            served: Arc::default(),
+        };
+        let counted = sent.clone();
+        let service = layer.layer(tower::service_fn(move |_: Request<Body>| {
+            counted.fetch_add(1, SeqCst);
+            async {
+                tokio::task::yield_now().await;
+                Ok::<_, BoxError>(Response::new(()))
+            }
+        }));
+        let write = || {
+            let request = Request::builder().method(Method::PUT).uri("/api/v1/nodes/n");
+            service.clone().oneshot(request.body(Body::empty()).unwrap())
+        };
+        let crowd = |number| futures::future::join_all((0..number).map(|_| write()));
+        let answers = crowd(AT_ONCE + 5).await;
+        assert_eq!(sent.load(SeqCst), AT_ONCE, "only those that had a line when it shut");
+        assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 5);
+        // Those that were refused gave their lines back.
+        assert!(crowd(AT_ONCE + 5).await.iter().all(Result::is_err));
+        door.0.store(false, SeqCst);
+        assert!(write().await.is_ok());
+        assert_eq!(sent.load(SeqCst), AT_ONCE + 1);
+    }
 
     fn answer(code: u16, retry_after: Option<&str>) -> Response<()> {
         let mut builder = Response::builder().status(code);

@@ -94,6 +94,19 @@ impl Manager {
         config.default_retry = false;
         let client = Client::try_from(config).context("cannot make a client for the lease")?;
         let mut elector = Elector::new(client, settings, fence);
+        let result = self.lead(&mut elector, &doors, &azure, &stop).await;
+        elector.release().await;
+        result
+    }
+
+    /// Term after term, each as long as the lease is ours, until `stop`.
+    async fn lead(
+        &self,
+        elector: &mut Elector,
+        doors: &Doors,
+        azure: &Clients,
+        stop: &CancellationToken,
+    ) -> Result<()> {
         while !stop.is_cancelled() {
             tokio::select! {
                 () = elector.win() => {}
@@ -111,7 +124,6 @@ impl Manager {
                 }
             }
         }
-        elector.release().await;
         Ok(())
     }
 

@@ -19,6 +19,9 @@ use crate::error::Error;
 
 /// A request about the lease is given up after this long: late is worse than failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// A lease is given back in so many tries, each within [`RELEASE_TIMEOUT`]: a stop must not take longer than its grace.
+const RELEASE_TRIES: usize = 3;
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -33,8 +36,9 @@ pub struct Settings {
     pub retry_period: Duration,
 }
 
-/// Who holds a lease: `HOST_NAMESPACE_PID_START`, which tells a later process of the same machine that this one is
-/// gone, so that it need not wait the lease out.
+/// Who holds a lease: `HOST-BOOT_NAMESPACE_PID_START`, which tells a later process of the same machine that this one is
+/// gone, so that it need not wait the lease out. Host names repeat, and so do the first namespaces of two kernels; the
+/// kernel's own mark of this boot does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity(String);
 
@@ -50,11 +54,10 @@ impl Identity {
             let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             since.as_nanos().to_string()
         });
-        Self(format!(
-            "{}_{}_{pid}_{start}",
-            host.trim().replace('_', "-"),
-            pid_namespace()
-        ))
+        let (host, boot) = (host.trim().replace('_', "-"), boot());
+        let space = boot.as_ref().and_then(|_| pid_namespace());
+        let (boot, space) = (boot.as_deref().unwrap_or(UNKNOWN), space.as_deref().unwrap_or(UNKNOWN));
+        Self(format!("{host}-{boot}_{space}_{pid}_{start}"))
     }
 
     /// Whether `holder` was a process of this machine (same host, same process namespace) that no longer lives.
@@ -64,22 +67,23 @@ impl Identity {
         let ([our_host, our_space, ..], [host, space, pid, start]) = (ours.as_slice(), theirs.as_slice()) else {
             return false;
         };
-        let same_machine = ours.len() == 4 && our_host == host && our_space == space && space != UNKNOWN_NAMESPACE;
+        let same_machine = ours.len() == 4 && our_host == host && our_space == space && space != UNKNOWN;
         let Ok(pid) = pid.parse() else { return false };
         same_machine && process_start(pid).as_ref() != Some(start)
     }
 }
 
-const UNKNOWN_NAMESPACE: &str = "none";
+const UNKNOWN: &str = "none";
 
-fn pid_namespace() -> String {
-    let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+fn boot() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+fn pid_namespace() -> Option<String> {
+    let link = std::fs::read_link("/proc/self/ns/pid").ok()?;
     let digits: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    if digits.is_empty() {
-        UNKNOWN_NAMESPACE.to_owned()
-    } else {
-        digits
-    }
+    Some(digits).filter(|digits| !digits.is_empty())
 }
 
 /// The kernel's own count at which a process started; none for one that has ended and was not reaped yet.
@@ -237,21 +241,40 @@ impl Elector {
         warn!(lease = %self.settings.name, "the lease is lost: all writes are refused from here on");
     }
 
-    /// Gives the lease back, so that the next one need not wait it out.
+    /// Gives the lease back, so that the next one need not wait it out. Whether it is ours is read where we cannot know:
+    /// a renewal may have been cut off on its way.
     pub async fn release(&mut self) {
         self.fence.set(None);
-        let Some(mut lease) = self.held.take() else { return };
-        if let Some(spec) = &mut lease.spec {
-            spec.holder_identity = None;
-            spec.renew_time = Some(MicroTime(Timestamp::now()));
-        }
         let name = self.settings.name.clone();
-        let params = PostParams::default();
-        let write = self.api.replace(&name, &params, &lease);
-        match tokio::time::timeout(REQUEST_TIMEOUT, write).await {
-            Ok(Ok(_)) => info!(lease = %name, "released"),
-            _ => info!(lease = %name, "not released: it expires by itself"),
+        for _ in 0..RELEASE_TRIES {
+            let known = self.held.take();
+            let why = match tokio::time::timeout(RELEASE_TIMEOUT, self.give_back(known)).await {
+                Ok(Ok(true)) => return info!(lease = %name, "released"),
+                Ok(Ok(false)) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("no answer within {} s", RELEASE_TIMEOUT.as_secs()),
+            };
+            info!(lease = %name, why, "not released yet");
         }
+        info!(lease = %name, "not released: it expires by itself");
+    }
+
+    /// Takes our name off the lease; `false` when it was not there.
+    async fn give_back(&self, known: Option<Lease>) -> Result<bool, Error> {
+        let lease = match known {
+            Some(lease) => Some(lease),
+            None => self.api.get_opt(&self.settings.name).await?,
+        };
+        let Some(mut lease) = lease else { return Ok(false) };
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_ref() != Some(&self.settings.identity.0) {
+            return Ok(false);
+        }
+        spec.holder_identity = None;
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        let params = PostParams::default();
+        self.api.replace(&self.settings.name, &params, &lease).await?;
+        Ok(true)
     }
 
     /// One look at the lease, and one write if it is ours to take or renew.
@@ -334,9 +357,11 @@ impl Elector {
 
     fn claim(&self, transitions: i32) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
+        // Rounded up: nobody may take it before we have stopped.
+        let seconds = self.settings.duration.as_millis().div_ceil(1000).max(1);
         LeaseSpec {
             holder_identity: Some(self.settings.identity.0.clone()),
-            lease_duration_seconds: Some(i32::try_from(self.settings.duration.as_secs().max(1)).unwrap_or(i32::MAX)),
+            lease_duration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX)),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
             lease_transitions: Some(transitions),
@@ -346,96 +371,4 @@ impl Elector {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use capstan_core::door::World;
-    use rstest::rstest;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn lease(holder: &str, seconds: Option<i32>) -> LeaseSpec {
-        LeaseSpec {
-            holder_identity: (!holder.is_empty()).then(|| holder.to_owned()),
-            lease_duration_seconds: seconds,
-            ..LeaseSpec::default()
-        }
-    }
-
-    #[rstest]
-    #[case::free("", Some(15), 0, Step::Take)]
-    #[case::ours("me", Some(15), 99, Step::Renew)]
-    #[case::just_seen("other", Some(15), 0, Step::Wait)]
-    #[case::almost_expired("other", Some(15), 14, Step::Wait)]
-    #[case::expired("other", Some(15), 15, Step::Take)]
-    #[case::the_holders_own_duration_counts("other", Some(60), 59, Step::Wait)]
-    #[case::without_a_duration_ours_counts("other", None, 30, Step::Take)]
-    #[case::a_nonsense_duration("other", Some(-1), 29, Step::Wait)]
-    fn a_lease_is_taken_only_when_nobody_can_hold_it(
-        #[case] holder: &str,
-        #[case] seconds: Option<i32>,
-        #[case] unchanged: u32,
-        #[case] expected: Step,
-    ) {
-        let step = decide(
-            &lease(holder, seconds),
-            &Identity::new("me"),
-            SECOND * unchanged,
-            SECOND * 30,
-        );
-        assert_eq!(step, expected);
-    }
-
-    #[test]
-    fn a_dead_process_of_this_machine_is_not_waited_for() {
-        let us = Identity::of_this_process();
-        let with = |pid: &str, start: &str| {
-            let parts: Vec<&str> = us.0.split('_').collect();
-            format!("{}_{}_{pid}_{start}", parts[0], parts[1])
-        };
-        assert!(us.is_certainly_gone(&with("4194305", "1")), "no such process");
-        assert!(
-            us.is_certainly_gone(&with("1", "1")),
-            "the number belongs to another process by now"
-        );
-        assert!(!us.is_certainly_gone(&us.0), "we live");
-        let mut ended = std::process::Command::new("true").spawn().unwrap();
-        let (pid, start) = (ended.id().to_string(), process_start(ended.id()));
-        while process_start(ended.id()).is_some() {
-            std::thread::yield_now();
-        }
-        let start = start.unwrap_or_else(|| "1".to_owned());
-        assert!(
-            us.is_certainly_gone(&with(&pid, &start)),
-            "it ended, though nobody reaped it"
-        );
-        ended.wait().unwrap();
-        assert!(
-            !us.is_certainly_gone("other-host_4026531836_4194305_1"),
-            "we cannot know"
-        );
-        assert!(!us.is_certainly_gone("4b1c-some-uuid"), "we cannot know");
-    }
-
-    #[test]
-    fn a_closed_fence_refuses_writes_to_every_world_and_lets_reads_pass() {
-        let effect = |world, write| Effect {
-            world,
-            method: "PUT".into(),
-            target: "/x".into(),
-            write,
-        };
-        let fence = Fence::default();
-        for world in [World::Azure, World::Vsphere, World::Kube] {
-            assert!(matches!(fence.enter(&effect(world, true)), Verdict::Refuse(_)));
-            assert_eq!(fence.enter(&effect(world, false)), Verdict::Pass);
-        }
-        fence.set(Some(Moment::now().after(SECOND * 60)));
-        assert_eq!(fence.enter(&effect(World::Azure, true)), Verdict::Pass);
-        // Either clock closes it.
-        fence.set(Some(Moment {
-            steady: Instant::now() + SECOND * 60,
-            wall: SystemTime::now() - SECOND,
-        }));
-        assert!(!fence.is_open());
-    }
-}
+mod tests;

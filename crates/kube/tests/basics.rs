@@ -1,7 +1,6 @@
 //! Caches, the controller loop, events and patches on a real API server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -108,45 +107,48 @@ async fn a_throttled_object_is_not_tried_again_early_and_a_poke_runs_one_that_re
     let world = World::new().await?;
     let reconciler = Reconciler::new("test", &world.context, world.context.cache::<ConfigMap>());
     let trigger = reconciler.trigger();
-    let (passes, namespace) = (Arc::new(AtomicUsize::new(0)), world.namespace.clone());
-    let counted = passes.clone();
+    let (passes, namespace) = (Arc::<Mutex<Vec<Instant>>>::default(), world.namespace.clone());
+    let noted = passes.clone();
     let throttle = Duration::from_millis(1500);
     let running = tokio::spawn(reconciler.run(move |map| {
-        let counted = counted.clone();
+        let noted = noted.clone();
         async move {
-            match map.name_any().as_str() {
-                "throttled" if counted.fetch_add(1, Ordering::SeqCst) == 0 => Err(Failure(Class::Throttled(throttle))),
+            if map.name_any() != "throttled" {
+                return Ok(Next::Wait);
+            }
+            let mut passes = noted.lock().expect("no pass panics");
+            passes.push(Instant::now());
+            match passes.len() {
+                1 => Err(Failure(Class::Throttled(throttle))),
                 _ => Ok(Next::Wait),
             }
         }
     }));
+    let count = || passes.lock().expect("no pass panics").len();
+    let poke = || trigger.poke(ObjectRef::new("throttled").within(&namespace));
     world.map("throttled").await?;
     within("the first pass", async {
-        while passes.load(Ordering::SeqCst) == 0 {
+        while count() == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await?;
-    let first = Instant::now();
-    for _ in 0..5 {
-        trigger.poke(ObjectRef::new("throttled").within(&namespace));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert_eq!(
-        passes.load(Ordering::SeqCst),
-        1,
-        "pokes do not shorten what the server asked for"
-    );
     within("the retry", async {
-        while passes.load(Ordering::SeqCst) < 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        while count() < 2 {
+            poke();
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     })
     .await?;
-    assert!(first.elapsed() >= throttle - Duration::from_millis(100));
-    trigger.poke(ObjectRef::new("throttled").within(&namespace));
+    let times = passes.lock().expect("no pass panics").clone();
+    assert!(
+        times[1] - times[0] >= throttle,
+        "pokes do not shorten what the server asked for: {times:?}"
+    );
+    let before = count();
+    poke();
     within("the poke", async {
-        while passes.load(Ordering::SeqCst) < 3 {
+        while count() == before {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })

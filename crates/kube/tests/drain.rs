@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use capstan_core::door::{Door, Doors, Effect, Verdict};
@@ -23,10 +23,13 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(180);
+/// A refused pod is left alone at least this long.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct Counter {
     evictions: AtomicUsize,
+    asked: Mutex<Vec<Instant>>,
     log: Mutex<Vec<String>>,
 }
 
@@ -34,6 +37,7 @@ impl Door for Counter {
     fn enter(&self, effect: &Effect) -> Verdict {
         if effect.target.ends_with("/eviction") {
             self.evictions.fetch_add(1, Ordering::SeqCst);
+            self.asked.lock().unwrap().push(Instant::now());
         }
         self.log
             .lock()
@@ -316,13 +320,16 @@ async fn a_budget_blocks_until_another_pod_is_ready_and_is_named() -> Result<()>
     );
     let metrics = world.context.metrics.encode();
     assert!(metrics.contains("capstan_drain_pod_in_the_way{"), "{metrics}");
-    let asked = world.counter.evictions.load(Ordering::SeqCst);
+    let refused = world.counter.evictions.load(Ordering::SeqCst);
     for _ in 0..5 {
         world.pass(&node, drain::Options::default()).await?;
     }
+    let asked = world.counter.asked.lock().unwrap().clone();
     assert!(
-        world.counter.evictions.load(Ordering::SeqCst) <= asked + 1,
-        "a refused pod is not asked about again at once"
+        asked[refused - 1..]
+            .windows(2)
+            .all(|two| two[1] - two[0] >= FIRST_RETRY),
+        "a refused pod is not asked about again at once: {asked:?}"
     );
     world.pod("two", &other, json!({})).await?;
     world.until_drained(&node).await?;

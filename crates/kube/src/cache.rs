@@ -115,7 +115,7 @@ impl<K: Object> Cache<K> {
         Ok(())
     }
 
-    /// The last error of the watch, until an event has come through again: the cache may be out of date.
+    /// The last error of the watch, until the server has told what there is again: the cache may be out of date.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.0.trouble).clone()
     }
@@ -176,7 +176,10 @@ async fn keep<K: Object>(
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => {
-                *lock(&trouble) = None;
+                // The beginning of a list comes before the list is asked for, and proves nothing.
+                if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+                    *lock(&trouble) = None;
+                }
                 event.modify(trim)
             }
             Err(error) => {
@@ -257,5 +260,56 @@ impl Caches {
         let cache = start(config);
         caches.insert(key, Box::new(cache.clone()));
         cache
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    /// Listed, then told that what it knows is too old to go on from; the second list is answered, or never is.
+    fn expired(again: bool) -> (Cache<ConfigMap>, Arc<std::sync::atomic::AtomicUsize>) {
+        let (client, requests) = stub::client(move |request| match request {
+            0 => Some((200, stub::config_maps(&["old"]))),
+            1 => Some((
+                200,
+                json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {},
+                    "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}}),
+            )),
+            2 if again => Some((200, stub::config_maps(&["new"]))),
+            _ => None,
+        });
+        let config = watcher::Config::default();
+        let cache = Cache::start(Api::all(client), config, trim, CancellationToken::new());
+        (cache, requests)
+    }
+
+    async fn until(what: impl Fn() -> bool) {
+        let waiting = async {
+            while !what() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(120), waiting).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_cache_is_in_trouble_until_the_list_that_mends_it_has_come() {
+        let (cache, requests) = expired(false);
+        until(|| requests.load(Ordering::SeqCst) == 3).await;
+        assert!(cache.get(Some("default"), "old").is_some());
+        assert!(
+            cache.trouble().is_some_and(|trouble| trouble.contains("too old")),
+            "{:?}",
+            cache.trouble()
+        );
+        let (cache, _) = expired(true);
+        until(|| cache.get(Some("default"), "new").is_some()).await;
+        until(|| cache.trouble().is_none()).await;
     }
 }

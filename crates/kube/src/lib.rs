@@ -19,6 +19,8 @@ mod owners;
 pub mod patch;
 pub mod reconciler;
 mod served;
+#[cfg(test)]
+mod stub;
 pub mod workload;
 
 pub use cache::Cache;

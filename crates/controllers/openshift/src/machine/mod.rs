@@ -159,6 +159,8 @@ struct Work {
     machine: Arc<Machine>,
     uid: String,
     vm: Vm,
+    /// What the API server itself said of the machine's Node, once it was asked.
+    node: Option<Option<Arc<Node>>>,
 }
 
 /// Whether a pass goes on.
@@ -184,9 +186,10 @@ impl Controller {
             machine: self.memory.newest(&cached),
             uid,
             vm: Vm::NotAsked,
+            node: None,
         };
         loop {
-            let node = self.node_of(&work.machine);
+            let node = self.node_of(&work.machine).or_else(|| work.node.clone().flatten());
             let following = self.following(&work).is_some();
             let look = self.memory.next_look(
                 &work.machine,
@@ -199,6 +202,7 @@ impl Controller {
                 look_due: look.is_zero(),
                 vm: work.vm,
                 node: node.is_some(),
+                node_asked: work.node.is_some() || self.memory.vm_gone(&work.uid),
             });
             tracing::debug!(machine = %work.machine.name_any(), ?step, "next step");
             match self.apply(step, &mut work, node, look).await? {
@@ -236,6 +240,7 @@ impl Controller {
                 let text = format!("a virtual machine named {name} exists already and was not made for this machine");
                 self.refuse(work, &text).await
             }
+            Step::FindNode => self.find_node(work).await,
             Step::HoldDrain | Step::Drain | Step::HoldTerminate | Step::Destroy => self.end(step, work, node).await,
         }
     }

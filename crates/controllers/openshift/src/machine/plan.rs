@@ -42,6 +42,8 @@ pub struct Observed<'a> {
     pub vm: Vm,
     /// Its Node is there.
     pub node: bool,
+    /// That it has none was asked of the API server itself, not of a cache that may be late.
+    pub node_asked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub enum Step {
     Taken,
     /// Deleting: wait for these hooks.
     HoldDrain,
+    /// Ask the API server whether there is a Node after all.
+    FindNode,
     Drain,
     HoldTerminate,
     Destroy,
@@ -130,8 +134,13 @@ fn end(seen: &Observed) -> Step {
             .iter()
             .any(|condition| condition.type_ == "Drained" && condition.status == "True")
     });
-    if seen.node && !excluded && !drained && !seen.following {
-        return Step::Drain;
+    if !excluded && !drained && !seen.following {
+        if seen.node {
+            return Step::Drain;
+        }
+        if !seen.node_asked && may_have_node(machine) {
+            return Step::FindNode;
+        }
     }
     if hooks.pre_terminate.is_empty() {
         Step::Destroy
@@ -167,6 +176,13 @@ fn is_ours(machine: &Machine) -> bool {
 fn was_there(machine: &Machine, status: &MachineStatus) -> bool {
     machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty())
         || matches!(status.phase.as_deref(), Some(phase::PROVISIONED | phase::RUNNING))
+}
+
+/// It got as far as a Node can come from.
+fn may_have_node(machine: &Machine) -> bool {
+    let status = machine.status.as_ref();
+    machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty())
+        || status.is_some_and(|status| status.node_ref.is_some() || !status.addresses.is_empty())
 }
 
 /// Azure was asked for the virtual machine before.

@@ -29,6 +29,7 @@ fn seen(machine: &Machine) -> Observed<'_> {
         look_due: false,
         vm: Vm::NotAsked,
         node: false,
+        node_asked: false,
     }
 }
 
@@ -120,7 +121,39 @@ fn a_deleted_machine_is_drained_before_it_is_destroyed(#[case] over: serde_json:
 }
 
 #[test]
-fn a_machine_without_node_is_destroyed_without_drain() {
+fn a_machine_that_never_got_so_far_as_a_node_is_destroyed_without_drain() {
     let machine = machine(json!({"metadata": {"deletionTimestamp": GONE}}));
     assert_eq!(plan(&seen(&machine)), Step::Destroy);
+}
+
+#[rstest]
+#[case::linked(json!({"status": {"nodeRef": {"kind": "Node", "name": "m"}}}), Step::FindNode)]
+#[case::made(json!({"spec": {"providerID": "azure:///x"}}), Step::FindNode)]
+#[case::has_an_address(json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.4"}]}}), Step::FindNode)]
+#[case::excluded(json!({
+    "metadata": {"annotations": {(EXCLUDE_DRAIN): ""}},
+    "status": {"nodeRef": {"kind": "Node", "name": "m"}},
+}), Step::Destroy)]
+#[case::drained(json!({"status": {
+    "nodeRef": {"kind": "Node", "name": "m"},
+    "conditions": [{"type": "Drained", "status": "True", "lastTransitionTime": GONE}],
+}}), Step::Destroy)]
+fn a_node_that_the_cache_does_not_show_is_asked_for_before_its_machine_goes_undrained(
+    #[case] over: serde_json::Value,
+    #[case] step: Step,
+) {
+    let mut deleted = json!({"metadata": {"deletionTimestamp": GONE}});
+    merge(&mut deleted, over);
+    let machine = machine(deleted);
+    assert_eq!(plan(&seen(&machine)), step);
+    let asked = Observed {
+        node_asked: true,
+        ..seen(&machine)
+    };
+    assert_eq!(plan(&asked), Step::Destroy);
+    let going = Observed {
+        following: true,
+        ..seen(&machine)
+    };
+    assert_eq!(plan(&going), Step::Destroy, "it is being deleted in Azure already");
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use capstan_core::drain::{self, Eviction, InTheWay, Obstacle, Options, Plan, PodName, Refusal};
+use capstan_core::drain::{self, Eviction, Fate, InTheWay, Obstacle, Options, Plan, PodName, Refusal};
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodStatus};
@@ -78,10 +78,13 @@ struct Draining {
     asked: Mutex<Instant>,
     wake: Mutex<Wake>,
     watcher: Mutex<Option<tokio::task::AbortHandle>>,
+    metrics: Metrics,
 }
 
 impl Drop for Draining {
     fn drop(&mut self) {
+        // However the drain ended, nothing is in its way any more.
+        self.metrics.in_the_way(&lock(&self.shown), &[]);
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.abort();
         }
@@ -186,11 +189,10 @@ impl Drainer {
         Ok(())
     }
 
-    /// Forget a drain that is over or no longer wanted.
+    /// Forget a drain that is over or no longer wanted. To be called by whoever goes on without [`Outcome::Drained`].
     pub fn stop(&self, node: &str) {
-        if let Some(draining) = lock(&self.0.nodes).remove(node) {
-            self.0.metrics.in_the_way(&lock(&draining.shown), &[]);
-        }
+        let over = lock(&self.0.nodes).remove(node);
+        drop(over);
     }
 
     /// Whether the node is still there, and cordoned.
@@ -258,6 +260,7 @@ impl Drainer {
             asked: Mutex::new(Instant::now()),
             wake: Mutex::new(wake),
             watcher: Mutex::default(),
+            metrics: self.0.metrics.clone(),
         });
         let weak = Arc::downgrade(&draining);
         let watcher = tokio::spawn(async move {
@@ -290,7 +293,9 @@ impl Drainer {
             pod.deleted_by = pod.deleted_by.or(Some(now));
         }
         let mut stubborn = lock(&draining.stubborn);
-        stubborn.retain(|uid, _| seen.iter().any(|pod| pod.uid == *uid && pod.deleted_by.is_none()));
+        // Whoever does not have to go any more (it was labelled to stay, say) is not waited for either.
+        let must_go = |pod: &drain::Pod| drain::decide(pod, options, now) == Fate::Evict;
+        stubborn.retain(|uid, _| seen.iter().any(|pod| pod.uid == *uid && must_go(pod)));
         let refused = stubborn
             .iter()
             .map(|(uid, stubborn)| (uid.clone(), stubborn.refusal))
@@ -510,30 +515,35 @@ fn trim_budget(budget: &mut PodDisruptionBudget) {
 mod tests {
     use super::*;
 
+    /// Nothing listens there: these are about what is remembered between two passes.
+    fn drainer() -> Drainer {
+        let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        Drainer::new(client.clone(), client, Metrics::default(), CancellationToken::new())
+    }
+
+    fn named(name: &str) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some(name.to_owned());
+        pod.metadata.uid = Some(format!("uid-{name}"));
+        pod
+    }
+
+    fn blocked() -> Answer {
+        Answer::Blocked {
+            budget: "ns/web".to_owned(),
+            after: None,
+        }
+    }
+
     #[tokio::test]
     async fn a_pod_that_was_told_to_go_is_not_told_again_while_the_cache_lags() {
-        // Nothing listens there: this is about what is remembered between two passes.
-        let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        let drainer = Drainer::new(client.clone(), client, Metrics::default(), CancellationToken::new());
+        let drainer = drainer();
         let draining = drainer.start("node", Arc::new(|| ()));
-        let named = |name: &str| {
-            let mut pod = Pod::default();
-            pod.metadata.name = Some(name.to_owned());
-            pod.metadata.uid = Some(format!("uid-{name}"));
-            pod
-        };
         let pods = ["blocked", "going", "gone"].map(named);
         let options = Options::default();
         let first = drainer.plan(&draining, pods.iter(), &options).await.unwrap();
         assert_eq!(first.evict.len(), 3);
-        let answers = [
-            Answer::Blocked {
-                budget: "ns/web".to_owned(),
-                after: None,
-            },
-            Answer::Going,
-            Answer::Gone,
-        ];
+        let answers = [blocked(), Answer::Going, Answer::Gone];
         for (eviction, answer) in first.evict.iter().zip(answers) {
             drainer.note(&draining, eviction, answer);
         }
@@ -542,5 +552,46 @@ mod tests {
         assert_eq!(second.held, ["uid-blocked"]);
         assert_eq!(second.leaving.len(), 2);
         assert!(!second.drained);
+    }
+
+    #[tokio::test]
+    async fn a_refused_pod_that_may_stay_after_all_calls_for_no_further_look() {
+        let drainer = drainer();
+        let draining = drainer.start("node", Arc::new(|| ()));
+        let options = Options::default();
+        let mut pods = ["refused", "going"].map(named);
+        let first = drainer.plan(&draining, pods.iter(), &options).await.unwrap();
+        for (eviction, answer) in first.evict.iter().zip([Answer::Going, blocked()]) {
+            drainer.note(&draining, eviction, answer);
+        }
+        for refused in lock(&draining.stubborn).values_mut() {
+            refused.refusal.until = refused.refusal.at;
+        }
+        let skip = ("cluster.x-k8s.io/drain".to_owned(), "skip".to_owned());
+        pods[0].labels_mut().extend([skip]);
+        let second = drainer.plan(&draining, pods.iter(), &options).await.unwrap();
+        assert_eq!((second.evict.len(), second.leaving.len()), (0, 1));
+        assert_eq!(drainer.again(&draining, &second, &options), FALLBACK);
+    }
+
+    #[tokio::test]
+    async fn a_drain_that_is_given_up_shows_nothing_in_the_way_and_watches_no_pods() {
+        let drainer = drainer();
+        let draining = drainer.start("node", Arc::new(|| ()));
+        lock(&drainer.0.nodes).insert("node".to_owned(), draining.clone());
+        let (pod, why) = (
+            PodName {
+                namespace: "ns".to_owned(),
+                name: "a".to_owned(),
+            },
+            Obstacle::SeveralBudgets,
+        );
+        drainer.show(&draining, "node", &[InTheWay { pod, why }]);
+        let shown = || drainer.0.metrics.encode().contains("capstan_drain_pod_in_the_way{");
+        assert!(shown());
+        let watching = Arc::downgrade(&draining);
+        drop(draining);
+        drainer.stop("node");
+        assert!(!shown() && watching.upgrade().is_none());
     }
 }

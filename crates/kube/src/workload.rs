@@ -14,7 +14,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher;
 use tokio::sync::{broadcast, watch};
 
-use crate::cache::{self, Cache, Change};
+use crate::cache::{self, Cache, Change, Object};
 use crate::client::{self, Profile};
 use crate::context::Context;
 use crate::drain::Drainer;
@@ -353,13 +353,25 @@ impl Workloads {
         entry.cluster.clone()
     }
 
-    /// Let go of a cluster that is gone.
-    pub fn forget(&self, namespace: &str, name: &str) {
-        let key = ClusterKey {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
+    /// From now on lets go of every cluster whose object is gone from `objects`.
+    pub fn forget_with<K: Object>(&self, objects: &Cache<K>) {
+        let (inner, shutdown) = (Arc::downgrade(&self.0), self.0.context.shutdown.clone());
+        let mut changes = Box::pin(objects.subscribe());
+        let forgetting = async move {
+            while let Some(change) = changes.next().await {
+                let Some(inner) = inner.upgrade() else { return };
+                if change.gone {
+                    let (namespace, name) = (change.object.namespace().unwrap_or_default(), change.object.name_any());
+                    lock(&inner.clusters).remove(&ClusterKey { namespace, name });
+                }
+            }
         };
-        lock(&self.0.clusters).remove(&key);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = forgetting => {}
+                () = shutdown.cancelled() => {}
+            }
+        });
     }
 
     /// Every change of a node, and of a connection, from now on.
@@ -477,7 +489,10 @@ fn connection(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{NodeAddress, NodeSpec, NodeStatus};
+    use crate::context::Options;
+    use crate::stub;
+    use k8s_openapi::api::core::v1::{ConfigMap, NodeAddress, NodeSpec, NodeStatus};
+    use serde_json::json;
 
     fn node(name: &str, provider_id: &str, ip: &str) -> Arc<Node> {
         let mut node = Node::default();
@@ -507,5 +522,41 @@ mod tests {
         assert!(!index.by_internal_ip.contains_key("10.0.0.1") && index.by_internal_ip.contains_key("10.0.0.2"));
         index.apply(&change(node("a", "", ""), true));
         assert!(index.by_provider_id.is_empty() && index.by_internal_ip.is_empty() && index.keys.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_cluster_whose_object_is_gone_is_let_go() {
+        // Anything stands for the Cluster objects: one of the two is deleted, and then nothing more happens.
+        let (client, _) = stub::client(|request| match request {
+            0 => Some((200, stub::config_maps(&["gone", "kept"]))),
+            1 => Some((
+                200,
+                json!({"type": "DELETED", "object": {"kind": "ConfigMap", "apiVersion": "v1",
+                    "metadata": {"name": "gone", "namespace": "default", "resourceVersion": "2"}}}),
+            )),
+            _ => None,
+        });
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let context = Context::new(nowhere, Options::default()).unwrap();
+        let workloads = Workloads::new(&context);
+        for name in ["gone", "kept"] {
+            workloads.cluster("default", name);
+        }
+        let shutdown = context.shutdown.clone();
+        let objects = Cache::<ConfigMap>::start(Api::all(client), watcher::Config::default(), cache::trim, shutdown);
+        workloads.forget_with(&objects);
+        let known = || {
+            lock(&workloads.0.clusters)
+                .keys()
+                .map(|key| key.name.clone())
+                .collect::<Vec<_>>()
+        };
+        let forgotten = async {
+            while known() != ["kept"] {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(120), forgotten).await.unwrap();
+        context.shutdown.cancel();
     }
 }

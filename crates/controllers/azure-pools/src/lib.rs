@@ -160,6 +160,7 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
         context,
     });
     world.ready().await?;
+    world.workloads.forget_with(&world.clusters);
     tokio::select! {
         () = pools_controller(world.clone(), reconciler) => {}
         () = clusters_controller(world.clone(), azure_clusters) => {}

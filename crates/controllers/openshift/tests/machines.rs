@@ -4,6 +4,7 @@ mod support;
 
 use anyhow::Result;
 use capstan_api::openshift::Machine;
+use capstan_core::door::{Door, Effect, Verdict};
 use capstan_sim::azure::{Action, Config, Fault};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -11,6 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{Killer, World, disk};
 
@@ -492,16 +494,14 @@ async fn a_machine_excluded_from_drain_and_one_whose_node_is_gone_wait_for_no_po
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
-    let world = World::new("drain", Config::quick()).await?;
-    let _controller = world.start().await?;
+/// A machine whose drain is blocked by its pod.
+async fn blocked_drain(world: &World) -> Result<(String, Api<Pod>, Api<PodDisruptionBudget>)> {
     let name = world.name("m");
     world.create(world.manifest(&name, json!({}))).await?;
     let machine = world.until_phase(&name, "Provisioned").await?;
     world.join(&machine).await?;
     world.until_phase(&name, "Running").await?;
-    let (pods, budgets) = stubborn_pod(&world, &name).await?;
+    let (pods, budgets) = stubborn_pod(world, &name).await?;
 
     world.delete(&name).await?;
     let blocked = |machine: Option<&Machine>| {
@@ -519,6 +519,14 @@ async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
             })
     };
     world.until(&name, "blocked by its pod", blocked).await?;
+    Ok((name, pods, budgets))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
+    let world = World::new("drain", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let (name, pods, budgets) = blocked_drain(&world).await?;
     assert_eq!(
         world.azure("virtualMachines"),
         std::slice::from_ref(&name),
@@ -532,5 +540,49 @@ async fn a_machine_stays_until_its_node_is_drained() -> Result<()> {
             .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     );
     assert!(world.azure("virtualMachines").is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_is_not_to_be_drained_any_more_goes_and_nothing_is_shown_in_its_way() -> Result<()> {
+    let world = World::new("exclude", Config::quick()).await?;
+    let controller = world.start().await?;
+    let (name, pods, _) = blocked_drain(&world).await?;
+    let shown = || controller.metrics.encode().contains("capstan_drain_pod_in_the_way{");
+    assert!(shown());
+    let annotation = json!({"metadata": {"annotations": {"machine.openshift.io/exclude-node-draining": ""}}});
+    world.patch(&name, annotation).await?;
+    world.until_gone(&name).await?;
+    assert!(!shown());
+    pods.delete("stubborn", &DeleteParams::default().grace_period(0))
+        .await?;
+    Ok(())
+}
+
+/// Nodes are listed once; the watch that would tell of new ones never comes through.
+#[derive(Default)]
+struct Late(AtomicUsize);
+
+impl Door for Late {
+    fn enter(&self, effect: &Effect) -> Verdict {
+        if effect.target == "/api/v1/nodes" && self.0.fetch_add(1, Ordering::SeqCst) > 0 {
+            return Verdict::Hang;
+        }
+        Verdict::Pass
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_the_cache_has_not_heard_of_is_drained_all_the_same() -> Result<()> {
+    let world = World::new("late", Config::quick()).await?;
+    let _controller = world.start_behind(vec![Arc::new(Late::default())]).await?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    let machine = world.until_phase(&name, "Provisioned").await?;
+    world.join(&machine).await?;
+    world.delete(&name).await?;
+    world.event(&name, "DrainSucceeded").await?;
+    world.until_gone(&name).await?;
+    world.nodes().delete(&name, &DeleteParams::default()).await?;
     Ok(())
 }

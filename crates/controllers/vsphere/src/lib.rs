@@ -97,6 +97,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         () = context.shutdown.cancelled() => return Ok(()),
     }
     let workloads = Workloads::new(&context);
+    workloads.forget_with(&clusters.clusters);
     let (zones, domains) = (
         context.cache_cluster_wide(cache::trim),
         context.cache_cluster_wide(cache::trim),

@@ -17,7 +17,7 @@ use capstan_kube::drain::Outcome;
 use capstan_kube::{Next, patch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DeleteParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use std::sync::Arc;
@@ -34,9 +34,49 @@ impl Controller {
                 Some(node) => self.drain(work, &node).await,
                 None => Ok(Flow::Again),
             },
-            Step::HoldTerminate => self.hold(work, None).await,
-            _ => self.destroy(work, node, None).await,
+            step => {
+                self.stop_draining(work, node.as_deref());
+                match step {
+                    Step::HoldTerminate => self.hold(work, None).await,
+                    _ => self.destroy(work, node, None).await,
+                }
+            }
         }
+    }
+
+    /// The machine goes on without its drain, or after it: its Node is gone, say, or is not to be drained any more.
+    fn stop_draining(&self, work: &Work, node: Option<&Node>) {
+        let linked = work.machine.status.as_ref().and_then(|status| status.node_ref.as_ref());
+        let linked = linked.and_then(|reference| reference.name.clone());
+        if let Some(name) = node.map(|node| node.name_any()).or(linked) {
+            self.drainer.stop(&name);
+        }
+    }
+
+    /// Asks the API server for the machine's Node, which the cache does not show.
+    pub(super) async fn find_node(&self, work: &mut Work) -> Result<Flow, Error> {
+        let (api, machine) = (Api::<Node>::all(self.ctx.client.clone()), &work.machine);
+        let status = machine.status.as_ref();
+        let linked = status.and_then(|status| status.node_ref.as_ref()?.name.as_deref());
+        let provider = machine.spec.provider_id.as_deref().unwrap_or_default();
+        let addresses = status.map(|status| status.addresses.as_slice()).unwrap_or_default();
+        let belongs = |node: &Node| link::belongs(node, provider, addresses);
+        let found = match linked {
+            Some(name) => api.get_opt(name).await?,
+            // Nodes of Azure are named after their machines. All are read only when the cache is known to be late.
+            None => match api.get_opt(&machine.name_any()).await?.filter(belongs) {
+                None if self.nodes.trouble().is_some() => {
+                    let all = api.list(&ListParams::default()).await?;
+                    all.items.into_iter().find(belongs)
+                }
+                found => found,
+            },
+        };
+        if let Some(node) = &found {
+            tracing::info!(machine = %machine.name_any(), node = %node.name_any(), "found a Node that the cache lacks");
+        }
+        work.node = Some(found.map(Arc::new));
+        Ok(Flow::Again)
     }
 
     fn ending<'a>(machine: &'a Machine, drained: Option<Result<(), String>>) -> Ending<'a> {

@@ -13,6 +13,7 @@ import (
 //
 //	GET    /counters            calls per method
 //	DELETE /counters            back to zero
+//	GET    /moves               by clone: how its disks were to be moved, as a whole and one by one
 //	POST   /faults              one rule, as JSON
 //	DELETE /faults              no rules
 //	POST   /delays              {"method": milliseconds} for answers
@@ -31,6 +32,12 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 		clear(w.counts)
 		w.Unlock()
 		answer(out, true, nil)
+	})
+	mux.HandleFunc("GET /moves", func(out http.ResponseWriter, _ *http.Request) {
+		w.Lock()
+		moves := maps.Clone(w.moves)
+		w.Unlock()
+		answer(out, moves, nil)
 	})
 	mux.HandleFunc("POST /faults", func(out http.ResponseWriter, r *http.Request) {
 		added := new(rule)

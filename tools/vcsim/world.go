@@ -55,12 +55,13 @@ type world struct {
 	rest     map[string]bool // REST session ids seen; false once dropped
 	guests   int
 	restGone map[string]bool
+	moves    map[string][]string // how the disks of each clone were asked to be moved: as a whole, then one by one
 }
 
 func newWorld(service *simulator.Service, delays map[string]int, o options) *world {
 	return &world{
 		service: service, options: o, delays: delays,
-		counts: map[string]int{}, rest: map[string]bool{}, restGone: map[string]bool{},
+		counts: map[string]int{}, rest: map[string]bool{}, restGone: map[string]bool{}, moves: map[string][]string{},
 	}
 }
 
@@ -112,6 +113,7 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 	name := ""
 	if clone, ok := method.Body.(*types.CloneVM_Task); ok {
 		name = clone.Name
+		w.noteMoves(clone)
 	}
 	if r := w.nextNamed(method.Name, name, "fault", "task", "drop-devices"); r != nil {
 		switch r.Kind {
@@ -138,6 +140,17 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 		go w.giveAddresses(method.This)
 	}
 	return nil, nil
+}
+
+// noteMoves keeps what the simulator passes over: whether each disk becomes a delta or a copy.
+func (w *world) noteMoves(clone *types.CloneVM_Task) {
+	moves := []string{clone.Spec.Location.DiskMoveType}
+	for _, disk := range clone.Spec.Location.Disk {
+		moves = append(moves, disk.DiskMoveType)
+	}
+	w.Lock()
+	defer w.Unlock()
+	w.moves[clone.Name] = moves
 }
 
 func dropDevices(body any) {

@@ -159,6 +159,12 @@ impl Admin {
         self.send(self.http.delete(format!("{}/counters", self.url))).await
     }
 
+    /// How the disks of each clone were asked to be moved: as a whole, then one by one.
+    pub async fn moves(&self) -> Result<BTreeMap<String, Vec<String>>> {
+        let answer = self.http.get(format!("{}/moves", self.url)).send().await?;
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
     pub async fn inject(&self, fault: &Fault) -> Result<()> {
         self.send(self.http.post(format!("{}/faults", self.url)).json(fault))
             .await

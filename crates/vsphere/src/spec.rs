@@ -181,19 +181,20 @@ impl CloneSpec {
     }
 
     fn write_location(&self, w: &mut Writer) {
-        w.opt_moref("datastore", self.datastore.as_ref());
-        w.text(
-            "diskMoveType",
-            match self.disk_move {
-                DiskMove::Full => "moveAllDiskBackingsAndConsolidate",
-                DiskMove::Linked => "createNewChildDiskBacking",
-            },
-        );
+        let disk_move = match self.disk_move {
+            DiskMove::Full => "moveAllDiskBackingsAndConsolidate",
+            DiskMove::Linked => "createNewChildDiskBacking",
+        };
+        w.opt_moref("datastore", self.datastore.as_ref())
+            .text("diskMoveType", disk_move);
         w.opt_moref("pool", self.pool.as_ref())
             .opt_moref("host", self.host.as_ref());
         for disk in &self.disk_locations {
             w.nest("disk", |w| {
-                w.value("diskId", disk.key).moref("datastore", &disk.datastore);
+                // What a disk's own entry leaves out does not come from the whole's: it would be copied.
+                w.value("diskId", disk.key)
+                    .moref("datastore", &disk.datastore)
+                    .text("diskMoveType", disk_move);
                 write_profile(w, "profile", disk.storage_policy.as_deref());
             });
         }
@@ -397,7 +398,39 @@ impl NewPci {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
+
+    #[rstest]
+    #[case(DiskMove::Linked, "createNewChildDiskBacking")]
+    #[case(DiskMove::Full, "moveAllDiskBackingsAndConsolidate")]
+    fn every_disk_is_moved_as_the_clone_as_a_whole(#[case] disk_move: DiskMove, #[case] word: &str) {
+        let store = MoRef::new("Datastore", "datastore-1");
+        let spec = CloneSpec {
+            datastore: Some(store.clone()),
+            disk_move,
+            disk_locations: [2000, 2001]
+                .map(|key| DiskLocation {
+                    key,
+                    datastore: store.clone(),
+                    storage_policy: Some("p".into()),
+                })
+                .into(),
+            ..CloneSpec::default()
+        };
+        let mut w = Writer::new();
+        spec.write(&mut w);
+        let tree = Element::parse(&w.finish()).unwrap();
+        let location = tree.child("location").unwrap();
+        assert_eq!(location.text_at("diskMoveType"), Some(word));
+        let names = |element: &Element| element.children.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(location), ["datastore", "diskMoveType", "disk", "disk"]);
+        for disk in location.all("disk") {
+            assert_eq!(names(disk), ["diskId", "datastore", "diskMoveType", "profile"]);
+            assert_eq!(disk.text_at("diskMoveType"), Some(word));
+        }
+    }
 
     #[test]
     fn settings_are_written_in_the_order_that_vim25_declares() {

@@ -6,7 +6,7 @@ mod world;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
@@ -212,6 +212,37 @@ async fn modes_become_backing_flags_in_full_and_linked_clones() -> Result<()> {
         assert_eq!(info.extra_config("guestinfo.userdata").is_some(), name == "linked");
         assert_eq!(info.extra_config("my.key"), (name == "full").then_some("mine"));
     }
+    let moves = world.vcsim.admin.moves().await?;
+    assert_eq!(moves["linked"], ["createNewChildDiskBacking"; 2], "no disk is copied");
+    assert_eq!(moves["full"], ["moveAllDiskBackingsAndConsolidate"; 2]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_linked_clone_grows_from_the_snapshot_named_and_becomes_full_where_there_is_none() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    for (name, snapshot) in [("named", "base"), ("unknown", "no-such-snapshot")] {
+        let wanted = json!({"snapshot": snapshot, "dataDisks": [{"name": "a", "sizeGiB": 1}]});
+        world.machine(name, spec("pvscsi", wanted)).await?;
+    }
+    let vcenter = world.vcenter().await?;
+    let template = vcenter.template(&*vcenter.datacenter(None).await?, "pvscsi").await?;
+    let base = template.snapshot("base")?.reference.value().to_owned();
+    let status = world.ready("named").await?.1.status.context("no status")?;
+    assert_eq!(
+        (status.clone_mode.as_deref(), status.snapshot),
+        (Some("linkedClone"), Some(base))
+    );
+    let (_, vm, info) = world.ready("unknown").await?;
+    let status = vm.status.context("no status")?;
+    assert_eq!(
+        (status.clone_mode.as_deref(), status.snapshot),
+        (Some("fullClone"), None)
+    );
+    assert_eq!(disks(&info).len(), 2);
+    let events = world.events("unknown").await?;
+    let told = |(reason, text): &(String, String)| reason == "SnapshotNotFound" && text.contains("no-such-snapshot");
+    assert!(events.iter().any(told), "{events:?}");
     Ok(())
 }
 

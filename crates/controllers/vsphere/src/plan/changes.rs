@@ -12,7 +12,7 @@ use capstan_core::disks::vsphere::{
 
 use super::guestinfo;
 use super::metadata;
-use crate::domain::{Facts, Memory, Power, UserData, Wanted};
+use crate::domain::{Facts, Memory, UserData, Wanted};
 
 /// What to change on a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -126,9 +126,7 @@ pub fn changes(
         .cores_per_socket
         .filter(|cores| *cores > 0 && *cores != facts.cores_per_socket);
     changes.memory_mib = (facts.memory_mib != wanted.memory_mib).then_some(wanted.memory_mib);
-    if facts.power != Power::On {
-        changes.settings = settings(wanted, facts);
-    }
+    changes.settings = settings(wanted, facts);
     changes.extra_config = extra_config(wanted, user, memory, facts, &changes);
     changes
 }

@@ -1,7 +1,7 @@
 //! What to do next with one virtual machine. Pure: facts in, one step out.
 //!
-//! Kept here: a VM that was found once is never cloned again; nothing of a VM's hardware is touched once it was ready; a
-//! VM is not powered on before its devices are as asked for.
+//! Kept here: a VM that was up once is never cloned again; nothing of a VM is changed once it runs or was up: its guest
+//! may have taken away what it was started with; a VM is not powered on before its devices are as asked for.
 
 mod changes;
 mod farewell;
@@ -51,13 +51,10 @@ pub fn plan(
     let Some(facts) = facts else {
         return if memory.seen { Step::Lost } else { Step::Clone };
     };
-    if !memory.ready
-        && facts.power == Power::Off
-        && let Some(to) = upgrade(wanted, facts)
-    {
-        return Step::Upgrade { to };
-    }
-    if !memory.ready {
+    if !memory.seen && facts.power == Power::Off {
+        if let Some(to) = upgrade(wanted, facts) {
+            return Step::Upgrade { to };
+        }
         let changes = changes(wanted, networks, user, memory, facts);
         if !changes.wrong.is_empty() {
             return Step::Wrong(changes.wrong.join("; "));

@@ -212,12 +212,19 @@ fn a_machine_that_was_ready_keeps_the_hardware_it_has() {
     let mut facts = finished();
     facts.hardware = hardware(&[(0, 10)]);
     facts.extra_config.clear();
-    let memory = Memory {
-        ready: true,
-        seen: true,
-        ..memory()
-    };
+    let memory = Memory { seen: true, ..memory() };
     assert_eq!(next(&memory, Some(&facts)), Step::PowerOn);
+}
+
+#[test]
+fn what_a_guest_took_away_after_its_first_start_is_not_written_back() {
+    let mut facts = finished();
+    facts.extra_config.remove("guestinfo.userdata");
+    assert!(matches!(next(&memory(), Some(&facts)), Step::Reconfigure(_)));
+    facts.power = Power::On;
+    assert!(matches!(next(&memory(), Some(&facts)), Step::AwaitAddresses(_)));
+    facts.power = Power::Suspended;
+    assert_eq!(next(&memory(), Some(&facts)), Step::PowerOn);
 }
 
 #[test]

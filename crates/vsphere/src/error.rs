@@ -153,7 +153,8 @@ pub enum Error {
         target: String,
         fault: Box<Fault>,
     },
-    #[error("{task}: {fault}")]
+    /// Told without the task's number: the same failure reads the same each time.
+    #[error("task {name} failed: {fault}")]
     TaskFailed {
         task: MoRef,
         name: String,

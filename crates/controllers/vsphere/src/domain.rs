@@ -180,10 +180,8 @@ pub struct Facts {
 /// What is remembered of a VM between passes, in its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// It was found once: it is never cloned again.
+    /// It was up once: it is never cloned again, and its hardware is its owner's from then on.
     pub seen: bool,
-    /// It was ready once: its hardware is its owner's from then on.
-    pub ready: bool,
     /// The units that were given out before the clone.
     pub placements: Vec<Placement>,
     pub linked: bool,

@@ -18,6 +18,9 @@ pub enum Error {
     /// The spec, or what it refers to, has to be changed by somebody.
     #[error("{0}")]
     Spec(String),
+    /// vCenter refuses for a reason that cannot be found there; nobody tells when it has gone.
+    #[error("{0}")]
+    Unseen(String),
     /// Something that others provide is not there yet.
     #[error("{0}")]
     Waiting(String),
@@ -35,7 +38,7 @@ impl Classified for Error {
             Self::Kube(error) => error.class(),
             Self::Vsphere(error) | Self::Step { error, .. } => error.class(),
             Self::Spec(_) => Class::Terminal,
-            Self::Waiting(_) => Class::Transient,
+            Self::Waiting(_) | Self::Unseen(_) => Class::Transient,
         }
     }
 }
@@ -60,6 +63,11 @@ impl Error {
             self.vsphere(),
             Some(Unreachable { .. } | Login { .. } | Thumbprint { .. } | Closed { .. } | Http { .. })
         )
+    }
+
+    /// Whether vCenter answered, and what it said may be otherwise another time: nobody will tell when it is.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Unseen(_)) || self.vsphere().is_some() && !self.is_connection()
     }
 
     /// Whether the machine's own object is to tell of it; what is wrong with the API server cannot be told there.

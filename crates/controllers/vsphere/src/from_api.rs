@@ -179,9 +179,10 @@ pub fn memory(vm: &VSphereVM) -> Memory {
             unit: disk.unit_number,
         })
     });
+    // The BIOS UUID is written when it is up for the first time, and outlives the status when the object is moved.
+    let seen = vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready;
     Memory {
-        seen: vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready,
-        ready: status.ready,
+        seen,
         placements: placements.collect(),
         linked: status.clone_mode.as_deref() == Some(CloneMode::LinkedClone.as_str()),
     }

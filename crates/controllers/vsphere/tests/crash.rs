@@ -15,7 +15,7 @@ use capstan_api::vsphere::{VSphereMachine, VSphereVM};
 use capstan_core::door::{Door, Doors, Effect, Verdict, World as Side};
 use capstan_testkit::vcsim::Options;
 use kube::ResourceExt;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::Notify;
 use world::{World, disks, spec};
@@ -179,6 +179,64 @@ async fn killed_again_and_again_in_the_middle_of_many_clones_each_machine_comes_
     }
     let clones = world.vcsim.admin.counters().await?["CloneVM_Task"];
     assert_eq!(clones, MACHINES, "one clone for each machine");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_was_moved_or_restored_takes_its_machine_up_again() -> Result<()> {
+    let mut world = World::start(Options::default()).await?;
+    let own = json!([{"name": "a", "sizeGiB": 1, "datastore": "LocalDS_1"}]);
+    for name in ["m", "goes"] {
+        world.machine(name, spec("pvscsi", json!({"dataDisks": own}))).await?;
+    }
+    let (_, before, there) = world.ready("m").await?;
+    let (_, _, goes) = world.ready("goes").await?;
+    world.crash().await;
+    for name in ["m", "goes"] {
+        come_back(&world, name).await?;
+    }
+    let params = DeleteParams::default();
+    world.api::<VSphereMachine>().delete("goes", &params).await?;
+    world.api::<VSphereVM>().delete("goes", &params).await?;
+    world.vcsim.admin.reset_counters().await?;
+    world.run(Doors::default()).await?;
+    let ready = |vm: &VSphereVM| vm.status.as_ref().is_some_and(|status| status.ready);
+    let vm = world.until::<VSphereVM>("m", ready).await?;
+    assert_ne!(vm.uid(), before.uid());
+    let (status, before) = (vm.status.context("no status")?, before.status.context("no status")?);
+    assert_eq!(
+        (status.vm_ref, status.data_disks),
+        (before.vm_ref, before.data_disks),
+        "the same machine with the same disks"
+    );
+    world.gone::<VSphereMachine>("goes").await?;
+    let vcenter = world.vcenter().await?;
+    let gone = vcenter.vm(&goes.reference).await;
+    assert!(gone.is_err_and(|error| error.is_gone()), "it went with its object");
+    let calls = world.vcsim.admin.counters().await?;
+    for method in ["CloneVM_Task", "ReconfigVM_Task"] {
+        assert!(
+            !calls.contains_key(method),
+            "a running machine is left as it is: {calls:?}"
+        );
+    }
+    world.delete("m").await?;
+    assert!(vcenter.vm(&there.reference).await.is_err_and(|error| error.is_gone()));
+    Ok(())
+}
+
+/// Puts a VSphereVM away and makes it again as `clusterctl move` and backups do: with another UID and without its status.
+async fn come_back(world: &World, name: &str) -> Result<()> {
+    let vms = world.api::<VSphereVM>();
+    let mut copy = vms.get(name).await?;
+    let unheld = json!({"metadata": {"finalizers": null}});
+    vms.patch(name, &PatchParams::default(), &Patch::Merge(unheld)).await?;
+    vms.delete(name, &DeleteParams::default()).await?;
+    world.gone::<VSphereVM>(name).await?;
+    copy.status = None;
+    let meta = &mut copy.metadata;
+    (meta.uid, meta.resource_version, meta.creation_timestamp) = (None, None, None);
+    vms.create(&PostParams::default(), &copy).await?;
     Ok(())
 }
 

@@ -140,6 +140,53 @@ async fn a_failed_clone_shows_its_reason_word_for_word_and_is_tried_again() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_vcenter_refuses_again_and_again_is_tried_less_and_less_often() -> Result<()> {
+    const LOOKED: Duration = Duration::from_secs(10);
+    let world = World::start(Options::default()).await?;
+    let reason = "The host 'esx-7' does not respond.";
+    let failing = Fault::task("CloneVM_Task", "HostCommunication", reason);
+    let hidden = Fault::call("CloneVM_Task", "DuplicateName", "The name 'hidden' already exists.");
+    let late = Fault::task("CloneVM_Task", "DuplicateName", "The name 'late' already exists.");
+    for (name, fault) in [("failing", failing), ("hidden", hidden), ("late", late)] {
+        let name = name.into();
+        let fault = Fault {
+            name,
+            times: 0,
+            ..fault
+        };
+        world.vcsim.admin.inject(&fault).await?;
+    }
+    let started = std::time::Instant::now();
+    for name in ["failing", "hidden", "late"] {
+        world.machine(name, spec("pvscsi", json!({}))).await?;
+    }
+    world.condition_of_vm("failing", "does not respond").await?;
+    for name in ["hidden", "late"] {
+        world
+            .condition_of_vm(name, "no virtual machine of that name can be seen")
+            .await?;
+    }
+    tokio::time::sleep(LOOKED).await;
+    // After one second, two, four and so on: seven tries of each fit into a minute.
+    let minutes = 1 + started.elapsed().as_secs() / 60;
+    let clones = world.vcsim.admin.counters().await?["CloneVM_Task"];
+    assert!(
+        (6..=3 * 7 * minutes).contains(&clones),
+        "{clones} clones in {minutes} minutes"
+    );
+    for name in ["failing", "hidden", "late"] {
+        let mut told = world.events(name).await?;
+        told.retain(|(reason, _)| reason == "CloningFailed");
+        assert_eq!(told.len(), 1, "the same is told once: {told:?}");
+    }
+    world.vcsim.admin.clear_faults().await?;
+    for name in ["failing", "hidden", "late"] {
+        world.ready(name).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_never_makes_a_second_machine() -> Result<()> {
     let world = World::start(Options {
         clone_delay: Duration::from_millis(500),

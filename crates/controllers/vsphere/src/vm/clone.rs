@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
+use capstan_core::Class;
 use capstan_core::disks::vsphere::allocate;
 use capstan_kube::Next;
 use capstan_vsphere::{
@@ -12,7 +13,7 @@ use capstan_vsphere::{
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
 
-use super::working::{Purpose, Started, Working};
+use super::working::{CloneEnd, Purpose, Started, Working};
 use super::{Vms, tell};
 use crate::domain::{UserData, Wanted};
 use crate::error::Error;
@@ -20,9 +21,6 @@ use crate::facts::{self, Resolved, ResolvedDisk};
 use crate::from_api;
 use crate::plan;
 use crate::terms;
-
-/// A name that was refused although nobody has it is being taken or given up right now.
-const NAME_RETRY: Duration = Duration::from_secs(2);
 
 impl Vms {
     pub(super) async fn start_clone(
@@ -79,7 +77,7 @@ impl Vms {
             Err(error) if error.fault().is_some_and(|fault| fault.is("DuplicateName")) => {
                 working.name_taken = true;
                 self.name_is_taken(vm, working, vcenter).await?;
-                return Ok(Next::After(NAME_RETRY));
+                return Ok(Next::After(Duration::ZERO));
             }
             Err(error) => {
                 working.doubtful = error.fault().is_none();
@@ -301,20 +299,21 @@ impl Vms {
         working: &mut Working,
         result: capstan_vsphere::Result<Option<MoRef>>,
     ) -> Result<(), Error> {
-        working.task_over = true;
-        match result {
-            Ok(made) => {
+        let end = CloneEnd::of(&result);
+        working.task_over = end != CloneEnd::UnderWay;
+        match (end, result) {
+            (_, Ok(made)) => {
                 working.reference = made;
                 working.failures = 0;
                 Ok(())
             }
-            // Whether it was made after all is found out by its UUID.
-            Err(capstan_vsphere::Error::TaskGone { .. }) => Ok(()),
-            Err(error) if matches!(error, capstan_vsphere::Error::Closed { .. }) => {
-                working.task_over = false;
-                Err(error.into())
+            // Whether it was made after all is found out by its UUID, once no clone is under way any more.
+            (CloneEnd::Unknown, Err(_)) => {
+                working.doubtful = true;
+                Ok(())
             }
-            Err(error) => {
+            (CloneEnd::UnderWay, Err(error)) => Err(error.into()),
+            (_, Err(error)) => {
                 working.started = None;
                 self.write(vm, working, |status, _| status.task_ref = None).await?;
                 if error.fault().is_some_and(|fault| fault.is("DuplicateName")) {
@@ -360,9 +359,18 @@ impl Vms {
         let memory = self.memory(vm, working);
         let mode = vm.status.as_ref().is_some_and(|status| status.clone_mode.is_some()) || working.started.is_some();
         let known = mode && memory.placements.len() == vm.spec.clone_spec.data_disks.len();
-        if known || memory.ready || working.facts.is_none() {
+        let told = vm.status.as_ref().is_some_and(|status| status.ready);
+        if known || told || working.facts.is_none() {
             return Ok(());
         }
+        match self.allocate_again(vm, working, vcenter).await {
+            // What was up once is up without its template, too.
+            Err(error) if memory.seen && error.class() == Class::Terminal => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn allocate_again(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
         let wanted = from_api::wanted(vm);
         let datacenter = vcenter.datacenter(wanted.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &wanted.template).await?;
@@ -400,9 +408,14 @@ impl Vms {
     async fn name_is_taken(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
         let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
         match self.name_holder(vm, vcenter).await? {
+            // It may be given up right now, or be held by something that this account may not see.
             Holder::Nobody => {
                 working.name_taken = false;
-                Ok(())
+                let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
+                Err(Error::Unseen(format!(
+                    "vCenter says that the name {name:?} is taken, but no virtual machine of that name can be seen in \
+                     folder {folder:?}: let the account see what has it, remove that, or use another name"
+                )))
             }
             Holder::Ourselves(reference) => {
                 working.name_taken = false;

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
 
-use super::working::{Job, News, Purpose, Working};
+use super::working::{CloneEnd, Job, News, Purpose, Working};
 use super::{RECHECK, Vms, tell};
 use crate::clusters::cluster_name;
 use crate::domain::PowerOff;
@@ -55,7 +55,8 @@ impl Vms {
             (in_progress.reason.as_deref() == Some(terms::SOFT_OFF_IN_PROGRESS))
                 .then_some(in_progress.last_transition_time.0)
         });
-        if working.facts.is_none() && never_cloned(vm, working) && self.may_be_cloning(vm, working, &vcenter).await? {
+        let unsure = working.doubtful || never_cloned(vm, working);
+        if working.facts.is_none() && unsure && self.may_be_cloning(vm, working, &vcenter).await? {
             return Ok(Some(Next::Wait));
         }
         let facts = working.facts.as_ref();
@@ -175,17 +176,19 @@ impl Vms {
         };
         working.stale();
         match (purpose, news) {
-            (Purpose::OtherClones, _) => {
+            (Purpose::OtherClones, News::Task(Ok(_))) => {
                 (working.alone, working.doubtful) = (true, false);
                 Ok(false)
             }
-            (Purpose::Clone, News::Task(Err(_))) => {
-                working.task_over = true;
-                Ok(false)
-            }
-            (Purpose::Clone, News::Task(Ok(made))) => {
-                working.task_over = true;
-                working.reference = made;
+            (Purpose::Clone, News::Task(result)) => {
+                let end = CloneEnd::of(&result);
+                working.task_over = end != CloneEnd::UnderWay;
+                working.doubtful |= end == CloneEnd::Unknown;
+                match (end, result) {
+                    (_, Ok(made)) => working.reference = made,
+                    (CloneEnd::UnderWay, Err(error)) => return Err(error.into()),
+                    _ => {}
+                }
                 Ok(false)
             }
             (Purpose::Destroy, News::Task(Ok(_))) => {

@@ -1,7 +1,8 @@
 //! VSphereVM: one object, one virtual machine.
 //!
-//! Kept here: the virtual machine is ours if and only if its instance UUID is the object's UID; it is looked for by that
-//! before anything is cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
+//! Kept here: the virtual machine is ours if and only if its instance UUID is the object's UID, or its BIOS UUID the one
+//! that the object has kept through a move to another management cluster; it is looked for by both before anything is
+//! cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
 //! waiter asks for the next pass when there is news.
 
 mod affinity;
@@ -19,7 +20,7 @@ use capstan_api::vsphere::VSphereVM;
 use capstan_kube::expectations::Version;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, Next, Recorder, Trigger, patch};
-use capstan_vsphere::{MoRef, Task, Vcenter};
+use capstan_vsphere::{MoRef, Task, Vcenter, VmInfo};
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
@@ -36,13 +37,15 @@ use crate::ipam::Ipam;
 use crate::plan::{self, Changes, Step};
 use crate::terms;
 
-use working::{Desk, Job, News, Purpose, Working};
+use working::{CloneEnd, Desk, Job, News, Purpose, Working};
 
 /// What is ready is looked at again this often: somebody may have powered it off.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
 /// What only somebody's help can mend, outside Kubernetes too, is tried again this soon at first, and this often at last.
 const FIRST_RECHECK: Duration = Duration::from_secs(5);
 const RECHECK: Duration = Duration::from_secs(60);
+/// What vCenter refuses for now is tried again this soon at first, and doubling up to [`RECHECK`].
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
 const SLOW: Duration = Duration::from_secs(15);
 
@@ -143,6 +146,11 @@ impl Vms {
         if working.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
             return Ok(Some(Next::Wait));
         }
+        let left = working.resting(version_of_others(vm));
+        if let Some(left) = left.filter(|_| !self.desk.has_news(&vm.uid().unwrap_or_default())) {
+            return Ok(Some(Next::After(left)));
+        }
+        working.rest = None;
         let deleting = vm.meta().deletion_timestamp.is_some();
         let result = if deleting {
             self.end(vm, working).await
@@ -185,7 +193,7 @@ impl Vms {
         self.recall_disks(vm, working, &vcenter).await?;
         let memory = self.memory(vm, working);
         let wanted = self.wanted(vm, working);
-        let resolved = if memory.ready || working.facts.is_none() {
+        let resolved = if memory.seen || working.facts.is_none() {
             Resolved::default()
         } else {
             self.load_user_data(vm, working).await?;
@@ -292,18 +300,6 @@ impl Vms {
         let Some(reference) = working.reference.clone() else {
             return Ok(Next::Wait);
         };
-        let on = working
-            .facts
-            .as_ref()
-            .is_some_and(|facts| facts.power == crate::domain::Power::On);
-        if on {
-            let report = working.facts.as_ref().map(plan::report).unwrap_or_default();
-            if report.addresses.is_empty() {
-                self.await_address(vm, working, vcenter, &reference);
-                return self.waiting_for_address(vm, working, &report).await;
-            }
-            return self.up(vm, working, vcenter, wanted, &reference, report).await;
-        }
         self.power_on(vm, working, vcenter, wanted, &reference).await
     }
 
@@ -349,7 +345,7 @@ impl Vms {
     async fn take_in(&self, vm: &VSphereVM, working: &mut Working, purpose: Purpose, news: News) -> Result<(), Error> {
         match (purpose, news) {
             (Purpose::Clone, News::Task(result)) => self.clone_ended(vm, working, result).await,
-            (Purpose::OtherClones, _) => {
+            (Purpose::OtherClones, News::Task(Ok(_))) => {
                 (working.alone, working.doubtful) = (true, false);
                 Ok(())
             }
@@ -363,7 +359,7 @@ impl Vms {
                 Ok(())
             }
             (Purpose::Group, News::Task(Ok(_))) => {
-                working.grouped = true;
+                (working.grouped, working.failures) = (true, 0);
                 Ok(())
             }
             // What is missing is the group, not the machine.
@@ -375,6 +371,7 @@ impl Vms {
                 if let Some(facts) = working.facts.as_mut() {
                     facts.power = crate::domain::Power::On;
                 }
+                working.failures = 0;
                 Ok(())
             }
             (Purpose::Address | Purpose::Shutdown, News::State(Ok(state))) => {
@@ -399,13 +396,11 @@ impl Vms {
         }
     }
 
-    /// A task that the status names and nobody waits for: an earlier process started it.
+    /// A clone that nobody waits for: an earlier process started it, or the wait ended before it did.
     fn resume_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, vcenter: &Vcenter) -> bool {
-        let named = vm
-            .status
-            .as_ref()
-            .and_then(|status| status.task_ref.clone())
-            .filter(|task| !task.is_empty());
+        let noted = vm.status.as_ref().and_then(|status| status.task_ref.clone());
+        let own = working.started.as_ref().map(|started| started.task.clone());
+        let named = noted.or(own).filter(|task| !task.is_empty());
         let Some(task) = named.filter(|_| !working.task_over && working.reference.is_none()) else {
             return false;
         };
@@ -428,10 +423,8 @@ impl Vms {
         let guess = working.reference.take().or(noted);
         if let Some(reference) = guess {
             match vcenter.vm(&reference).await {
-                Ok(info) if info.instance_uuid.eq_ignore_ascii_case(&uid) => {
-                    working.reference = Some(reference);
-                    working.facts = Some(facts::facts(&info));
-                    working.devices = info.devices;
+                Ok(info) if is_ours(vm, &info) => {
+                    working.found(info);
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -439,13 +432,18 @@ impl Vms {
                 Err(error) => return Err(error.into()),
             }
         }
-        let Some(reference) = vcenter.find_vm_by_instance_uuid(None, &uid).await? else {
-            return Ok(());
-        };
-        let info = vcenter.vm(&reference).await?;
-        working.reference = Some(reference);
-        working.facts = Some(facts::facts(&info));
-        working.devices = info.devices;
+        let mut found = vcenter.find_vm_by_instance_uuid(None, &uid).await?;
+        if let Some(bios) = vm
+            .spec
+            .bios_uuid
+            .as_deref()
+            .filter(|uuid| !uuid.is_empty() && found.is_none())
+        {
+            found = vcenter.find_vm_by_bios_uuid(None, bios).await?;
+        }
+        if let Some(reference) = found {
+            working.found(vcenter.vm(&reference).await?);
+        }
         Ok(())
     }
 
@@ -487,8 +485,10 @@ impl Vms {
         let this = self.clone();
         let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
         let waiter = tokio::spawn(async move {
-            futures::future::join_all(tasks.iter().map(Task::wait)).await;
-            this.report(&uid, &object, News::Task(Ok(None)));
+            let ended = futures::future::join_all(tasks.iter().map(Task::wait)).await;
+            let under_way = |result: &capstan_vsphere::Result<_>| CloneEnd::of(result) == CloneEnd::UnderWay;
+            let cut_short = ended.into_iter().find(under_way);
+            this.report(&uid, &object, News::Task(cut_short.unwrap_or(Ok(None))));
         });
         working.job = Some(Job {
             purpose: Purpose::OtherClones,
@@ -556,6 +556,14 @@ impl Vms {
     }
 }
 
+/// Whether a virtual machine is this object's: made for it, or for the object that it was before it was moved to another
+/// management cluster or restored, which is when an object gets a new UID and keeps its BIOS UUID.
+fn is_ours(vm: &VSphereVM, info: &VmInfo) -> bool {
+    let same =
+        |one: Option<&str>, other: &str| one.is_some_and(|one| !one.is_empty() && one.eq_ignore_ascii_case(other));
+    same(vm.uid().as_deref(), &info.instance_uuid) || same(vm.spec.bios_uuid.as_deref(), &info.bios_uuid)
+}
+
 /// Whether a change of its cluster may matter to a VM.
 fn is_busy(vm: &VSphereVM) -> bool {
     let ready = vm.status.as_ref().is_some_and(|status| status.ready);
@@ -566,6 +574,14 @@ fn is_busy(vm: &VSphereVM) -> bool {
 fn marks(vm: &VSphereVM) -> u64 {
     let mut hasher = DefaultHasher::new();
     (vm.annotations(), vm.labels()).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Tells apart the versions of an object that others made, not we by writing its status.
+fn version_of_others(vm: &VSphereVM) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let meta = vm.meta();
+    (marks(vm), meta.generation, meta.deletion_timestamp.is_some()).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -587,9 +603,18 @@ fn reason_of(purpose: &Purpose) -> &'static str {
     }
 }
 
+/// When to try again what vCenter refused for now.
+fn retry(failures: u32) -> Duration {
+    doubled(FIRST_RETRY, failures)
+}
+
 /// When to look again at what only somebody's help can mend: sooner at first, for that help may be under way.
 fn recheck(failures: u32) -> Duration {
-    FIRST_RECHECK
+    doubled(FIRST_RECHECK, failures)
+}
+
+fn doubled(first: Duration, failures: u32) -> Duration {
+    first
         .saturating_mul(1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
         .min(RECHECK)
 }
@@ -602,5 +627,7 @@ mod tests {
     fn what_needs_help_is_looked_at_less_and_less_often() {
         let seconds = |failures| recheck(failures).as_secs();
         assert_eq!([1, 2, 3, 4, 5, 40].map(seconds), [5, 10, 20, 40, 60, 60]);
+        let seconds = |failures| retry(failures).as_secs();
+        assert_eq!([1, 2, 3, 4, 5, 6, 7, 40].map(seconds), [1, 2, 4, 8, 16, 32, 60, 60]);
     }
 }

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use super::working::{Purpose, Working};
-use super::{RECHECK, RESYNC, Vms, marks, recheck};
+use super::{RECHECK, RESYNC, Vms, marks, recheck, retry, version_of_others};
 use crate::domain::Wanted;
 use crate::error::Error;
 use crate::from_api;
@@ -287,12 +287,21 @@ impl Vms {
             conditions::mark_false(list, type_, severity, said, &text, now);
         })
         .await?;
-        match error.class() {
-            Class::Terminal => {
-                working.failures = working.failures.saturating_add(1);
-                Ok(Next::After(recheck(working.failures)))
-            }
-            Class::Transient | Class::Throttled(_) => Err(error),
+        let terminal = error.class() == Class::Terminal;
+        if !terminal && !error.is_refusal() {
+            return Err(error);
         }
+        working.failures = working.failures.saturating_add(1);
+        let wait = if terminal {
+            recheck(working.failures)
+        } else {
+            retry(working.failures)
+        };
+        if error.is_refusal() {
+            // Our own writes ask for passes too: without a rest each would start the next task at once.
+            working.rest = Some((std::time::Instant::now() + wait, version_of_others(vm)));
+        }
+        tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "vCenter refused");
+        Ok(Next::After(wait))
     }
 }

@@ -4,13 +4,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::expectations::Version;
-use capstan_vsphere::{Device, MoRef, VmState};
+use capstan_vsphere::{Device, MoRef, VmInfo, VmState};
 
 use crate::domain::{Facts, UserData};
+use crate::facts;
 use crate::ipam::Given;
 use crate::plan::Changes;
 
@@ -98,6 +99,8 @@ pub struct Working {
     pub user: Option<UserData>,
     /// How often in a row something failed that another try alone will hardly mend.
     pub failures: u32,
+    /// What vCenter refused is not tried again before this time, unless somebody changes the object (by this hash).
+    pub rest: Option<(Instant, u64)>,
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
@@ -115,10 +118,48 @@ pub struct Working {
 }
 
 impl Working {
+    /// It was read.
+    pub fn found(&mut self, info: VmInfo) {
+        self.facts = Some(facts::facts(&info));
+        self.reference = Some(info.reference);
+        self.devices = info.devices;
+    }
+
     /// The facts are to be read again.
     pub fn stale(&mut self) {
         self.facts = None;
         self.devices = Vec::new();
+    }
+
+    /// How long it is still left alone, if nobody has changed the object since.
+    pub fn resting(&self, version: u64) -> Option<Duration> {
+        let (until, _) = self.rest.filter(|(_, by)| *by == version)?;
+        until
+            .checked_duration_since(Instant::now())
+            .filter(|left| !left.is_zero())
+    }
+}
+
+/// What the end of a wait says about a clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloneEnd {
+    Made(Option<MoRef>),
+    /// There is none.
+    Failed,
+    /// Nobody knows: it may be there, it may be under way.
+    Unknown,
+    /// The wait has ended, the clone has not.
+    UnderWay,
+}
+
+impl CloneEnd {
+    pub fn of(result: &Result<Option<MoRef>, capstan_vsphere::Error>) -> Self {
+        match result {
+            Ok(made) => Self::Made(made.clone()),
+            Err(capstan_vsphere::Error::TaskFailed { .. }) => Self::Failed,
+            Err(capstan_vsphere::Error::TaskGone { .. }) => Self::Unknown,
+            Err(_) => Self::UnderWay,
+        }
     }
 }
 
@@ -148,6 +189,10 @@ impl Desk {
         lock(&self.news).insert(uid.to_owned(), news);
     }
 
+    pub fn has_news(&self, uid: &str) -> bool {
+        lock(&self.news).contains_key(uid)
+    }
+
     pub fn news(&self, uid: &str) -> Option<News> {
         lock(&self.news).remove(uid)
     }
@@ -155,4 +200,51 @@ impl Desk {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use capstan_vsphere::{Error, Fault};
+    use rstest::rstest;
+
+    fn fault() -> Box<Fault> {
+        Box::new(Fault {
+            kind: "InvalidLogin".into(),
+            message: String::new(),
+            subject: None,
+            object: None,
+        })
+    }
+
+    fn server() -> String {
+        "vc".into()
+    }
+
+    #[rstest]
+    #[case::made(Ok(Some(MoRef::vm("vm-1"))), CloneEnd::Made(Some(MoRef::vm("vm-1"))))]
+    #[case::failed(Err(Error::TaskFailed { task: MoRef::task("task-1"), name: String::new(), fault: fault() }), CloneEnd::Failed)]
+    #[case::forgotten(Err(Error::TaskGone { task: MoRef::task("task-1") }), CloneEnd::Unknown)]
+    #[case::another_password(Err(Error::Closed { server: server() }), CloneEnd::UnderWay)]
+    #[case::refused(Err(Error::Login { server: server(), user: String::new(), fault: fault() }), CloneEnd::UnderWay)]
+    #[case::another_certificate(
+        Err(Error::Thumbprint { server: server(), seen: String::new(), expected: String::new() }),
+        CloneEnd::UnderWay
+    )]
+    #[case::away(Err(Error::Unreachable { server: server(), cause: String::new() }), CloneEnd::UnderWay)]
+    fn only_the_tasks_own_end_ends_a_clone(#[case] result: Result<Option<MoRef>, Error>, #[case] end: CloneEnd) {
+        assert_eq!(CloneEnd::of(&result), end);
+    }
+
+    #[test]
+    fn a_rest_ends_with_its_time_or_with_a_change_of_the_object() {
+        let resting = |seconds: u64| Working {
+            rest: Some((Instant::now() + Duration::from_secs(seconds), 1)),
+            ..Working::default()
+        };
+        assert!(resting(60).resting(1).is_some());
+        assert!(resting(60).resting(2).is_none(), "somebody changed it");
+        assert!(resting(0).resting(1).is_none());
+        assert!(Working::default().resting(1).is_none());
+    }
 }

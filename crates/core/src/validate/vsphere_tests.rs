@@ -51,8 +51,8 @@ fn every_fault_is_named_with_its_field(#[case] extra: Value, #[case] expected: &
 }
 
 #[rstest]
-#[case::as_many_as_nvme_takes(json!({}), 63, &[])]
-#[case::more_than_any_takes(json!({}), 64, &["spec.dataDisks[63]: Invalid value: \"d63\": whatever the template: NVMe controller 0 has no free unit"])]
+#[case::as_many_as_any_takes(json!({}), 63, &[])]
+#[case::more_than_any_takes(json!({}), 64, &["spec.dataDisks[63]: Invalid value: \"d63\": whatever the template: PVSCSI controller 0 has no free unit"])]
 #[case::on_its_own_controller(json!({"controller": {"type": "LSILogic", "bus": 1}}), 15, &[])]
 #[case::too_many_on_it(
     json!({"controller": {"type": "LSILogic", "bus": 1}}),

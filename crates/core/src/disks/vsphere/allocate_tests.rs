@@ -87,7 +87,7 @@ fn disks_get_the_next_free_units_in_the_order_of_the_spec(
 #[case(ControllerKind::LsiLogicSas, 19, 14)]
 #[case(ControllerKind::BusLogic, 19, 14)]
 #[case(ControllerKind::ParaVirtual, 13, 14)]
-#[case(ControllerKind::ParaVirtual, 14, 62)]
+#[case(ControllerKind::ParaVirtual, 14, 63)]
 #[case(ControllerKind::Sata, 19, 29)]
 #[case(ControllerKind::Nvme, 20, 14)]
 #[case(ControllerKind::Nvme, 21, 63)]
@@ -116,7 +116,7 @@ fn every_disk_without_room_is_named_with_what_to_do() {
         problems.0[1].to_string(),
         "dataDisks[15] \"swap\": PVSCSI controller 0 has no free unit: all unit numbers are already in-use (16 units at \
          hardware version 13, one of them the controller's own); remove disks, use a template of hardware version 14 or \
-         later (64 units), or put it on another controller with dataDisks[15].controller"
+         later (65 units), or put it on another controller with dataDisks[15].controller"
     );
     assert!(
         problems

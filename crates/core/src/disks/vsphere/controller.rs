@@ -53,10 +53,11 @@ impl ControllerKind {
         }
     }
 
-    /// How many units there are, the controller's own included.
+    /// How many units there are, the controller's own included. What vSphere publishes is how many disks a SCSI controller
+    /// takes beside itself: 15, and 64 on PVSCSI, which makes 256 on the four that a machine can have.
     pub fn units(self, hardware_version: u32) -> i32 {
         match self {
-            Self::ParaVirtual if hardware_version >= 14 => 64,
+            Self::ParaVirtual if hardware_version >= 14 => 65,
             Self::ParaVirtual | Self::LsiLogic | Self::LsiLogicSas | Self::BusLogic => 16,
             Self::Sata => 30,
             Self::Nvme if hardware_version >= 21 => 64,
@@ -135,7 +136,7 @@ mod tests {
     #[case(ControllerKind::LsiLogicSas, 19, 16)]
     #[case(ControllerKind::BusLogic, 19, 16)]
     #[case(ControllerKind::ParaVirtual, 13, 16)]
-    #[case(ControllerKind::ParaVirtual, 14, 64)]
+    #[case(ControllerKind::ParaVirtual, 14, 65)]
     #[case(ControllerKind::Sata, 19, 30)]
     #[case(ControllerKind::Nvme, 20, 15)]
     #[case(ControllerKind::Nvme, 21, 64)]

@@ -92,7 +92,7 @@ impl Poll {
                 () = tokio::time::sleep_until(next_read), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
-                        Some(true) => poll.pace.stir(vcenter.pending().len(), Instant::now()),
+                        Some(true) => poll.pace.stir(vcenter.waiters().len(), Instant::now()),
                         Some(false) => poll.pace.calm(Instant::now()),
                         None => poll.pace.widen(),
                     }
@@ -288,7 +288,7 @@ impl Poll {
             news |= vcenter.read_and_tell(&doubtful).await?;
         }
         if news && !truncated {
-            self.pace.stir(vcenter.pending().len(), Instant::now());
+            self.pace.stir(vcenter.waiters().len(), Instant::now());
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Poll {
         if !self.anew || entered.is_empty() || self.listed.len() >= PAGE {
             return Vec::new();
         }
-        let pending = vcenter.pending().into_iter();
+        let pending = vcenter.waiters().into_iter();
         let missed = pending.filter(|(reference, order)| self.listed.get(reference) == Some(order));
         let missed = missed.filter(|(reference, _)| !entered.contains(reference) && !added.contains(reference));
         missed.map(|(reference, _)| reference).collect()
@@ -309,7 +309,7 @@ impl Poll {
 
     /// After a long wait without a word everybody is read once, should the server have lost one.
     async fn read_everybody(&mut self, vcenter: &Vcenter) -> Result<()> {
-        let all: Vec<MoRef> = vcenter.pending().into_iter().map(|(reference, _)| reference).collect();
+        let all: Vec<MoRef> = vcenter.waiters().into_iter().map(|(reference, _)| reference).collect();
         if !all.is_empty() {
             self.read = Instant::now();
             vcenter.read_and_tell(&all).await?;
@@ -321,7 +321,7 @@ impl Poll {
     /// whether there was news, and nothing if there is nobody to read.
     async fn read_others(&mut self, vcenter: &Vcenter) -> Result<Option<bool>> {
         self.read = Instant::now();
-        let mut others = vcenter.pending();
+        let mut others = vcenter.waiters();
         if !self.pace.is_busy(Instant::now()) {
             others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
             if self.is_settled() {

@@ -4,12 +4,20 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
+use crate::session::Refusal;
 use crate::vcenter::Vcenter;
 
 const SESSION: &str = "/rest/com/vmware/cis/session";
 /// A REST call that has not been answered by then is taken for lost.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// The REST session of a vCenter.
+#[derive(Default)]
+pub(crate) struct Rest {
+    pub token: Option<String>,
+    refusal: Refusal,
+}
 
 /// The envelope of every answer.
 #[derive(Deserialize)]
@@ -99,20 +107,38 @@ impl Vcenter {
 
     /// The session's token; a new one if there is none, or if it still is the one that vCenter refused.
     async fn rest_token(&self, refused: Option<String>) -> Result<String> {
-        let mut token = self.0.rest.lock().await;
-        match &*token {
+        let mut rest = self.0.rest.lock().await;
+        match &rest.token {
             Some(token) if Some(token) != refused.as_ref() => return Ok(token.clone()),
             _ => {}
         }
+        if let Some(error) = rest.refusal.holds() {
+            return Err(error);
+        }
+        let result = self.rest_login().await;
+        rest.refusal.note(&result);
+        let fresh = result?;
+        rest.token = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    async fn rest_login(&self) -> Result<String> {
         let login = &self.0.login;
         let request = self.0.http.post(format!("{}{SESSION}", self.0.base)).timeout(ANSWER);
         let request = request.basic_auth(&login.username, Some(&login.password));
-        let text = self
+        let answer = self
             .through("POST", SESSION, false, self.rest_send("POST session", request))
-            .await?;
+            .await;
+        let text = answer.map_err(|error| match error {
+            Error::Http { status: 401, body, .. } => Error::Login {
+                server: login.server.clone(),
+                user: login.username.clone(),
+                fault: Box::new(Fault::read(None, &body)),
+            },
+            error => error,
+        })?;
         let fresh: Value<String> = serde_json::from_str(&text)
             .map_err(|cause| Error::Xml(format!("the REST session answer is not the JSON expected: {cause}")))?;
-        *token = Some(fresh.value.clone());
         Ok(fresh.value)
     }
 

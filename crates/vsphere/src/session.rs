@@ -1,7 +1,8 @@
 //! Sessions: one for each server and user, shared by everybody, renewed when vCenter forgets it, logged out at the end.
 //!
-//! Invariants: no lock is held across a request except the one that keeps two renewals of the same session apart; a login
-//! that vCenter refused is not tried again at once, so that no account is locked by our retries.
+//! Invariants: no lock is held across a request except the one that keeps two logins of the same account apart, and whoever
+//! waited for it is answered by what came of the other's; a login that vCenter refused is not tried again for minutes, so
+//! that no account is locked by our retries.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +11,15 @@ use std::time::Duration;
 use capstan_core::door::Doors;
 use tokio::time::Instant;
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, Result};
 use crate::vcenter::Vcenter;
 
-/// How long a refused login is remembered: retries of many machines must not lock the account.
-pub(crate) const REFUSED: Duration = Duration::from_secs(30);
+/// How long a refused login is not tried again: accounts are locked after a handful of failures within minutes. Every
+/// further refusal doubles it, up to [`REFUSED_LONGEST`].
+const REFUSED: Duration = Duration::from_secs(60);
+const REFUSED_LONGEST: Duration = Duration::from_secs(4 * 60);
+/// A vCenter that was away is not asked again for this long.
+const AWAY: Duration = Duration::from_secs(2);
 /// A session that nobody has asked for during this time, and that nobody holds, is logged out.
 const IDLE: Duration = Duration::from_secs(30 * 60);
 /// At stop, a vCenter that does not answer a logout is left alone after this time.
@@ -59,10 +64,42 @@ struct Slot {
     state: tokio::sync::Mutex<State>,
 }
 
-enum State {
-    Empty,
-    Open(Vcenter),
-    Refused(Box<Fault>, Instant),
+#[derive(Default)]
+struct State {
+    open: Option<Vcenter>,
+    refusal: Refusal,
+    /// The last login that failed for another reason, and when.
+    failed: Option<(Error, Instant)>,
+}
+
+/// The last refusal of a login, how many there were in a row, and when.
+#[derive(Debug, Default)]
+pub(crate) struct Refusal(Option<(Error, u32, Instant)>);
+
+impl Refusal {
+    /// What vCenter said, for as long as it is not to be asked again.
+    pub fn holds(&self) -> Option<Error> {
+        let (error, times, at) = self.0.as_ref()?;
+        (at.elapsed() < held(*times)).then(|| error.clone())
+    }
+
+    /// Takes in what came of a login.
+    pub fn note<T>(&mut self, result: &Result<T>) {
+        match result {
+            Ok(_) => self.0 = None,
+            Err(error @ Error::Login { .. }) => {
+                let before = self.0.as_ref().map_or(0, |(_, times, _)| *times);
+                self.0 = Some((error.clone(), before.saturating_add(1), Instant::now()));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn held(times: u32) -> Duration {
+    REFUSED
+        .saturating_mul(1u32.checked_shl(times.saturating_sub(1)).unwrap_or(u32::MAX))
+        .min(REFUSED_LONGEST)
 }
 
 impl Sessions {
@@ -77,24 +114,26 @@ impl Sessions {
     pub async fn get(&self, login: &Login) -> Result<Vcenter> {
         let (slot, idle) = self.slot(login);
         end(idle);
+        let asked = Instant::now();
         let mut state = slot.state.lock().await;
-        match &*state {
-            State::Open(vcenter) if !vcenter.is_closed() => return Ok(vcenter.clone()),
-            State::Refused(fault, at) if at.elapsed() < REFUSED => return Err(refused(login, fault.clone())),
-            _ => {}
+        if let Some(vcenter) = state.open.as_ref().filter(|vcenter| !vcenter.is_closed()) {
+            return Ok(vcenter.clone());
         }
-        match Vcenter::connect(login.clone(), self.0.settings.clone()).await {
-            Ok(vcenter) => {
-                *state = State::Open(vcenter.clone());
-                end(self.replaced_by(login));
-                Ok(vcenter)
-            }
-            Err(Error::Login { fault, .. }) => {
-                *state = State::Refused(fault.clone(), Instant::now());
-                Err(refused(login, fault))
-            }
-            Err(error) => Err(error),
+        if let Some(error) = state.refusal.holds() {
+            return Err(error);
         }
+        let answers = |(_, at): &&(Error, Instant)| *at >= asked || at.elapsed() < AWAY;
+        if let Some((error, _)) = state.failed.as_ref().filter(answers) {
+            return Err(error.clone());
+        }
+        let result = Vcenter::connect(login.clone(), self.0.settings.clone()).await;
+        state.refusal.note(&result);
+        state.open = result.as_ref().ok().cloned();
+        state.failed = result.as_ref().err().map(|error| (error.clone(), Instant::now()));
+        if result.is_ok() {
+            end(self.replaced_by(login));
+        }
+        result
     }
 
     /// Logs every session out; for the end of the process.
@@ -128,7 +167,7 @@ impl Sessions {
         let slot = slots.entry(login.clone()).or_insert_with(|| {
             Arc::new(Slot {
                 used: Mutex::new(Instant::now()),
-                state: tokio::sync::Mutex::new(State::Empty),
+                state: tokio::sync::Mutex::default(),
             })
         });
         *lock(&slot.used) = Instant::now();
@@ -144,21 +183,75 @@ fn end(slots: Vec<Arc<Slot>>) {
 }
 
 async fn logout(slot: Arc<Slot>) {
-    let state = std::mem::replace(&mut *slot.state.lock().await, State::Empty);
-    if let State::Open(vcenter) = state {
+    let open = slot.state.lock().await.open.take();
+    if let Some(vcenter) = open {
         // The session ends by itself after vCenter's own timeout if it cannot be told now.
         let _ = tokio::time::timeout(LOGOUT, vcenter.logout()).await;
     }
 }
 
-fn refused(login: &Login, fault: Box<Fault>) -> Error {
-    Error::Login {
-        server: login.server.clone(),
-        user: login.username.clone(),
-        fault,
-    }
-}
-
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::error::Fault;
+
+    fn refused() -> Result<()> {
+        Err(Error::Login {
+            server: "vc".into(),
+            user: "me".into(),
+            fault: Box::new(Fault::read(None, "no")),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_login_is_left_alone_for_minutes_and_longer_each_time() {
+        let mut refusal = Refusal::default();
+        for seconds in [60, 120, 240, 240] {
+            assert!(refusal.holds().is_none());
+            refusal.note(&refused());
+            tokio::time::advance(Duration::from_secs(seconds - 1)).await;
+            assert!(matches!(refusal.holds(), Some(Error::Login { .. })), "{seconds}");
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        refusal.note(&Ok(()));
+        refusal.note(&refused());
+        tokio::time::advance(REFUSED).await;
+        assert!(refusal.holds().is_none(), "one that was let in begins anew");
+    }
+
+    #[tokio::test]
+    async fn whoever_waited_for_a_vcenter_that_is_away_does_not_ask_it_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = listener.local_addr().unwrap().to_string();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let away = tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                drop(connection);
+            }
+        });
+        let login = Login {
+            server,
+            username: "me".into(),
+            password: "secret".into(),
+            trust: Trust::Insecure,
+        };
+        let sessions = Sessions::default();
+        let all = futures::future::join_all((0..20).map(|_| sessions.get(&login))).await;
+        away.abort();
+        let unreachable = |result: &Result<Vcenter>| matches!(result, Err(Error::Unreachable { .. }));
+        assert!(all.iter().all(unreachable), "{all:?}");
+        assert!(asked.load(Ordering::SeqCst) < 5, "asked {asked:?} times for 20");
+    }
 }

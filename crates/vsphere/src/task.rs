@@ -4,7 +4,7 @@ use crate::error::{Error, Fault, Result};
 use crate::moref::MoRef;
 use crate::properties::{Object, Want};
 use crate::vcenter::Vcenter;
-use crate::watcher::{Seen, Urgency};
+use crate::watcher::Seen;
 
 pub(crate) const TASK_PATHS: &[&str] = &["info.state", "info.error", "info.result", "info.descriptionId"];
 
@@ -61,7 +61,7 @@ impl Task {
     /// Waits until the task has ended, through lost sessions and restarts of vCenter; costs nothing while it waits.
     /// Gives what the task made. A failure is [`Error::TaskFailed`], a task that vCenter has dropped [`Error::TaskGone`].
     pub async fn wait(&self) -> Result<Option<MoRef>> {
-        let mut interest = self.vcenter.interest(&self.reference, Urgency::Pending);
+        let mut interest = self.vcenter.interest(&self.reference);
         loop {
             match interest.next().await? {
                 Seen::Gone => {

@@ -11,13 +11,18 @@ use crate::cache::Cache;
 use crate::error::{Error, Fault, Result};
 use crate::groups::Queues;
 use crate::moref::MoRef;
-use crate::session::{Login, REFUSED, Settings, lock};
+use crate::rest::Rest;
+use crate::session::{Login, Refusal, Settings, lock};
 use crate::tls;
 use crate::watcher::Watcher;
 use crate::xml::{Element, Writer, escape};
 
 /// A call that has not been answered by then is taken for lost; vCenter answers within seconds or not at all.
 const ANSWER: Duration = Duration::from_secs(90);
+/// What is asked of a vCenter before anything else is answered by then, or it is taken for away.
+const HELLO: Duration = Duration::from_secs(30);
+/// An answer as young as this shows that a vCenter is there.
+const LATELY: Duration = Duration::from_secs(5);
 /// With nothing watched, a session is touched this often: vCenter forgets sessions after 30 idle minutes.
 const KEEP_ALIVE: Duration = Duration::from_secs(10 * 60);
 /// Answers are kept this short in errors.
@@ -59,17 +64,18 @@ pub(crate) struct Inner {
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
     /// When vCenter last refused to renew the session, and with what; also keeps two renewals apart.
-    renewing: tokio::sync::Mutex<Option<(Error, tokio::time::Instant)>>,
+    renewing: tokio::sync::Mutex<Refusal>,
     /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
     pub cache: Cache,
     pub watcher: Watcher,
-    pub rest: tokio::sync::Mutex<Option<String>>,
+    pub rest: tokio::sync::Mutex<Rest>,
     /// Whose turn it is to ask about cluster modules.
     pub modules: tokio::sync::Mutex<()>,
     pub groups: Queues,
     pub pbm: tokio::sync::OnceCell<MoRef>,
+    /// When vCenter last answered.
     touched: Mutex<tokio::time::Instant>,
 }
 
@@ -99,6 +105,14 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// One that shows whether anybody is there.
+    fn hello(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            timeout: HELLO,
+            ..Self::read(method, this, body)
+        }
+    }
+
     pub fn write(method: &'a str, this: &'a MoRef, body: String) -> Self {
         Self {
             write: true,
@@ -124,27 +138,37 @@ impl Vcenter {
             doors: settings.doors,
             content: OnceLock::new(),
             session: RwLock::default(),
-            renewing: tokio::sync::Mutex::new(None),
+            renewing: tokio::sync::Mutex::default(),
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
             cache: Cache::default(),
             watcher: Watcher::default(),
-            rest: tokio::sync::Mutex::new(None),
+            rest: tokio::sync::Mutex::default(),
             modules: tokio::sync::Mutex::default(),
             groups: Queues::default(),
             pbm: tokio::sync::OnceCell::new(),
             touched: Mutex::new(tokio::time::Instant::now()),
         };
         let vcenter = Self(Arc::new(inner));
-        let service = MoRef::new("ServiceInstance", "ServiceInstance");
         let answer = vcenter
-            .send(Call::read("RetrieveServiceContent", &service, String::new()), None)
+            .send(Call::hello("RetrieveServiceContent", &service(), String::new()), None)
             .await?;
         let content = Content::read(&answer)?;
         let _ = vcenter.0.content.set(content);
         vcenter.renew(0).await?;
         vcenter.keep_alive();
         Ok(vcenter)
+    }
+
+    /// Asks whether vCenter is there, unless it has answered somebody lately.
+    pub async fn answers(&self) -> Result<()> {
+        let ago = lock(&self.0.touched).elapsed();
+        if ago < LATELY {
+            return Ok(());
+        }
+        self.call(Call::hello("CurrentTime", &service(), String::new()))
+            .await
+            .map(|_| ())
     }
 
     pub fn about(&self) -> About {
@@ -166,7 +190,7 @@ impl Vcenter {
     /// Ends the session. Waits and watches end with [`Error::Closed`].
     pub async fn logout(&self) -> Result<()> {
         self.0.closed.cancel();
-        let token = self.0.rest.lock().await.take();
+        let token = self.0.rest.lock().await.token.take();
         if let Some(token) = token {
             let _ = self.rest_logout(&token).await;
         }
@@ -235,23 +259,23 @@ impl Vcenter {
 
     /// Logs in again, unless somebody else has done so since `seen`.
     pub(crate) async fn renew(&self, seen: u64) -> Result<()> {
-        let mut refused = self.0.renewing.lock().await;
+        let mut refusal = self.0.renewing.lock().await;
         if self.session().0 != seen {
             return Ok(());
         }
-        if let Some((error, _)) = refused.as_ref().filter(|(_, at)| at.elapsed() < REFUSED) {
-            return Err(error.clone());
+        if let Some(error) = refusal.holds() {
+            return Err(error);
         }
         let manager = self.content()?.session_manager.clone();
         let mut body = Writer::new();
         body.text("userName", &self.0.login.username)
             .text("password", &self.0.login.password);
-        let result = self.exchange(&Call::read("Login", &manager, body.finish()), None).await;
-        let (_, cookie) = result.map_err(|error| self.login_error(error)).inspect_err(|error| {
-            if matches!(error, Error::Login { .. }) {
-                *refused = Some((error.clone(), tokio::time::Instant::now()));
-            }
-        })?;
+        let result = self
+            .exchange(&Call::hello("Login", &manager, body.finish()), None)
+            .await;
+        let result = result.map_err(|error| self.login_error(error));
+        refusal.note(&result);
+        let (_, cookie) = result?;
         let generation = {
             let mut session = self
                 .0
@@ -328,7 +352,9 @@ impl Vcenter {
         let began = tokio::time::Instant::now();
         let result = request.await;
         tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
-        *lock(&self.0.touched) = tokio::time::Instant::now();
+        if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
+            *lock(&self.0.touched) = tokio::time::Instant::now();
+        }
         obey(self.0.doors.leave(&effect), method).await?;
         result
     }
@@ -400,13 +426,16 @@ impl Vcenter {
                     continue;
                 }
                 let vcenter = Vcenter(inner);
-                let service = MoRef::new("ServiceInstance", "ServiceInstance");
-                if let Err(error) = vcenter.call(Call::read("CurrentTime", &service, String::new())).await {
+                if let Err(error) = vcenter.answers().await {
                     tracing::debug!(server = %vcenter.0.login.server, %error, "session could not be kept alive");
                 }
             }
         });
     }
+}
+
+fn service() -> MoRef {
+    MoRef::new("ServiceInstance", "ServiceInstance")
 }
 
 impl Drop for Inner {
@@ -531,6 +560,40 @@ mod tests {
     #[case("[fd00::1]:443", "https://[fd00::1]:443")]
     fn a_server_is_read_in_every_usual_form(#[case] server: &str, #[case] base: &str) {
         assert_eq!(base_url(server).unwrap(), base);
+    }
+
+    #[rstest]
+    #[case("7.0.3", "7.0.3.0")]
+    #[case("8.0.3", "8.0.3.0")]
+    #[case("9.0.0", "9.0.0.0")]
+    fn the_service_content_of_every_version_is_read(#[case] version: &str, #[case] api: &str) {
+        let text = format!(
+            concat!(
+                "<RetrieveServiceContentResponse><returnval>",
+                r#"<rootFolder type="Folder">group-d1</rootFolder>"#,
+                r#"<propertyCollector type="PropertyCollector">propertyCollector</propertyCollector>"#,
+                r#"<viewManager type="ViewManager">ViewManager</viewManager>"#,
+                "<about><name>VMware vCenter Server</name><fullName>VMware vCenter Server {0} build-1</fullName>",
+                "<vendor>VMware, Inc.</vendor><version>{0}</version><build>1</build><osType>linux-x64</osType>",
+                "<productLineId>vpx</productLineId><apiType>VirtualCenter</apiType><apiVersion>{1}</apiVersion>",
+                "<instanceUuid>4a6b</instanceUuid></about>",
+                r#"<setting type="OptionManager">VpxSettings</setting>"#,
+                r#"<sessionManager type="SessionManager">SessionManager</sessionManager>"#,
+                r#"<searchIndex type="SearchIndex">SearchIndex</searchIndex>"#,
+                r#"<somethingNew type="SomethingNew">of-a-later-version</somethingNew>"#,
+                "</returnval></RetrieveServiceContentResponse>",
+            ),
+            version, api
+        );
+        let content = Content::read(&Element::parse(&text).unwrap()).unwrap();
+        let about = &content.about;
+        assert_eq!((about.version.as_str(), about.api_version.as_str()), (version, api));
+        assert_eq!(
+            (about.api_type.as_str(), about.instance_uuid.as_str()),
+            ("VirtualCenter", "4a6b")
+        );
+        assert_eq!(content.session_manager.value(), "SessionManager");
+        assert!(content.search_index.is_some() && content.view_manager.is_some());
     }
 
     #[rstest]

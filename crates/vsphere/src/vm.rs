@@ -7,7 +7,7 @@ use crate::properties::Object;
 use crate::spec::{Allocation, CloneSpec, ConfigSpec};
 use crate::task::Task;
 use crate::vcenter::{Call, Vcenter};
-use crate::watcher::{Interest, Seen, Urgency};
+use crate::watcher::{Interest, Seen};
 use crate::xml::{Element, Writer};
 
 /// What is watched of a machine.
@@ -339,15 +339,7 @@ impl Vcenter {
     pub fn watch_vm(&self, vm: &MoRef) -> VmWatch {
         VmWatch {
             reference: vm.clone(),
-            interest: self.interest(vm, Urgency::Pending),
-        }
-    }
-
-    /// Watches a machine that is ready: changes are told, but not with priority.
-    pub fn watch_ready_vm(&self, vm: &MoRef) -> VmWatch {
-        VmWatch {
-            reference: vm.clone(),
-            interest: self.interest(vm, Urgency::Standing),
+            interest: self.interest(vm),
         }
     }
 
@@ -415,13 +407,6 @@ impl Vcenter {
         let mut body = Writer::new();
         body.value("removeChildren", children);
         self.start("RemoveSnapshot_Task", snapshot, body).await
-    }
-
-    /// Leaves a machine's files alone but takes it out of the inventory.
-    pub async fn unregister(&self, vm: &MoRef) -> Result<()> {
-        self.call(Call::write("UnregisterVM", vm, String::new()))
-            .await
-            .map(|_| ())
     }
 
     async fn start(&self, method: &'static str, this: &MoRef, body: Writer) -> Result<Task> {

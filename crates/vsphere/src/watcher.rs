@@ -27,15 +27,6 @@ use crate::xml::Element;
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// How badly somebody waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    /// Something is expected to happen: a task, an address.
-    Pending,
-    /// Nothing is expected; told when there is room.
-    Standing,
-}
-
 /// What a waiter has seen last.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Seen {
@@ -60,10 +51,16 @@ struct Interests {
     asked: u64,
 }
 
+impl Interests {
+    fn all(&self) -> impl Iterator<Item = (MoRef, u64)> {
+        let entries = self.entries.iter();
+        entries.map(|(reference, entry)| (reference.clone(), entry.order))
+    }
+}
+
 struct Entry {
     order: u64,
-    pending: usize,
-    standing: usize,
+    waiters: usize,
     seen: watch::Sender<Seen>,
 }
 
@@ -71,7 +68,6 @@ struct Entry {
 pub(crate) struct Interest {
     inner: Weak<Inner>,
     reference: MoRef,
-    urgency: Urgency,
     seen: watch::Receiver<Seen>,
     closed: tokio_util::sync::CancellationToken,
     server: String,
@@ -106,13 +102,8 @@ impl Drop for Interest {
         let Some(inner) = self.inner.upgrade() else { return };
         let mut interests = lock(&inner.watcher.interests);
         if let Some(entry) = interests.entries.get_mut(&self.reference) {
-            let count = if self.urgency == Urgency::Pending {
-                &mut entry.pending
-            } else {
-                &mut entry.standing
-            };
-            *count = count.saturating_sub(1);
-            if entry.pending + entry.standing == 0 {
+            entry.waiters = entry.waiters.saturating_sub(1);
+            if entry.waiters == 0 {
                 interests.entries.remove(&self.reference);
             }
         }
@@ -120,21 +111,17 @@ impl Drop for Interest {
 }
 
 impl Vcenter {
-    pub(crate) fn interest(&self, reference: &MoRef, urgency: Urgency) -> Interest {
+    pub(crate) fn interest(&self, reference: &MoRef) -> Interest {
         let seen = {
             let mut interests = lock(&self.0.watcher.interests);
             interests.asked += 1;
             let order = interests.asked;
             let entry = interests.entries.entry(reference.clone()).or_insert_with(|| Entry {
                 order,
-                pending: 0,
-                standing: 0,
+                waiters: 0,
                 seen: watch::channel(Seen::Nothing).0,
             });
-            match urgency {
-                Urgency::Pending => entry.pending += 1,
-                Urgency::Standing => entry.standing += 1,
-            }
+            entry.waiters += 1;
             entry.seen.subscribe()
         };
         self.0.watcher.changed.notify_one();
@@ -144,7 +131,6 @@ impl Vcenter {
         Interest {
             inner: Arc::downgrade(&self.0),
             reference: reference.clone(),
-            urgency,
             seen,
             closed: self.0.closed.clone(),
             server: self.0.login.server.clone(),
@@ -153,13 +139,21 @@ impl Vcenter {
     }
 }
 
-/// Runs for as long as the session is used by anybody.
+/// Runs for as long as the session is used by anybody. While nobody waits, a session that is lost stays so: an account that
+/// is not let in any more is not tried for nobody.
 async fn run(inner: Weak<Inner>) {
     let mut retry = RETRY;
     loop {
         let Some(strong) = inner.upgrade() else { return };
         let vcenter = Vcenter(strong);
-        let closed = vcenter.0.closed.clone();
+        let (closed, changed) = (vcenter.0.closed.clone(), vcenter.0.watcher.changed.clone());
+        if vcenter.waiters().is_empty() {
+            drop(vcenter);
+            tokio::select! {
+                () = closed.cancelled() => return,
+                () = changed.notified() => continue,
+            }
+        }
         let started = Instant::now();
         let result = tokio::select! {
             () = closed.cancelled() => return,
@@ -193,22 +187,12 @@ impl Vcenter {
     /// Who is to be in the view, and whether that is everybody.
     pub(crate) fn wanted(&self, window: usize) -> (Vec<(MoRef, u64)>, bool) {
         let interests = lock(&self.0.watcher.interests);
-        choose(
-            interests
-                .entries
-                .iter()
-                .map(|(reference, entry)| (reference, entry.order, entry.pending > 0)),
-            window,
-        )
+        choose(interests.all().collect(), window)
     }
 
-    /// Who expects something, and by which interest.
-    pub(crate) fn pending(&self) -> Vec<(MoRef, u64)> {
-        let interests = lock(&self.0.watcher.interests);
-        let pending = interests.entries.iter().filter(|(_, entry)| entry.pending > 0);
-        pending
-            .map(|(reference, entry)| (reference.clone(), entry.order))
-            .collect()
+    /// Who is waited for, and by which interest.
+    pub(crate) fn waiters(&self) -> Vec<(MoRef, u64)> {
+        lock(&self.0.watcher.interests).all().collect()
     }
 
     pub(crate) async fn read_and_tell(&self, references: &[MoRef]) -> Result<bool> {
@@ -286,23 +270,12 @@ fn replace(seen: &mut Seen, news: Seen) -> bool {
     !same
 }
 
-/// The window: those who expect something, oldest first; everybody when there is room.
-fn choose<'a>(entries: impl Iterator<Item = (&'a MoRef, u64, bool)>, window: usize) -> (Vec<(MoRef, u64)>, bool) {
-    let (mut pending, standing): (Vec<_>, Vec<_>) = entries.partition(|(_, _, pending)| *pending);
-    let all = pending.len() + standing.len() <= window;
-    if all {
-        pending.extend(standing);
-    }
-    pending.sort_by_key(|(_, order, _)| *order);
-    let nobody_pending_outside = pending.len() <= window;
-    pending.truncate(window);
-    (
-        pending
-            .into_iter()
-            .map(|(reference, order, _)| (reference.clone(), order))
-            .collect(),
-        all || nobody_pending_outside,
-    )
+/// The window: the oldest, and whether that is everybody.
+fn choose(mut waiters: Vec<(MoRef, u64)>, window: usize) -> (Vec<(MoRef, u64)>, bool) {
+    let all = waiters.len() <= window;
+    waiters.sort_by_key(|(_, order)| *order);
+    waiters.truncate(window);
+    (waiters, all)
 }
 
 #[cfg(test)]
@@ -310,22 +283,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_window_takes_the_oldest_that_expect_something_and_everybody_when_there_is_room() {
-        let references: Vec<MoRef> = (0..20).map(|n| MoRef::new("Task", format!("task-{n}"))).collect();
-        let entries = || {
-            references
-                .iter()
-                .enumerate()
-                .map(|(n, reference)| (reference, n as u64, n >= 5))
-        };
-        let names = |chosen: Vec<(MoRef, u64)>| chosen.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        let (chosen, all) = choose(entries(), 8);
-        assert_eq!(names(chosen), references[5..13]);
-        assert!(!all);
-        let (chosen, all) = choose(entries(), 16);
-        assert_eq!(names(chosen), references[5..]);
-        assert!(all, "nobody who expects something is outside");
-        assert_eq!(choose(entries(), 20).0.len(), 20);
+    fn the_window_takes_the_oldest_and_everybody_when_there_is_room() {
+        let waiters: Vec<(MoRef, u64)> = (0..20).map(|n| (MoRef::task(&format!("task-{n}")), n)).collect();
+        let shuffled: Vec<(MoRef, u64)> = waiters.iter().rev().cloned().collect();
+        assert_eq!(choose(shuffled.clone(), 8), (waiters[..8].to_vec(), false));
+        assert_eq!(choose(shuffled, 20), (waiters, true));
     }
 
     #[test]

@@ -512,6 +512,24 @@ async fn tags_modules_and_storage_policies_work_and_survive_lost_sessions() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn snapshots_are_made_found_and_removed() -> Result<()> {
+    in_time(async {
+        let (_sim, _sessions, vcenter) = start(Options::default()).await?;
+        let vm = clone(&vcenter, "pvscsi", "a", 0, true).await?;
+        let first = vcenter.create_snapshot(&vm, "first", "").await?.wait().await?;
+        vcenter.create_snapshot(&vm, "second", "on top").await?.wait().await?;
+        let info = vcenter.vm(&vm).await?;
+        assert_eq!(Some(&info.snapshot("first")?.reference), first.as_ref());
+        assert_eq!(info.snapshot("first/second")?.name, "second");
+        let first = first.context("nothing was made")?;
+        vcenter.remove_snapshot(&first, true).await?.wait().await?;
+        assert!(vcenter.vm(&vm).await?.snapshots.is_empty());
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn waits_go_on_through_dropped_sessions_and_a_restart() -> Result<()> {
     in_time(async {
         let options = Options {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use capstan_core::door::{Door, Doors, Effect, Verdict};
-use capstan_testkit::vcsim::Options;
+use capstan_testkit::vcsim::{Fault, Options};
 use capstan_testkit::{Vcsim, vcsim};
-use capstan_vsphere::{CloneSpec, ConfigSpec, Login, MoRef, Sessions, Settings, Trust, Vcenter};
+use capstan_vsphere::{CloneSpec, ConfigSpec, Error, Login, MoRef, Sessions, Settings, Trust, Vcenter};
 use futures::future::try_join_all;
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -124,6 +124,57 @@ async fn a_poll_that_is_stuck_on_the_server_is_made_anew() -> Result<()> {
     let made = tokio::time::timeout(PATIENCE, machine(&vcenter, 1)).await;
     made.context("the wait did not outlive a stuck poll")??;
     assert_eq!(sim.admin.counters().await?["CreateListView"], 2);
+    sessions.close().await;
+    Ok(())
+}
+
+/// Longer than the longest pause between two tries of the poll.
+const QUIET: Duration = Duration::from_secs(12);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_is_let_in_no_more_is_tried_once_and_for_nobody_not_at_all() -> Result<()> {
+    let (sim, sessions, vcenter) = start(Arc::default()).await?;
+    let made = machine(&vcenter, 0).await?;
+    let refused = Fault::call("Login", "InvalidLogin", "Cannot complete login.");
+    sim.admin.inject(&Fault { times: 0, ..refused }).await?;
+    let unauthorized = Fault {
+        method: "POST /rest/com/vmware/cis/session".into(),
+        kind: "status".into(),
+        status: 401,
+        ..Fault::default()
+    };
+    sim.admin.inject(&unauthorized).await?;
+    sim.admin.reset_counters().await?;
+    sim.admin.drop_sessions().await?;
+    for _ in 0..3 {
+        let mut watch = vcenter.watch_vm(&made);
+        let told = async {
+            loop {
+                if let Err(error) = watch.next().await {
+                    return error;
+                }
+            }
+        };
+        let error = tokio::time::timeout(PATIENCE, told).await.context("not told")?;
+        assert!(matches!(error, Error::Login { .. }), "{error}");
+        let error = vcenter.attached_tags(&made).await.expect_err("no session");
+        assert!(matches!(error, Error::Login { .. }), "{error}");
+    }
+    let logins = |counters: &std::collections::BTreeMap<String, u64>| {
+        ["Login", "POST /rest/com/vmware/cis/session"].map(|name| counters.get(name).copied().unwrap_or_default())
+    };
+    let counters = sim.admin.counters().await?;
+    assert_eq!(logins(&counters), [1, 1], "{counters:?}");
+    // The poll may just have been on its way.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    sim.admin.reset_counters().await?;
+    tokio::time::sleep(QUIET).await;
+    let counters = sim.admin.counters().await?;
+    assert!(
+        !counters.contains_key("CreatePropertyCollector"),
+        "nobody waits: {counters:?}"
+    );
+    assert_eq!(logins(&counters), [0, 0], "{counters:?}");
     sessions.close().await;
     Ok(())
 }

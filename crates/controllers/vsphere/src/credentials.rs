@@ -23,10 +23,6 @@ use crate::secrets::{self, Secrets};
 /// not read again.
 const REMEMBER: Duration = Duration::from_secs(15);
 
-/// A login that was refused is not tried again for this long with the same password: accounts are locked after a handful of
-/// failures within minutes.
-const REFUSED: Duration = Duration::from_secs(60);
-
 /// Name and password that are used where a cluster names no identity.
 #[derive(Clone, Default)]
 pub struct Account {
@@ -53,7 +49,6 @@ pub struct Credentials {
     home: String,
     fallback: Option<Account>,
     allowed: Mutex<Allowed>,
-    refused: Mutex<HashMap<Login, (capstan_vsphere::Error, Instant)>>,
 }
 
 impl Credentials {
@@ -72,7 +67,6 @@ impl Credentials {
             home,
             fallback,
             allowed: Mutex::default(),
-            refused: Mutex::default(),
         }
     }
 
@@ -127,19 +121,7 @@ impl Credentials {
             password,
             trust,
         };
-        if let Some((error, _)) = lock(&self.refused).get(&login).filter(|(_, at)| at.elapsed() < REFUSED) {
-            return Err(error.clone().into());
-        }
-        let result = self.sessions.get(&login).await;
-        match &result {
-            Err(error @ capstan_vsphere::Error::Login { .. }) => {
-                let mut refused = lock(&self.refused);
-                refused.retain(|_, (_, at)| at.elapsed() < REFUSED);
-                refused.insert(login, (error.clone(), Instant::now()));
-            }
-            _ => drop(lock(&self.refused).remove(&login)),
-        }
-        Ok(result?)
+        Ok(self.sessions.get(&login).await?)
     }
 
     /// A cluster goes: its own secret need not be watched any more.

@@ -8,7 +8,7 @@ use anyhow::Result;
 use capstan_api::vsphere::{
     VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine,
 };
-use capstan_testkit::vcsim::Options;
+use capstan_testkit::vcsim::{Fault, Options};
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -84,6 +84,45 @@ async fn a_wrong_password_is_told_and_a_right_one_taken_up() -> Result<()> {
     world.until::<VSphereCluster>("c", available("")).await?;
     world.machine("m", spec("pvscsi", json!({}))).await?;
     world.ready("m").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vcenter_that_answers_no_more_is_told_and_one_that_answers_again_too() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let available = |cluster: &VSphereCluster, answers: &str| {
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        let mut found = conditions.iter().filter(|c| c.type_ == "VCenterAvailable");
+        found.any(|c| c.status == answers)
+    };
+    let clusters = world.api::<VSphereCluster>();
+    let away = Fault {
+        method: "CurrentTime".into(),
+        kind: "status".into(),
+        status: 503,
+        message: "Service Unavailable".into(),
+        ..Fault::default()
+    };
+    for answers in ["True", "False", "True"] {
+        match answers {
+            "False" => world.vcsim.admin.inject(&away).await?,
+            _ => world.vcsim.admin.clear_faults().await?,
+        }
+        // Whoever marks a cluster wants it to be looked at; else that is done every ten minutes.
+        let marked = async {
+            for look in 0.. {
+                let mark = json!({"metadata": {"annotations": {"look": format!("{answers}-{look}")}}});
+                merge(&clusters, "c", mark).await?;
+                if available(&clusters.get("c").await?, answers) {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+            anyhow::Ok(())
+        };
+        let told = tokio::time::timeout(world::PATIENCE, marked).await;
+        told.map_err(|_| anyhow::anyhow!("VCenterAvailable does not become {answers}"))??;
+    }
     Ok(())
 }
 

@@ -177,6 +177,10 @@ impl Infrastructure {
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
         patch::add_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
         let vcenter = match self.credentials.session(own, None, None).await {
+            Ok(vcenter) => vcenter.answers().await.map(|()| vcenter).map_err(Error::from),
+            Err(error) => Err(error),
+        };
+        let vcenter = match vcenter {
             Ok(vcenter) => vcenter,
             Err(error) if error.is_told() => return self.unavailable(own, error).await,
             Err(error) => return Err(error),

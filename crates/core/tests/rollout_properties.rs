@@ -50,21 +50,24 @@ fn machines() -> impl Strategy<Value = Vec<Machine>> {
         prop::bool::weighted(0.1),
         any::<bool>(),
         prop::bool::weighted(0.1),
+        prop::bool::weighted(0.1),
         motions(),
     );
     prop::collection::vec(one, 0..14).prop_map(|all| {
         let named = all.into_iter().enumerate();
         named
-            .map(|(n, (created, health, failed, outdated, marked, motion))| Machine {
-                name: format!("m{n}"),
-                created,
-                health,
-                failed,
-                outdated,
-                marked,
-                irreparable: false,
-                motion,
-            })
+            .map(
+                |(n, (created, health, failed, outdated, marked, irreparable, motion))| Machine {
+                    name: format!("m{n}"),
+                    created,
+                    health,
+                    failed,
+                    outdated,
+                    marked,
+                    irreparable,
+                    motion,
+                },
+            )
             .collect()
     })
 }
@@ -131,7 +134,8 @@ proptest! {
         let good = |m: &&Machine| {
             let stays = matches!(m.motion, Motion::Resting | Motion::Updating { .. });
             let current = !m.outdated || m.motion != Motion::Resting;
-            stays && current && (!m.failed && !m.marked || m.motion != Motion::Resting)
+            let sound = !m.failed && !m.marked && !m.irreparable;
+            stays && current && (sound || m.motion != Motion::Resting)
         };
         let plan = plan(&pool);
         let goods = pool.machines.iter().filter(good).count();

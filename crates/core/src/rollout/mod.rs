@@ -126,7 +126,7 @@ pub struct Plan {
     pub delete: Vec<String>,
     /// Drain and update these machines in place.
     pub update: Vec<String>,
-    /// Whether machines of an older model, failed or marked ones remain.
+    /// Whether machines of an older model, failed, irreparable or marked ones remain.
     pub rolling: bool,
     /// What the pool waits for, when it is not where it should be.
     pub waiting: Option<String>,
@@ -151,13 +151,14 @@ fn fate(machine: &Machine, mode: Mode) -> Fate {
     if !machine.resting() {
         return Fate::Keep;
     }
-    if machine.marked || machine.failed {
+    // One whose update did not come back may well say that it has the newest model.
+    if machine.marked || machine.failed || machine.irreparable {
         return Fate::Replace;
     }
     match (machine.outdated, mode) {
         (false, _) => Fate::Keep,
         // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
-        (true, Mode::InPlace) if !machine.irreparable && machine.health != Health::Creating => Fate::Update,
+        (true, Mode::InPlace) if machine.health != Health::Creating => Fate::Update,
         (true, _) => Fate::Replace,
     }
 }

@@ -143,6 +143,9 @@ fn machines_are_replaced(
 #[case::the_last_old_one_is_not_needed_any_more(3, (1, 0), "a:r b:r c:ro d:r", "delete c")]
 #[case::the_surplus_of_a_scale_down_is_deleted_not_updated(2, (0, 1), "a:ro b:ro c:ro d:ro", "delete a b; update c")]
 #[case::a_refused_update_becomes_a_replacement(3, (0, 1), "a:roi b:ro c:ro", "delete a")]
+#[case::so_does_one_whose_node_did_not_come_back(3, (0, 1), "a:ni b:ro c:ro", "delete a")]
+#[case::though_it_is_the_last(3, (1, 0), "a:ni b:r c:r", "capacity 4; delete a")]
+#[case::and_one_that_came_back_too_late_waits_for_its_stand_in(3, (1, 0), "a:ri b:r c:r", "capacity 4")]
 #[case::a_failed_machine_is_replaced(3, (0, 1), "a:fo b:ro c:ro", "delete a")]
 #[case::one_that_never_ran_is_replaced(3, (0, 1), "a:ro b:ro c:co", "delete c")]
 fn in_place_updates_keep_the_instances(

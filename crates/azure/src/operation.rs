@@ -81,19 +81,26 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
         .filter(|value| !value.is_empty())
 }
 
-/// `Retry-After` in seconds, or its finer form in milliseconds.
+/// `Retry-After` in seconds or as a date, or its finer form in milliseconds.
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    retry_after_at(headers, jiff::Timestamp::now())
+}
+
+fn retry_after_at(headers: &HeaderMap, now: jiff::Timestamp) -> Option<Duration> {
     let millis = ["x-ms-retry-after-ms", "retry-after-ms"]
         .iter()
         .find_map(|name| header(headers, name)?.parse().ok())
         .map(Duration::from_millis);
     millis.or_else(|| {
-        header(headers, "retry-after")?
-            .trim()
-            .parse()
-            .ok()
-            .map(Duration::from_secs)
+        let text = header(headers, "retry-after")?.trim();
+        text.parse().ok().map(Duration::from_secs).or_else(|| until(text, now))
     })
+}
+
+/// How long it is until an HTTP date; one that has passed is no time at all.
+fn until(date: &str, now: jiff::Timestamp) -> Option<Duration> {
+    let date = jiff::fmt::rfc2822::parse(date).ok()?.timestamp();
+    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
 }
 
 fn provisioning_state(body: &[u8]) -> Option<String> {

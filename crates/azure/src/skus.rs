@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::budget::policy::Policy;
 use crate::client::{Call, Client};
-use crate::error::null_is_empty;
+use crate::error::{ArmError, null_is_empty};
 use http::Method;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
@@ -18,6 +18,9 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// A size that the catalogue does not know may be newer than the catalogue: read again, but not more often than this.
 const RECHECK: Duration = Duration::from_secs(600);
+
+/// A catalogue that we have no right to read is asked for again after this long: roles take minutes to spread.
+const REFUSED: Duration = Duration::from_secs(180);
 
 /// What a VM size can do in one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -220,7 +223,9 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
     })
 }
 
-type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Arc<Catalogue>)>>>;
+/// What was read, or how Azure refused it.
+type Outcome = Result<Arc<Catalogue>, (String, Box<ArmError>)>;
+type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Outcome)>>>;
 
 /// Catalogues by subscription and region; each is read by one caller while the others wait for it.
 #[derive(Default)]
@@ -249,10 +254,13 @@ impl Client {
                 .clone()
         };
         let mut slot = slot.lock().await;
-        if let Some((read, catalogue)) = &*slot
-            && read.elapsed() < age
-        {
-            return Ok(catalogue.clone());
+        match &*slot {
+            Some((read, Ok(catalogue))) if read.elapsed() < age => return Ok(catalogue.clone()),
+            Some((read, Err((call, error)))) if read.elapsed() < REFUSED => {
+                let (call, error) = (call.clone(), error.clone());
+                return Err(Error::Arm { call, error });
+            }
+            _ => {}
         }
         let path = format!(
             "/subscriptions/{}/providers/Microsoft.Compute/skus",
@@ -260,12 +268,22 @@ impl Client {
         );
         let call = Call::new(Method::GET, path, SKUS, Policy::Other)
             .query("$filter", format!("location eq '{}'", location.replace('\'', "''")));
-        let raw: Vec<RawSku> = self.list(call).await?;
+        let raw: Vec<RawSku> = match self.list(call).await {
+            Ok(raw) => raw,
+            Err(error) => {
+                if let Error::Arm { call, error } = &error
+                    && matches!(error.status, 400 | 403 | 404)
+                {
+                    *slot = Some((Instant::now(), Err((call.clone(), error.clone()))));
+                }
+                return Err(error);
+            }
+        };
         let catalogue = Arc::new(Catalogue::new(
             location,
             raw.into_iter().filter_map(|sku| size(sku, location)),
         ));
-        *slot = Some((Instant::now(), catalogue.clone()));
+        *slot = Some((Instant::now(), Ok(catalogue.clone())));
         Ok(catalogue)
     }
 }

@@ -419,3 +419,22 @@ async fn an_ultra_volume_attaches_to_a_running_machine_that_has_the_capability_a
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_catalogue_that_is_refused_is_not_asked_for_at_every_turn() -> Result<()> {
+    let sim = Azure::start(Config::quick()).await?;
+    let client = client(&sim)?;
+    sim.fault(Fault::answer(403).path("/skus").times(1))?;
+    for _ in 0..3 {
+        let refused = client.size("eastus", "Standard_D4s_v3").await;
+        assert_eq!(refused.unwrap_err().arm().map(|error| error.status), Some(403));
+    }
+    let asked = sim
+        .arm_requests()
+        .into_iter()
+        .filter(|call| call.path.contains("/skus"));
+    assert_eq!(asked.count(), 1);
+    // Elsewhere is another catalogue.
+    client.size("westus", "Standard_D4s_v3").await?;
+    Ok(())
+}

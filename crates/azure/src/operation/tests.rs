@@ -56,6 +56,16 @@ fn retry_after_is_obeyed_to_the_second() {
     );
 }
 
+#[test]
+fn retry_after_may_be_a_date() {
+    let now = "2026-11-15T21:00:00Z".parse().unwrap();
+    let after = |date: &str| retry_after_at(&headers(&[("retry-after", date)]), now);
+    let later = Some(Duration::from_secs(90));
+    assert_eq!(after("Sun, 15 Nov 2026 21:01:30 GMT"), later);
+    assert_eq!(after("Sun, 15 Nov 2026 20:00:00 GMT"), Some(Duration::ZERO));
+    assert_eq!(after("tomorrow"), None);
+}
+
 fn deleting(pairs: &[(&str, &str)]) -> Operation {
     Operation::started("DELETE", RESOURCE, 202, &headers(pairs), b"").unwrap()
 }

@@ -271,7 +271,7 @@ async fn nothing_is_called_while_azure_asks_for_patience() -> Result<()> {
     .await?;
     world.watch_bounds(2, 3);
     world.sim.clear_requests();
-    world.sim.fault(Fault::throttle(5).times(1))?;
+    world.sim.fault(Fault::throttle(15).times(1))?;
     world.upgrade(2).await?;
     world
         .until("the 429", async || {

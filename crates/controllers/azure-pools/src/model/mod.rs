@@ -316,17 +316,23 @@ fn digest(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Bootstrap tokens (`abcdef.0123456789abcdef`) replaced by a fixed text.
+/// Bootstrap tokens (`abcdef.0123456789abcdef`) replaced by a fixed text. Ignition carries files as data URLs, in which
+/// what stands before a token may be the last digit of an escaped character (`token:%20abcdef…`).
 fn mask_tokens(text: &str) -> String {
     let bytes = text.as_bytes();
     let plain = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    let escaped = |at: usize| {
+        let digits = at.checked_sub(2).and_then(|first| bytes.get(first..at));
+        let sign = at.checked_sub(3).and_then(|sign| bytes.get(sign));
+        sign == Some(&b'%') && digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
     let is_token = |at: usize| {
         (at..at + 6).all(|n| plain(bytes.get(n)))
             && bytes.get(at + 6) == Some(&b'.')
             && (at + 7..at + 23).all(|n| plain(bytes.get(n)))
             && !word(bytes.get(at + 23))
-            && (at == 0 || !word(bytes.get(at - 1)))
+            && (at == 0 || !word(bytes.get(at - 1)) || escaped(at))
     };
     let mut masked = Vec::with_capacity(bytes.len());
     let mut at = 0;

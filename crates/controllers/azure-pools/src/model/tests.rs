@@ -151,6 +151,10 @@ fn replicas_strategy_and_a_rotated_token_replace_nothing() {
 #[case("xabcdef.0123456789abcdef", "xabcdef.0123456789abcdef")]
 #[case("abcdef.0123456789abcdef0", "abcdef.0123456789abcdef0")]
 #[case("sha256.0123456789abcdeg", "<token>")]
+#[case::of_ignition("data:,token%3A%20abcdef.0123456789abcdef%0A", "data:,token%3A%20<token>%0A")]
+#[case::after_a_letter("data:,%3Aabcdef.0123456789abcdef%22", "data:,%3A<token>%22")]
+#[case::half_an_escape("%0abcdef.0123456789abcdef", "%0abcdef.0123456789abcdef")]
+#[case::no_escape("%zzabcdef.0123456789abcdef", "%zzabcdef.0123456789abcdef")]
 fn tokens_are_masked_and_nothing_else(#[case] text: &str, #[case] masked: &str) {
     assert_eq!(mask_tokens(text), masked);
 }

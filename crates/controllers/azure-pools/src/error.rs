@@ -29,6 +29,7 @@ impl From<kube::Error> for Error {
 impl Error {
     pub fn class(&self) -> Class {
         match self {
+            Self::Azure(_) if self.is_about_credentials() => Class::Transient,
             Self::Azure(error) => error.class(),
             Self::Kube(error) => error.class(),
             // The identity, its secret and its namespace's labels are changed without a change of the pool.
@@ -37,9 +38,16 @@ impl Error {
         }
     }
 
+    /// Whether nobody gets in with what was signed in with. The secret changes without a change of the pool.
+    pub fn is_about_credentials(&self) -> bool {
+        use capstan_azure::Error::{Credential, SignIn};
+        matches!(self, Self::Azure(Credential { .. } | SignIn { .. }))
+    }
+
     /// A short CamelCase word for a condition.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Azure(capstan_azure::Error::Credential { .. }) => "IdentityUnusable",
             Self::Azure(error) => match error.class() {
                 Class::Throttled(_) => "Throttled",
                 Class::Transient => "AzureError",

@@ -5,8 +5,10 @@
 //! and a rotated bootstrap token, which only new instances need, replaces none.
 
 mod profile;
+mod replacing;
 mod ssh;
 
+pub use replacing::replacing;
 pub use ssh::generate as generate_ssh_key;
 
 use std::collections::BTreeMap;

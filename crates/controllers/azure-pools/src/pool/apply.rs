@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::{RollingUpdateMode, UPDATE_INSTANCE_ANNOTATION};
+use capstan_core::Class;
 use capstan_core::rollout::{self, Budget, DeletePolicy, Mode, Plan, Pool, Scaling};
 use capstan_core::validate::azure_pool;
 use capstan_kube::Next;
@@ -15,6 +16,7 @@ use super::cloud::Failure;
 use super::drain::{self, Progress, Terms};
 use super::memory::{Kind, Seen, Set};
 use super::observe::{Frame, MODEL_ANNOTATION, Member, NodeState, machine};
+use super::report::applied_tags;
 use super::status::Draft;
 use super::{Actor, BOOTSTRAP_AGE};
 use crate::error::Error;
@@ -52,8 +54,14 @@ impl Actor<'_> {
         self.catch_up(&mut members);
 
         let plan = self.plan(&members, model);
-        self.take(&members, &plan).await?;
-        self.change(&plan, model, &members).await?;
+        // No machine goes for a model that Azure may refuse; what Azure has no room for holds up no machine.
+        if set.model.as_deref() == Some(&model.hash) {
+            self.take(&members, &plan).await?;
+            self.change(&plan, model, &members).await?;
+        } else {
+            self.change(&plan, model, &members).await?;
+            self.take(&members, &plan).await?;
+        }
         self.catch_up(&mut members);
         self.sync_replicas().await?;
 
@@ -104,7 +112,13 @@ impl Actor<'_> {
         let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(resync);
         let retry = self.memory.retry.remaining(Instant::now()).unwrap_or(resync);
         let stale = if self.memory.stale { Duration::ZERO } else { resync };
-        resync.saturating_sub(looked).min(poll).min(retry).min(stale)
+        let follow = self.memory.follow_in(Instant::now()).unwrap_or(resync);
+        resync
+            .saturating_sub(looked)
+            .min(poll)
+            .min(retry)
+            .min(stale)
+            .min(follow)
     }
 
     /// How many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
@@ -119,7 +133,7 @@ impl Actor<'_> {
 
     async fn create(&mut self, draft: &mut Draft, model: &Model) -> Result<Next, Error> {
         let desired = self.desired();
-        self.cloud().await?.put(model, desired, false).await?;
+        self.cloud().await?.create(model, desired).await?;
         let message = format!("created scale set {} with {desired} instances", model.name);
         self.world.recorder.normal(self.pool, "ScaleSetCreated", message).await;
         draft.creating(model);
@@ -211,6 +225,38 @@ impl Actor<'_> {
         Ok(wait.min(self.report(&members, &wanted, true).await?))
     }
 
+    /// All that has begun, to its end, while the spec asks for what cannot be. Nothing new is taken or asked for. The
+    /// answer is when to look again.
+    pub(super) async fn carry_on(&mut self) -> Result<Duration, Error> {
+        let made = self.memory.look.is_some() || self.pool.spec.provider_id.is_some();
+        if !made || self.pool.metadata.deletion_timestamp.is_some() {
+            return self.go_on().await;
+        }
+        let error = match self.finish_begun().await {
+            Err(error) if !matches!(error, Error::Kube(_)) => error,
+            done => return done,
+        };
+        if let Class::Throttled(after) = error.class() {
+            self.memory.held = Some(Instant::now() + after);
+        }
+        tracing::debug!(pool = %self.pool.name_any(), %error, "what has begun waits");
+        self.go_on().await
+    }
+
+    async fn finish_begun(&mut self) -> Result<Duration, Error> {
+        let failures = self.look().await?;
+        let mut members = self.members().await;
+        self.note_failures(&failures, &members).await?;
+        self.tend_objects(&mut members).await?;
+        let wait = self.drain(&mut members).await?;
+        let wait = wait.min(self.delete_drained(&members).await?);
+        let current = self.set().and_then(|set| set.model);
+        let Some(wanted) = self.memory.wanted.clone().or(current) else {
+            return Ok(wait);
+        };
+        Ok(wait.min(self.report(&members, &wanted, true).await?))
+    }
+
     /// An object for every instance, and none without.
     async fn tend_objects(&mut self, members: &mut Vec<Member>) -> Result<(), Error> {
         let (writer, set) = (self.writer(), self.set().unwrap_or_default());
@@ -294,6 +340,7 @@ impl Actor<'_> {
                 work.push((n, since));
             }
         }
+        self.confirm_missing(members, &work, &terms).await;
         let passes = work.into_iter().map(|(n, since)| {
             let (member, workload, terms) = (&members[n], &self.workload, &terms);
             async move {
@@ -318,6 +365,22 @@ impl Actor<'_> {
             }
         }
         Ok(wait)
+    }
+
+    /// A node that the cache does not have counts as missing only once a list of the cluster itself says so: one list for
+    /// all of them.
+    async fn confirm_missing(&self, members: &mut [Member], work: &[(usize, Timestamp)], terms: &Terms) {
+        let missing = |n: &usize| matches!(members[*n].node, NodeState::Missing);
+        let doubtful: Vec<usize> = work.iter().map(|(n, _)| *n).filter(missing).collect();
+        if doubtful.is_empty() || terms.pointless {
+            return;
+        }
+        let there = drain::listed(&self.workload).await;
+        for n in doubtful {
+            if let Some(why) = drain::not_missing(members[n].provider_id(), &there) {
+                members[n].node = NodeState::Unknown(why);
+            }
+        }
     }
 
     fn update_running(&self, member: &Member) -> bool {
@@ -384,7 +447,7 @@ impl Actor<'_> {
             return Ok(wait);
         }
         match self.cloud().await?.update(start.clone()).await {
-            Err(Error::Azure(error)) if error.class() == capstan_core::Class::Terminal => {
+            Err(Error::Azure(error)) if error.class() == Class::Terminal => {
                 self.world
                     .recorder
                     .warning(self.pool, "UpdateRefused", error.to_string())
@@ -523,11 +586,14 @@ impl Actor<'_> {
             fresh = set.custom_data.as_deref() != Some(&model.custom_data_hash);
         }
         let done = match new_model {
-            true => self.cloud().await?.put(&model, capacity, true).await,
+            true => {
+                let applied = applied_tags(self.pool);
+                self.cloud().await?.replace(&model, capacity, &applied).await
+            }
             false => self.cloud().await?.scale(&model, capacity, fresh).await,
         };
         if let Err(Error::Azure(error)) = &done
-            && error.class() == capstan_core::Class::Transient
+            && error.class() == Class::Transient
             && error.arm().is_some_and(|arm| arm.status < 500 && arm.status != 409)
         {
             self.memory.retry.failed(error.to_string(), false, Instant::now());

@@ -12,7 +12,7 @@ use capstan_azure::{Client, Operation, Progress};
 use capstan_core::Class;
 use jiff::Timestamp;
 
-use super::memory::{Kind, Look, Memory, Seen, Set, Tracked};
+use super::memory::{Ask, Kind, Look, Memory, Seen, Set, Tracked};
 use crate::error::Error;
 use crate::model::{self, CUSTOM_DATA_TAG, HASH_TAG, Model};
 
@@ -37,6 +37,7 @@ impl Cloud<'_> {
     pub async fn refresh(&mut self, resync: std::time::Duration) -> Result<Vec<Failure>, Error> {
         let failures = self.poll().await?;
         let now = Instant::now();
+        self.memory.follow(now);
         let due = self
             .memory
             .look
@@ -87,6 +88,7 @@ impl Cloud<'_> {
 
     fn ended(&mut self, tracked: &Tracked, failed: bool) {
         self.memory.stale = true;
+        self.memory.unsure |= failed;
         // A change that ended well needs no second read: the list shows the rest.
         self.memory.reread |= failed || tracked.kind == Kind::Remove || self.flexible();
         if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut())
@@ -100,11 +102,14 @@ impl Cloud<'_> {
         let set = self.client.get_scale_set(&self.group, &self.name).await?;
         let set = set.as_ref().map(Set::read);
         self.memory.reread = false;
+        let unsure = self.memory.unsure;
+        self.memory.unsure &= set.as_ref().is_some_and(Set::moves);
         let capacity = |set: &Option<Set>| set.as_ref().map(|set| set.capacity);
         match self.memory.look.as_mut() {
             Some(look) => {
                 // What we did not do ourselves, somebody else did.
                 if let (Some(old), Some(new)) = (capacity(&look.set), capacity(&set))
+                    && !unsure
                     && (self.memory.operations.is_empty() || new > old)
                     && let Some(external) = self.memory.external.as_mut()
                 {
@@ -232,35 +237,41 @@ impl Cloud<'_> {
         }
     }
 
-    /// Creates the scale set, or gives it a new model, with that capacity.
-    pub async fn put(&mut self, model: &Model, capacity: usize, exists: bool) -> Result<(), Error> {
-        let size = model
-            .set
-            .sku
-            .as_ref()
-            .and_then(|sku| sku.name.clone())
-            .unwrap_or_default();
-        let wanted = ScaleSet {
-            sku: Some(model::sku(&size, Some(capacity))),
-            ..model.set.clone()
-        };
-        let when = if exists { When::Always } else { When::Absent };
+    /// Creates the scale set with that capacity.
+    pub async fn create(&mut self, model: &Model, capacity: usize) -> Result<(), Error> {
+        let wanted = with_capacity(&model.set, capacity);
+        self.put(model, wanted, When::Absent).await
+    }
+
+    /// Gives the scale set a new model, with that capacity. Azure keeps what a PUT does not name: what is not wanted any
+    /// more is named, and of the tags only those that we `applied` before go.
+    pub async fn replace(&mut self, model: &Model, capacity: usize, applied: &BTreeSet<String>) -> Result<(), Error> {
+        let mut wanted = with_capacity(&model.set, capacity);
+        if let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.as_ref()) {
+            let mut tags = set.tags.clone();
+            tags.retain(|name, _| !applied.contains(name));
+            tags.extend(wanted.tags.take().unwrap_or_default());
+            wanted.tags = Some(tags);
+            wanted = model::replacing(wanted, &set.whole);
+        }
+        self.put(model, wanted, When::Always).await
+    }
+
+    async fn put(&mut self, model: &Model, wanted: ScaleSet, when: When) -> Result<(), Error> {
+        let ask = Ask::new(model, wanted.capacity());
+        self.memory.refusal(&ask)?;
         let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
-        self.changed(put)?;
+        self.changed(put, Some(ask))?;
         self.none_is_latest();
         Ok(())
     }
 
     /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
     pub async fn scale(&mut self, model: &Model, capacity: usize, custom_data: bool) -> Result<(), Error> {
-        let size = model
-            .set
-            .sku
-            .as_ref()
-            .and_then(|sku| sku.name.clone())
-            .unwrap_or_default();
+        let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX));
+        self.memory.refusal(&ask)?;
         let mut change = ScaleSet {
-            sku: Some(model::sku(&size, Some(capacity))),
+            sku: with_capacity(&model.set, capacity).sku,
             ..ScaleSet::default()
         };
         if custom_data {
@@ -271,7 +282,7 @@ impl Cloud<'_> {
             .client
             .patch_scale_set(&self.group, &self.name, &change, When::Always)
             .await;
-        self.changed(patched)?;
+        self.changed(patched, Some(ask))?;
         if custom_data {
             self.none_is_latest();
         }
@@ -294,7 +305,7 @@ impl Cloud<'_> {
             .client
             .patch_scale_set(&self.group, &self.name, &change, When::Always)
             .await;
-        self.changed(patched)
+        self.changed(patched, None)
     }
 
     /// All tags that are there, whoever set them, and ours.
@@ -307,20 +318,35 @@ impl Cloud<'_> {
         tags
     }
 
-    fn changed(&mut self, put: Result<capstan_azure::Put<ScaleSet>, capstan_azure::Error>) -> Result<(), Error> {
+    fn changed(
+        &mut self,
+        put: Result<capstan_azure::Put<ScaleSet>, capstan_azure::Error>,
+        ask: Option<Ask>,
+    ) -> Result<(), Error> {
         let put = match put {
             Ok(put) => put,
             Err(error) => {
-                // The answer may have been lost after the work was done.
-                self.memory.reread = true;
-                self.memory.stale = true;
+                self.doubt_ours();
+                if error.class() == Class::Terminal {
+                    self.memory
+                        .refused
+                        .retain(|(refused, ..)| Some(refused) != ask.as_ref());
+                    let refused = ask.map(|ask| (ask, error.to_string(), Instant::now()));
+                    self.memory.refused.extend(refused);
+                }
                 return Err(error.into());
             }
         };
+        self.memory.refused.clear();
         self.remember(&put.value);
         self.memory.operations.retain(|tracked| tracked.kind != Kind::Change);
         self.track(Kind::Change, BTreeSet::new(), put.operation);
         Ok(())
+    }
+
+    /// The answer to what we asked for may have been lost after the work was done: what is different now is our doing.
+    fn doubt_ours(&mut self) {
+        (self.memory.reread, self.memory.stale, self.memory.unsure) = (true, true, true);
     }
 
     /// Azure's words for why instances were not made.
@@ -345,8 +371,13 @@ impl Cloud<'_> {
         }
         if self.flexible() {
             for id in &ids {
-                let operation = self.client.delete_vm(&self.group, id).await?;
-                self.deleted(BTreeSet::from([id.clone()]), operation);
+                match self.client.delete_vm(&self.group, id).await {
+                    Ok(operation) => self.deleted(BTreeSet::from([id.clone()]), operation),
+                    Err(error) => {
+                        self.doubt_ours();
+                        return Err(error.into());
+                    }
+                }
             }
             return Ok(());
         }
@@ -356,7 +387,7 @@ impl Cloud<'_> {
             // One of them is gone already: look before asking again.
             Err(error) if is_about_instances(&error) => self.memory.stale = true,
             Err(error) => {
-                self.memory.stale = true;
+                self.doubt_ours();
                 return Err(error.into());
             }
         }
@@ -383,7 +414,8 @@ impl Cloud<'_> {
     /// Brings these instances to the newest model.
     pub async fn update(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
         let list: Vec<String> = ids.iter().cloned().collect();
-        let operation = self.client.upgrade_instances(&self.group, &self.name, &list).await?;
+        let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
+        let operation = upgrade.inspect_err(|_| self.doubt_ours())?;
         let over = operation.is_none();
         self.track(Kind::Update, ids, operation);
         self.memory.stale = over;
@@ -399,6 +431,28 @@ impl Cloud<'_> {
         let gone = operation.is_none();
         self.track(Kind::Remove, BTreeSet::new(), operation);
         Ok(gone)
+    }
+
+    /// Deletes the scale set unless it is gone, whatever else is under way. Whether it is.
+    pub async fn end(&mut self) -> Result<bool, Error> {
+        self.poll().await?;
+        self.memory.operations.retain(|tracked| tracked.kind == Kind::Remove);
+        if self.memory.busy(Kind::Remove) {
+            return Ok(false);
+        }
+        if self.client.get_scale_set(&self.group, &self.name).await?.is_none() {
+            return Ok(true);
+        }
+        self.remove().await
+    }
+}
+
+/// The same scale set, with that capacity.
+fn with_capacity(set: &ScaleSet, capacity: usize) -> ScaleSet {
+    let size = set.sku.as_ref().and_then(|sku| sku.name.clone()).unwrap_or_default();
+    ScaleSet {
+        sku: Some(model::sku(&size, Some(capacity))),
+        ..set.clone()
     }
 }
 
@@ -439,3 +493,6 @@ fn is_about_instances(error: &capstan_azure::Error) -> bool {
         .is_some_and(|target| target.contains("instanceIds"));
     (arm.status == 400 && (named || arm.message.contains("instanceId"))) || arm.status == 404
 }
+
+#[cfg(test)]
+mod tests;

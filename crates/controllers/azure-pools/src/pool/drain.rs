@@ -1,8 +1,9 @@
 //! Emptying the nodes of machines that leave or are updated.
 //!
-//! Invariant: an instance is let go only when its node was seen drained or does not exist, when its drain timeout has
-//! passed, or when Cluster API's core has drained it. A cluster that does not answer is none of these.
+//! Invariant: an instance is let go only when its node was seen drained or is in no list of the cluster's own, when its
+//! drain timeout has passed, or when Cluster API's core has drained it. A cluster that does not answer is none of these.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ use capstan_core::drain::{Options, describe};
 use capstan_kube::drain::{Outcome, Wake};
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::ListParams;
 
 use super::observe::{Member, NodeState};
 use crate::error::Error;
@@ -87,6 +91,29 @@ pub async fn pass(member: &Member, cluster: &Cluster, terms: &Terms, since: Time
     }
 }
 
+/// The provider ids of all nodes of a cluster, past its cache; or why they cannot be told.
+pub async fn listed(cluster: &Cluster) -> Result<BTreeSet<String>, String> {
+    let connection = cluster.connection().await.map_err(|error| error.to_string())?;
+    let nodes = Api::<Node>::all(connection.no_retry.clone());
+    let listed = nodes
+        .list(&ListParams::default())
+        .await
+        .map_err(|error| error.to_string())?;
+    let ids = listed.items.into_iter().filter_map(|node| node.spec?.provider_id);
+    Ok(ids.map(|id| id.to_ascii_lowercase()).collect())
+}
+
+/// Why a node that the cache does not have may be there all the same.
+pub fn not_missing(provider_id: &str, listed: &Result<BTreeSet<String>, String>) -> Option<String> {
+    match listed {
+        Ok(ids) if ids.contains(&provider_id.to_ascii_lowercase()) => {
+            Some("its node has joined, and is not seen by our watch yet".to_owned())
+        }
+        Ok(_) => None,
+        Err(why) => Some(why.clone()),
+    }
+}
+
 fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Progress {
     let left = deadline.and_then(|deadline| Duration::try_from(deadline.duration_since(now)).ok());
     let again = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
@@ -114,4 +141,23 @@ pub fn core_is_done(owner: &Arc<capstan_kube::capi::Machine>) -> bool {
         .filter(reason)
         .filter_map(|condition| condition.reason.as_deref());
     deleting.any(|reason| AFTER_DRAIN.contains(&reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::not_listed(Ok(BTreeSet::from(["azure:///b".to_owned()])), None)]
+    #[case::listed_in_another_case(Ok(BTreeSet::from(["azure:///a".to_owned()])), Some("has joined"))]
+    #[case::no_list(Err("connection refused".to_owned()), Some("connection refused"))]
+    fn a_node_is_missing_only_when_the_cluster_itself_says_so(
+        #[case] listed: Result<BTreeSet<String>, String>,
+        #[case] why: Option<&str>,
+    ) {
+        let told = not_missing("azure:///A", &listed);
+        assert_eq!(told.is_some(), why.is_some(), "{told:?}");
+        assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
+    }
 }

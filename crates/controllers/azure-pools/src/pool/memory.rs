@@ -4,6 +4,7 @@
 //! kept in the pool's status, and goes on from there.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -13,13 +14,18 @@ use capstan_azure::model::{ImageReference, Instance, ScaleSet, Tags, VirtualMach
 use capstan_azure::{Client, Operation, ResourceId};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CUSTOM_DATA_TAG, HASH_TAG};
+use crate::error::Error;
+use crate::model::{CUSTOM_DATA_TAG, HASH_TAG, Model};
 
 /// The name under which operations stand in the status.
 const SERVICE: &str = "scalesets";
 /// After a failed creation the next try waits this long, twice as long each time.
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
+/// Work in Azure that no operation of ours accounts for is looked at this often: as often as Azure wants to be asked.
+const FOLLOW: Duration = Duration::from_secs(12);
+/// What Azure has refused for good is asked for again after this long: what it lacked may have been made meanwhile.
+const REFUSED: Duration = Duration::from_secs(600);
 
 /// What an operation is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +79,8 @@ pub struct Set {
     pub zones: Vec<String>,
     pub tags: Tags,
     pub flexible: bool,
+    /// All that Azure said of it.
+    pub whole: Arc<ScaleSet>,
 }
 
 /// Image and size: what somebody else's model can be known by, and an instance of it. Azure does not keep the case.
@@ -116,6 +124,36 @@ impl Set {
             zones: set.zones.clone().unwrap_or_default(),
             tags: set.tags.clone().unwrap_or_default(),
             flexible: set.is_flexible(),
+            whole: Arc::new(set.clone()),
+        }
+    }
+
+    /// Whether Azure is at work on it.
+    pub fn moves(&self) -> bool {
+        moves(&self.state)
+    }
+}
+
+/// Whether this is a state that passes.
+fn moves(state: &str) -> bool {
+    let resting = ["", "Succeeded", "Failed", "Canceled"];
+    !resting.iter().any(|rest| rest.eq_ignore_ascii_case(state))
+}
+
+/// What Azure was asked to make of the scale set: nothing that it refused is asked for again soon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    model: String,
+    custom_data: String,
+    capacity: i64,
+}
+
+impl Ask {
+    pub fn new(model: &Model, capacity: i64) -> Self {
+        Self {
+            model: model.hash.clone(),
+            custom_data: model.custom_data_hash.clone(),
+            capacity,
         }
     }
 }
@@ -305,6 +343,12 @@ pub struct Memory {
     pub external: Option<usize>,
     /// Nodes of the scale set that the last list did not explain.
     pub strangers: BTreeSet<String>,
+    /// Whether a difference that the next read of the scale set shows may be our own doing.
+    pub unsure: bool,
+    /// When work in Azure that no operation of ours accounts for was last looked at.
+    pub followed: Option<Instant>,
+    /// What Azure refused for good, in which words, and when.
+    pub refused: Vec<(Ask, String, Instant)>,
 }
 
 impl Memory {
@@ -312,6 +356,43 @@ impl Memory {
     pub fn deleting(&self) -> BTreeSet<String> {
         let operations = self.operations.iter().filter(|tracked| tracked.kind == Kind::Delete);
         operations.flat_map(|tracked| tracked.ids.iter().cloned()).collect()
+    }
+
+    /// Whether the scale set is at work, and whether instances are, while nothing of ours is under way: an answer was
+    /// lost, or somebody else has asked.
+    fn untracked(&self) -> (bool, bool) {
+        let Some(look) = self.look.as_ref().filter(|_| self.operations.is_empty()) else {
+            return (false, false);
+        };
+        let instance = look.instances.iter().any(|instance| moves(&instance.state));
+        (look.set.as_ref().is_some_and(Set::moves), instance)
+    }
+
+    /// Looks again after such work, now and then: nobody else tells of its end.
+    pub fn follow(&mut self, now: Instant) {
+        let (set, instances) = self.untracked();
+        if !set && !instances {
+            self.followed = None;
+        } else if now.duration_since(*self.followed.get_or_insert(now)) >= FOLLOW {
+            self.reread |= set;
+            self.stale |= instances;
+            self.followed = Some(now);
+        }
+    }
+
+    /// When such work is to be looked at again.
+    pub fn follow_in(&self, now: Instant) -> Option<Duration> {
+        let since = self.followed.map_or(Duration::ZERO, |at| now.duration_since(at));
+        (self.untracked() != (false, false)).then(|| FOLLOW.saturating_sub(since))
+    }
+
+    /// What Azure said when it was asked the same not long ago.
+    pub fn refusal(&self, ask: &Ask) -> Result<(), Error> {
+        let mut same = self.refused.iter().filter(|(refused, ..)| refused == ask);
+        match same.next() {
+            Some((_, why, at)) if at.elapsed() < REFUSED => Err(Error::Spec(why.clone())),
+            _ => Ok(()),
+        }
     }
 
     /// How long Azure is still to be left alone.
@@ -329,5 +410,66 @@ impl Memory {
             .iter()
             .map(|tracked| tracked.operation.due_in(now))
             .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn memory(set: &str, instance: &str) -> Memory {
+        let set = Set {
+            state: set.to_owned(),
+            ..Set::default()
+        };
+        let instance = Seen {
+            state: instance.to_owned(),
+            ..Seen::default()
+        };
+        let look = Look {
+            set: Some(set),
+            instances: vec![instance],
+            at: Instant::now(),
+        };
+        Memory {
+            look: Some(look),
+            ..Memory::default()
+        }
+    }
+
+    #[rstest]
+    #[case::at_rest("Succeeded", "Succeeded", None, (false, false))]
+    #[case::failed("Failed", "Failed", None, (false, false))]
+    #[case::a_scale_operation("Updating", "Succeeded", Some(FOLLOW), (true, false))]
+    #[case::an_instance_that_is_made("Succeeded", "Creating", Some(FOLLOW), (false, true))]
+    #[case::one_that_is_deleted("Updating", "Deleting", Some(FOLLOW), (true, true))]
+    fn work_that_nobody_tracks_is_looked_at_after_a_while(
+        #[case] set: &str,
+        #[case] instance: &str,
+        #[case] wait: Option<Duration>,
+        #[case] looked: (bool, bool),
+    ) {
+        let (mut memory, begun) = (memory(set, instance), Instant::now());
+        memory.follow(begun);
+        assert_eq!(memory.follow_in(begun), wait);
+        assert_eq!((memory.reread, memory.stale), (false, false), "not at once");
+        memory.follow(begun + FOLLOW);
+        assert_eq!((memory.reread, memory.stale), looked);
+        assert_eq!(memory.follow_in(begun + FOLLOW), wait, "and again, no sooner");
+    }
+
+    #[test]
+    fn an_operation_of_ours_needs_no_second_watcher() {
+        let mut memory = memory("Updating", "Creating");
+        let mut headers = http::HeaderMap::new();
+        headers.insert("azure-asyncoperation", "https://a/operations/1".parse().unwrap());
+        let operation = Operation::started("PUT", "/r", 201, &headers, b"").unwrap();
+        memory.operations.push(Tracked {
+            kind: Kind::Change,
+            ids: BTreeSet::new(),
+            operation,
+        });
+        assert_eq!(memory.follow_in(Instant::now()), None);
     }
 }

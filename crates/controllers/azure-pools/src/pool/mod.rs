@@ -27,6 +27,7 @@ use capstan_core::validate::azure_pool;
 use capstan_kube::expectations::{Shown, Version};
 use capstan_kube::workload::Cluster as Workload;
 use capstan_kube::{Next, patch};
+use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::MutexGuard;
@@ -48,6 +49,10 @@ const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
 /// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
 const LAG: Duration = Duration::from_secs(2);
+/// A pool that cannot go on is not looked at more often than this by itself: what it asks for is refused each time.
+const NOT_SOONER: Duration = Duration::from_secs(15);
+/// What a cache has not shown by then it never will: it was made and removed while nobody watched.
+const OVERDUE: Duration = Duration::from_secs(60);
 
 /// One pass over a pool.
 pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
@@ -56,7 +61,7 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         return Ok(Next::Wait);
     };
     let memory = world.memory(&pool);
-    let memory = memory.lock().await;
+    let mut memory = memory.lock().await;
     let owners = match owners::find(&world, &pool) {
         Found::All(owners) => owners,
         Found::Paused => return Ok(Next::Wait),
@@ -64,14 +69,14 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
             tracing::debug!(pool = %pool.name_any(), "{what}");
             return Ok(Next::Wait);
         }
-        Found::Missing(_) => return delete::orphaned(&world, &pool).await,
+        Found::Missing(what) => return delete::orphaned(&world, &pool, &mut memory, &what).await,
     };
     let mut draft = Draft::new(&pool);
     let mut actor = Actor::new(&world, &pool, &owners, memory);
     let result = actor.attempt(&mut draft).await;
     if let Err(error) = &result {
         draft.trouble(error);
-        if matches!(error, Error::Azure(capstan_azure::Error::SignIn { .. })) {
+        if error.is_about_credentials() {
             actor.memory.client = None;
         }
         if error.class() == Class::Terminal || matches!(error, Error::Identity { .. }) {
@@ -81,7 +86,12 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
     }
     draft.operations(&actor.memory, &actor.group());
     let unsaid = actor.tell(&draft, result.is_err()).await?;
-    result.map(|next| sooner(next, unsaid))
+    // What only a change of the spec can mend does not hold up what has begun.
+    let next = match result {
+        Err(error) if error.class() == Class::Terminal => Next::After(actor.again),
+        result => result?,
+    };
+    Ok(sooner(next, unsaid))
 }
 
 /// Comes back in time to say what could not be said yet.
@@ -103,6 +113,8 @@ struct Actor<'a> {
     workload: Workload,
     /// When the list of provider ids may be written, if it has changed and was not written yet.
     ids_again: Option<Instant>,
+    /// When to look again at what goes on while the rest of the pass cannot be carried out.
+    again: Duration,
 }
 
 impl<'a> Actor<'a> {
@@ -129,6 +141,7 @@ impl<'a> Actor<'a> {
             memory,
             workload,
             ids_again: None,
+            again: world.options.resync,
         }
     }
 
@@ -205,7 +218,12 @@ impl<'a> Actor<'a> {
             Err(error) if !matches!(error, Error::Kube(_)) => error,
             done => return done,
         };
-        let wait = self.go_on().await?;
+        let wait = match &error {
+            Error::Spec(_) => self.carry_on().await?,
+            _ => self.go_on().await?,
+        };
+        let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(wait);
+        self.again = wait.min(poll).max(NOT_SOONER);
         let Class::Throttled(after) = error.class() else {
             return Err(error);
         };
@@ -261,6 +279,9 @@ impl<'a> Actor<'a> {
     /// Whether the cache has not shown our last writes yet.
     fn lagging(&self) -> bool {
         let uid = self.pool.uid().unwrap_or_default();
+        if self.world.expectations.overdue(&uid, OVERDUE) {
+            self.world.expectations.forget(&uid);
+        }
         let namespace = self.pool.namespace();
         self.world.expectations.pending(&uid, |written| {
             let namespace = namespace.as_deref();

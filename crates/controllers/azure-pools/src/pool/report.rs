@@ -3,12 +3,15 @@
 //! Invariant: everything that is true for longer than a moment is told. What is over within a moment (an instance of a
 //! rollout that is being made, a drain without obstacles, the steps of many) is told together with what follows it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use capstan_api::azure::{AzureCluster, AzureMachinePool};
 use capstan_kube::patch;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
 
 use super::Actor;
 use super::apply::WRITES;
@@ -27,6 +30,26 @@ const STUCK_PACE: Duration = Duration::from_secs(5);
 const IDS_PACE: Duration = Duration::from_secs(60);
 /// A pool at rest tells at once, but no more often than this: nodes may flap.
 const REST_PACE: Duration = Duration::from_secs(2);
+
+/// The names of the tags that the scale set was last given because a spec has them: only these are ever taken away.
+const TAGS_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/appliedTags";
+
+pub(super) fn applied_tags(pool: &AzureMachinePool) -> BTreeSet<String> {
+    let noted = pool.annotations().get(TAGS_ANNOTATION);
+    noted
+        .and_then(|noted| serde_json::from_str(noted).ok())
+        .unwrap_or_default()
+}
+
+/// Notes the tags that the scale set has from its pool and from its cluster.
+fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster) {
+    let own = pool.spec.additional_tags.keys();
+    let names: BTreeSet<String> = own.chain(cluster.spec.additional_tags.keys()).cloned().collect();
+    if names != applied_tags(pool) {
+        let noted = serde_json::to_string(&names).unwrap_or_default();
+        pool.annotations_mut().insert(TAGS_ANNOTATION.to_owned(), noted);
+    }
+}
 
 impl Pace {
     /// When a change that was first seen now, or earlier, is to be written.
@@ -116,7 +139,7 @@ impl Actor<'_> {
         Ok(wait)
     }
 
-    /// Keeps `providerID` and `providerIDList` as they are; not at every step of many.
+    /// Keeps `providerID`, `providerIDList` and the note of our tags as they are; not at every step of many.
     pub(super) async fn spec(&mut self, members: &[Member], at_rest: bool) -> Result<(), Error> {
         let mut after = self.pool.clone();
         let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
@@ -126,8 +149,9 @@ impl Actor<'_> {
         let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
+        note_tags(&mut after, &self.owners.azure_cluster);
         let now = Instant::now();
-        if after.spec == self.pool.spec {
+        if after.spec == self.pool.spec && after.metadata == self.pool.metadata {
             self.memory.ids_pace.said(None);
             return Ok(());
         }
@@ -193,6 +217,28 @@ mod tests {
             blocked: stuck.then(|| "a pod".to_owned()),
             stuck,
         }
+    }
+
+    #[test]
+    fn the_tags_of_pool_and_cluster_are_noted_and_none_are_worth_no_note() {
+        let mut cluster: AzureCluster = serde_json::from_value(
+            json!({ "metadata": {}, "spec": { "location": "l", "additionalTags": { "team": "a" } } }),
+        )
+        .unwrap();
+        let mut pool: AzureMachinePool = serde_json::from_value(json!({
+            "metadata": { "name": "p" },
+            "spec": { "location": "l", "additionalTags": { "cost": "1" }, "template": { "vmSize": "s", "osDisk": {} } }
+        }))
+        .unwrap();
+        note_tags(&mut pool, &cluster);
+        assert_eq!(applied_tags(&pool), ["cost".to_owned(), "team".to_owned()].into());
+        pool.spec.additional_tags.clear();
+        cluster.spec.additional_tags.clear();
+        note_tags(&mut pool, &cluster);
+        assert_eq!(applied_tags(&pool), BTreeSet::new());
+        pool.annotations_mut().clear();
+        note_tags(&mut pool, &cluster);
+        assert!(pool.annotations().is_empty());
     }
 
     const BEGIN: &str = "2026-01-01T00:00:00Z";

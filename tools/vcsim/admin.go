@@ -17,6 +17,7 @@ import (
 //	POST   /faults              one rule, as JSON
 //	DELETE /faults              no rules
 //	POST   /delays              {"method": milliseconds} for answers
+//	POST   /volumes?vm=&unit=   the machine's disk at this unit becomes a first class disk, as CSI volumes are
 //	POST   /sessions/drop       every session ends
 //	POST   /restart?downMs=500  connections cut, sessions gone, away for a while
 func (w *world) serveAdmin(address string, f *front) (string, error) {
@@ -62,6 +63,13 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 		w.Lock()
 		maps.Copy(w.delays, delays)
 		w.Unlock()
+		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /volumes", func(out http.ResponseWriter, r *http.Request) {
+		unit, err := strconv.Atoi(r.URL.Query().Get("unit"))
+		if err == nil {
+			err = w.makeVolume(r.URL.Query().Get("vm"), int32(unit))
+		}
 		answer(out, true, err)
 	})
 	mux.HandleFunc("POST /sessions/drop", func(out http.ResponseWriter, r *http.Request) {

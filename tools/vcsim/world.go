@@ -277,6 +277,34 @@ func (w *world) giveAddresses(ref types.ManagedObjectReference) {
 	})
 }
 
+// makeVolume turns a machine's disk into a first class disk.
+func (w *world) makeVolume(name string, unit int32) error {
+	registry := w.service.Context.Map
+	ctx := &simulator.Context{Context: context.Background(), Map: registry}
+	made := false
+	for _, entity := range registry.All("VirtualMachine") {
+		vm, ok := entity.(*simulator.VirtualMachine)
+		if !ok {
+			continue
+		}
+		ctx.WithLock(vm, func() {
+			if vm.Name != name {
+				return
+			}
+			for _, device := range vm.Config.Hardware.Device {
+				if disk, ok := device.(*types.VirtualDisk); ok && disk.UnitNumber != nil && *disk.UnitNumber == unit {
+					disk.VDiskId = &types.ID{Id: fmt.Sprintf("fcd-%s-%d", name, unit)}
+					made = true
+				}
+			}
+		})
+	}
+	if !made {
+		return fmt.Errorf("machine %q has no disk at unit %d", name, unit)
+	}
+	return nil
+}
+
 // dropSessions ends every session, SOAP and REST, as a restarted vCenter does.
 func (w *world) dropSessions(ctx context.Context) (int, error) {
 	client, err := vim25.NewClient(ctx, w.service)

@@ -174,6 +174,12 @@ impl Admin {
         self.send(self.http.delete(format!("{}/faults", self.url))).await
     }
 
+    /// A machine's disk at this unit becomes a first class disk, as the volumes of CSI drivers are.
+    pub async fn make_volume(&self, vm: &str, unit: i32) -> Result<()> {
+        let url = format!("{}/volumes?vm={vm}&unit={unit}", self.url);
+        self.send(self.http.post(url)).await
+    }
+
     /// Every session ends at once.
     pub async fn drop_sessions(&self) -> Result<()> {
         self.send(self.http.post(format!("{}/sessions/drop", self.url))).await

@@ -146,7 +146,7 @@ impl Vms {
         if working.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
             return Ok(Some(Next::Wait));
         }
-        let left = working.resting(version_of_others(vm));
+        let left = working.resting(self.version_of_others(vm));
         if let Some(left) = left.filter(|_| !self.desk.has_news(&vm.uid().unwrap_or_default())) {
             return Ok(Some(Next::After(left)));
         }
@@ -551,6 +551,16 @@ impl Vms {
         }
     }
 
+    /// Tells apart the versions of an object and its cluster that others made, not we by writing a status.
+    fn version_of_others(&self, vm: &VSphereVM) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let cluster = self.clusters.infrastructure_behind(vm);
+        let cluster = cluster.map(|cluster| (cluster.uid(), cluster.meta().generation));
+        let meta = vm.meta();
+        (marks(vm), meta.generation, meta.deletion_timestamp.is_some(), cluster).hash(&mut hasher);
+        hasher.finish()
+    }
+
     fn api(&self, vm: &VSphereVM) -> Api<VSphereVM> {
         self.context.api(&vm.namespace().unwrap_or_default())
     }
@@ -574,14 +584,6 @@ fn is_busy(vm: &VSphereVM) -> bool {
 fn marks(vm: &VSphereVM) -> u64 {
     let mut hasher = DefaultHasher::new();
     (vm.annotations(), vm.labels()).hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Tells apart the versions of an object that others made, not we by writing its status.
-fn version_of_others(vm: &VSphereVM) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let meta = vm.meta();
-    (marks(vm), meta.generation, meta.deletion_timestamp.is_some()).hash(&mut hasher);
     hasher.finish()
 }
 

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use super::working::{Purpose, Working};
-use super::{RECHECK, RESYNC, Vms, marks, recheck, retry, version_of_others};
+use super::{RECHECK, RESYNC, Vms, marks, recheck, retry};
 use crate::domain::Wanted;
 use crate::error::Error;
 use crate::from_api;
@@ -297,11 +297,12 @@ impl Vms {
         } else {
             retry(working.failures)
         };
-        if error.is_refusal() {
+        let task = matches!(error.vsphere(), Some(capstan_vsphere::Error::TaskFailed { .. }));
+        if task || !terminal {
             // Our own writes ask for passes too: without a rest each would start the next task at once.
-            working.rest = Some((std::time::Instant::now() + wait, version_of_others(vm)));
+            working.rest = Some((std::time::Instant::now() + wait, self.version_of_others(vm)));
         }
-        tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "vCenter refused");
+        tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "a step failed");
         Ok(Next::After(wait))
     }
 }

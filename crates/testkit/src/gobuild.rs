@@ -108,9 +108,7 @@ fn go() -> Option<PathBuf> {
 
 fn build(go: &Path, part: &Part, cache: &Path, place: &Path) -> Result<()> {
     let source = cache.join("parts").join(format!("src-{}", part.module.name));
-    for (path, text) in part.module.files {
-        files::write(&source.join(path), text)?;
-    }
+    lay_out(&source, part.module.files)?;
     let fresh = place.with_extension("new");
     if fresh.exists() {
         fs::remove_dir_all(&fresh)?;
@@ -121,6 +119,16 @@ fn build(go: &Path, part: &Part, cache: &Path, place: &Path) -> Result<()> {
         Source::Files { of, paths } => copy(go, part.name, &source, of, paths, &fresh)?,
     }
     fs::rename(&fresh, place).with_context(|| format!("cannot put {} in place", place.display()))
+}
+
+/// Exactly these files: what another revision of the module left there would be compiled with them.
+fn lay_out(source: &Path, files: &[(&str, &str)]) -> Result<()> {
+    if source.exists() {
+        fs::remove_dir_all(source).with_context(|| format!("cannot empty {}", source.display()))?;
+    }
+    files
+        .iter()
+        .try_for_each(|(path, text)| files::write(&source.join(path), text))
 }
 
 fn command(go: &Path, dir: &Path) -> Command {
@@ -282,6 +290,20 @@ mod tests {
 
     use super::*;
     use crate::parts;
+
+    #[test]
+    fn what_another_revision_of_a_module_left_is_not_compiled() {
+        let source = std::env::temp_dir().join(format!("capstan-source-{}", std::process::id()));
+        lay_out(&source, &[("go.mod", "module a"), ("old/old.go", "package old")]).unwrap();
+        lay_out(&source, &[("go.mod", "module b")]).unwrap();
+        let left: Vec<_> = fs::read_dir(&source)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["go.mod"]);
+        assert_eq!(fs::read_to_string(source.join("go.mod")).unwrap(), "module b");
+        fs::remove_dir_all(source).unwrap();
+    }
 
     #[test]
     fn a_program_that_is_there_already_is_used_when_its_version_fits() {

@@ -197,7 +197,7 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
 async fn a_cluster_that_is_there_gets_the_definitions_and_is_left_without_the_examples() -> Result<()> {
     build_parts().await?;
     let plane = ControlPlane::start(Default::default()).await?;
-    let up = |timeout: &'static str| {
+    let command = |timeout: &str| {
         let mut command = capstan();
         command.args([
             "up",
@@ -208,6 +208,10 @@ async fn a_cluster_that_is_there_gets_the_definitions_and_is_left_without_the_ex
             "openshift,vsphere",
         ]);
         command.arg("--kubeconfig").arg(plane.kubeconfig());
+        command
+    };
+    let up = |timeout: &'static str| {
+        let mut command = command(timeout);
         tokio::task::spawn_blocking(move || command.output())
     };
     let late = up("0s").await??;
@@ -224,6 +228,23 @@ async fn a_cluster_that_is_there_gets_the_definitions_and_is_left_without_the_ex
     }
     let logs = complaint.lines().find_map(|line| line.strip_prefix("logs are in "));
     std::fs::remove_dir_all(logs.context("no logs")?)?;
+
+    // Whatever is created after this is deleted again, or the last run would find it there and leave it.
+    let dir = scratch("interrupted");
+    std::fs::create_dir_all(&dir)?;
+    let mut child = command("300s")
+        .stdout(std::fs::File::create(dir.join("out"))?)
+        .stderr(std::fs::File::create(dir.join("err"))?)
+        .spawn()?;
+    let said = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+    until(|| said("out").contains("controllers started"))?;
+    signal(&child, "-INT")?;
+    ensure!(wait(&mut child, LIMIT)?.code() == Some(1), "{}", said("out"));
+    ensure!(said("err").contains("error: stopped before"), "{}", said("err"));
+    let err = said("err");
+    let logs = err.lines().find_map(|line| line.strip_prefix("logs are in "));
+    std::fs::remove_dir_all(logs.context("no logs")?)?;
+    std::fs::remove_dir_all(dir)?;
 
     let said = succeeded(&up("300s").await??)?;
     let last = said.lines().last().unwrap_or_default();
@@ -298,7 +319,8 @@ fn a_build_ends_with_the_up_that_waits_for_it() -> Result<()> {
         // Only what builds has the cache among its arguments.
         until(|| is_mentioned(&cache)).with_context(|| format!("{name}: no build was started"))?;
         signal(&child, name)?;
-        wait(&mut child, LIMIT)?;
+        let status = wait(&mut child, LIMIT)?;
+        ensure!(!status.success(), "{name}: nothing was shown to work");
         until(|| !is_mentioned(&cache)).with_context(|| format!("{name}: the build goes on"))?;
         std::fs::remove_dir_all(dir)?;
     }

@@ -80,11 +80,15 @@ pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) 
     Ok(())
 }
 
-/// As [`apply`], but what is there already is left as it is: somebody may have changed it since. Answers with what was
-/// created.
-pub async fn create_missing(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<Vec<DynamicObject>> {
+/// As [`apply`], but what is there already is left as it is: somebody may have changed it since. `created` gets what was
+/// created, also when not all of it could be.
+pub async fn create_missing(
+    client: &Client,
+    namespace: &str,
+    objects: &[DynamicObject],
+    created: &mut Vec<DynamicObject>,
+) -> Result<()> {
     let discovery = discover(client, objects).await?;
-    let mut created = Vec::new();
     for object in objects {
         let (api, kind) = api_of(client, &discovery, object, namespace)?;
         match api.create(&PostParams::default(), object).await {
@@ -95,7 +99,7 @@ pub async fn create_missing(client: &Client, namespace: &str, objects: &[Dynamic
             }
         }
     }
-    Ok(created)
+    Ok(())
 }
 
 /// Deletes objects, each after what it owns, and waits until they are gone. Answers with what is still there after

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capstan_testkit::{ControlPlane, Options, parts};
+use capstan_testkit::{ControlPlane, Options, manifests, parts};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction;
 use kube::Api;
@@ -25,6 +25,20 @@ fn has_condition(node: &Node, kind: &str, status: &str) -> bool {
     conditions
         .into_iter()
         .any(|condition| condition.type_ == kind && condition.status == status)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_objects_that_cannot_all_be_created_those_that_were_are_known() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    let (client, namespace) = (plane.client().await?, plane.namespace("missing").await?);
+    let names = ["there", "new", "No Name", "never"];
+    let maps = names.map(|name| object(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}})));
+    manifests::apply(&client, &namespace, &maps[..1]).await?;
+    let mut created = Vec::new();
+    let made = manifests::create_missing(&client, &namespace, &maps, &mut created).await;
+    ensure!(made.is_err_and(|error| error.to_string().contains("cannot create ConfigMap No Name")));
+    ensure!(created == maps[1..2], "{created:?}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

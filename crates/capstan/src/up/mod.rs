@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use capstan_openshift::webhook;
 use capstan_testkit::{Lock, cache_dir, manifests};
 use clap::Args;
@@ -103,28 +103,10 @@ pub async fn run(args: Up) -> Result<()> {
 async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
     let mut up = tokio::select! {
         up = Running::start(args, dir) => up?,
-        () = stop.cancelled() => return Ok(()),
+        () = stop.cancelled() => return stopped(args),
     };
-    let Running {
-        rows,
-        applied,
-        cluster,
-        manager,
-        controllers,
-        ..
-    } = &mut up;
-    let work = async {
-        if args.once {
-            once::wait(args.timeout, rows, applied, &cluster.kubeconfig, stop).await
-        } else {
-            let hints = hints(args, dir, &cluster.kubeconfig, controllers).await?;
-            stay(rows, hints, &cluster.kubeconfig, stop).await
-        }
-    };
-    let result = tokio::select! {
-        result = work => result,
-        ended = manager => bail!("the controllers ended: {ended:?}"),
-    };
+    let result = up.work(args, dir, stop).await;
+    // However that ended.
     let cleared = if args.kubeconfig.is_some() && args.dir.is_none() {
         up.clear().await
     } else {
@@ -132,6 +114,14 @@ async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> R
     };
     up.end().await;
     result.and(cleared)
+}
+
+/// The end of one that was asked to end before it had come to anything.
+fn stopped(args: &Up) -> Result<()> {
+    if args.once {
+        bail!("stopped before everything was ready");
+    }
+    Ok(())
 }
 
 /// All that is up.
@@ -178,18 +168,11 @@ impl Running {
         } else {
             examples::load(&controllers, &variables)?
         };
-        let created = manifests::create_missing(&cluster.client, examples::NAMESPACE, &applied)
-            .await
-            .context("cannot apply the examples")?;
-        steps.done(match (applied.len(), created.len()) {
-            (0, _) => "no examples".to_owned(),
-            (all, new) => format!("{all} example objects, {new} of them new"),
-        });
         Ok(Self {
             controllers,
             rows,
             applied,
-            created,
+            created: Vec::new(),
             manager,
             stop_manager,
             _watches: watches,
@@ -197,6 +180,47 @@ impl Running {
             clouds,
             cluster,
         })
+    }
+
+    /// What it is there for, once all is up.
+    async fn work(&mut self, args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
+        // Not cut short by a stop: what has been created has to be known, and it takes a moment only.
+        self.create_examples().await?;
+        let Self {
+            rows,
+            applied,
+            cluster,
+            manager,
+            controllers,
+            ..
+        } = self;
+        let work = async {
+            if args.once {
+                return once::wait(args.timeout, rows, applied, &cluster.kubeconfig, stop).await;
+            }
+            let hints = tokio::select! {
+                hints = hints(args, dir, &cluster.kubeconfig, controllers) => hints?,
+                () = stop.cancelled() => return Ok(()),
+            };
+            stay(rows, hints, &cluster.kubeconfig, stop).await
+        };
+        tokio::select! {
+            result = work => result,
+            ended = manager => Err(anyhow!("the controllers ended: {ended:?}")),
+        }
+    }
+
+    async fn create_examples(&mut self) -> Result<()> {
+        let mut steps = Steps::begin();
+        let (client, created) = (&self.cluster.client, &mut self.created);
+        manifests::create_missing(client, examples::NAMESPACE, &self.applied, created)
+            .await
+            .context("cannot apply the examples")?;
+        steps.done(match (self.applied.len(), created.len()) {
+            (0, _) => "no examples".to_owned(),
+            (all, new) => format!("{all} example objects, {new} of them new"),
+        });
+        Ok(())
     }
 
     /// Takes the examples out of a cluster that is not ours, while there are controllers and clouds to do it.
@@ -221,8 +245,10 @@ impl Running {
     /// Controllers first, then the clouds, then the cluster.
     async fn end(self) {
         self.stop_manager.cancel();
-        // The manager bounds its own end.
-        if let Ok(Err(error)) = self.manager.await {
+        // The manager bounds its own end. One that has ended already was told of.
+        if !self.manager.is_finished()
+            && let Ok(Err(error)) = self.manager.await
+        {
             warn!(error = format!("{error:#}"), "the controllers ended");
         }
         if let Err(error) = self.clouds.stop() {

@@ -29,7 +29,7 @@ pub async fn wait(
         done = tokio::time::timeout(timeout, all_ready(rows, &wanted)) => done.is_ok(),
         () = stop.cancelled() => bail!("stopped before everything was ready"),
     };
-    let all = rows.all();
+    let all = rows.of(&wanted);
     if !in_time {
         let late = late(rows, &all, &wanted);
         bail!("not ready after {} s:\n  {}", timeout.as_secs(), late.join("\n  "));
@@ -43,12 +43,12 @@ pub async fn wait(
     Ok(())
 }
 
-/// Tells every change, until all rows that are wanted are there and all that are there are ready.
+/// Tells every change, until all rows that are wanted are there, and they and all that they own are ready.
 async fn all_ready(rows: &Rows, wanted: &[Key]) {
     let mut changes = rows.changes();
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
-        let all = rows.all();
+        let all = rows.of(wanted);
         for row in &all {
             let what = format!("{:<24} {:<30}", row.kind, format!("{}/{}", row.namespace, row.name));
             let how = format!("{:<18} {}", row.state, row.detail);

@@ -1,6 +1,6 @@
 //! What `capstan up` shows: one row per machine-like object, kept current by watches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::StreamExt;
@@ -39,6 +39,8 @@ pub struct Row {
     pub detail: String,
     /// What is said to be in the way, if anything.
     pub problem: String,
+    /// Those of its owners that have rows themselves.
+    pub owners: Vec<Key>,
 }
 
 /// All rows; clones share them.
@@ -89,6 +91,22 @@ impl Rows {
         self.lock().values().cloned().collect()
     }
 
+    /// The rows of these keys, and of all that they own.
+    pub fn of(&self, wanted: &[Key]) -> Vec<Row> {
+        let rows = self.lock();
+        let mut keys: BTreeSet<&Key> = wanted.iter().collect();
+        loop {
+            let owned = |(key, row): &(&Key, &Row)| !keys.contains(key) && row.owners.iter().any(|o| keys.contains(o));
+            let more: Vec<&Key> = rows.iter().filter(owned).map(|(key, _)| key).collect();
+            if more.is_empty() {
+                break;
+            }
+            keys.extend(more);
+        }
+        let shown = rows.iter().filter(|(key, _)| keys.contains(key));
+        shown.map(|(_, row)| row.clone()).collect()
+    }
+
     pub fn get(&self, key: &Key) -> Option<Row> {
         self.lock().get(key).cloned()
     }
@@ -105,13 +123,27 @@ impl Rows {
 /// The key of an object that has a row.
 pub fn key(object: &DynamicObject, namespace: &str) -> Option<Key> {
     let types = object.types.as_ref()?;
-    let group = types.api_version.split_once('/')?.0;
-    let place = KINDS.iter().position(|kind| *kind == (group, types.kind.as_str()))?;
-    Some((
-        place,
-        object.namespace().unwrap_or_else(|| namespace.to_owned()),
-        object.name_any(),
-    ))
+    let namespace = object.namespace().unwrap_or_else(|| namespace.to_owned());
+    Some((place(&types.api_version, &types.kind)?, namespace, object.name_any()))
+}
+
+fn place(api_version: &str, kind: &str) -> Option<usize> {
+    let group = api_version.split_once('/')?.0;
+    KINDS.iter().position(|known| *known == (group, kind))
+}
+
+fn owners(object: &DynamicObject) -> Vec<Key> {
+    let namespace = object.namespace().unwrap_or_default();
+    let owners = object.owner_references().iter();
+    owners
+        .filter_map(|owner| {
+            Some((
+                place(&owner.api_version, &owner.kind)?,
+                namespace.clone(),
+                owner.name.clone(),
+            ))
+        })
+        .collect()
 }
 
 /// How an object is shown, and whether it has become what it was to be.
@@ -159,6 +191,7 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
         state,
         detail,
         problem,
+        owners: owners(object),
     }
 }
 
@@ -259,5 +292,32 @@ mod tests {
         let up = json!({"ready": true, "nodeRef": {"name": "node-a"}});
         assert_eq!(detail(spec, up), "node-a");
         assert_eq!(detail(json!({"providerID": "vsphere://u"}), json!({})), "vsphere://u");
+    }
+
+    #[test]
+    fn what_somebody_else_runs_in_the_cluster_is_not_waited_for() {
+        let rows = Rows {
+            rows: Arc::default(),
+            changed: watch::Sender::new(0),
+        };
+        let add = |kind: &'static str, name: &str, owner: Option<(&str, &str)>| {
+            let owners = owner.map(|(kind, name)| {
+                json!([{"apiVersion": format!("{OPENSHIFT}/v1beta1"), "kind": kind, "name": name, "uid": "u"}])
+            });
+            let object = json!({"apiVersion": format!("{OPENSHIFT}/v1beta1"), "kind": kind,
+                "metadata": {"name": name, "namespace": "ns", "ownerReferences": owners}});
+            let object: DynamicObject = serde_json::from_value(object).unwrap();
+            let key = key(&object, "default").unwrap();
+            rows.lock().insert(key.clone(), row(kind, &object));
+            key
+        };
+        let set = add("MachineSet", "workers", None);
+        add("Machine", "workers-a", Some(("MachineSet", "workers")));
+        let own = add("Machine", "archive", None);
+        add("MachineSet", "theirs", None);
+        add("Machine", "theirs-a", Some(("MachineSet", "theirs")));
+        let names: Vec<String> = rows.of(&[set, own]).into_iter().map(|row| row.name).collect();
+        assert_eq!(names, ["workers", "archive", "workers-a"]);
+        assert_eq!(rows.all().len(), 5);
     }
 }

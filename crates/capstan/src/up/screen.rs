@@ -90,6 +90,7 @@ mod tests {
     #[test]
     fn the_table_shows_every_machine_and_how_many_are_ready() {
         let row = |name: &str, ready| Row {
+            owners: Vec::new(),
             kind: "Machine",
             namespace: "openshift-machine-api".into(),
             name: name.into(),

@@ -81,7 +81,18 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
 
 /// What schema and rules say of an object; nothing for kinds that are not ours.
 fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
-    let schema = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
+    let Served { versions, schema } = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
+    if !versions.iter().any(|version| version == object.api_version()) {
+        let detail = format!("not served; write it as {}", versions.join(" or "));
+        return Some(Findings {
+            errors: vec![validate::FieldError::invalid(
+                "apiVersion",
+                object.api_version(),
+                detail,
+            )],
+            warnings: Vec::new(),
+        });
+    }
     let errors = validate::schema::check(schema, &object.value);
     if !errors.is_empty() {
         // Rules speak of values, and make sense only once these have the right shape.
@@ -114,18 +125,29 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
     Some(result.unwrap_or_else(|error| unreadable(&error)))
 }
 
-type Schemas = BTreeMap<(String, String), Value>;
+/// A kind as the cluster takes it.
+struct Served {
+    /// Group and version, as in `apiVersion`.
+    versions: Vec<String>,
+    schema: Value,
+}
+
+type Schemas = BTreeMap<(String, String), Served>;
 
 /// The schemas that `capstan crds` installs, by group and kind.
 fn schemas() -> anyhow::Result<Schemas> {
     let mut schemas = Schemas::new();
     for crd in capstan_api::crds() {
         let spec = crd.spec;
-        let served = spec
+        let served = spec.versions.iter().filter(|version| version.served);
+        let versions = served.map(|version| format!("{}/{}", spec.group, version.name));
+        let versions = versions.collect();
+        let schema = spec
             .versions
             .into_iter()
             .find_map(|version| version.schema?.open_api_v3_schema);
-        schemas.insert((spec.group, spec.names.kind), serde_json::to_value(served)?);
+        let schema = serde_json::to_value(schema)?;
+        schemas.insert((spec.group, spec.names.kind), Served { versions, schema });
     }
     Ok(schemas)
 }

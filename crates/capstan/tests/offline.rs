@@ -77,6 +77,19 @@ fn check_finds_a_field_that_the_schema_does_not_know() {
 }
 
 #[test]
+fn check_refuses_a_version_that_the_cluster_would_not_take_and_names_the_one_that_it_does() {
+    let machine = machine_set("").replace("machine.openshift.io/v1beta1", "machine.openshift.io/v1");
+    let vm =
+        "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\nkind: VSphereMachine\nmetadata: {name: m}\nspec: {}\n";
+    let out = capstan(&["check", "-f", "-"], &format!("{machine}---\n{vm}"));
+    let expected = "-: MachineSet openshift-machine-api/workers: apiVersion: Invalid value: \"machine.openshift.io/v1\": not served; write it as machine.openshift.io/v1beta1\n\
+        -: VSphereMachine m: apiVersion: Invalid value: \"infrastructure.cluster.x-k8s.io/v1beta2\": not served; write it as infrastructure.cluster.x-k8s.io/v1beta1\n\
+        2 checked, 2 errors, 0 warnings\n";
+    assert_eq!(text(&out.stdout), expected);
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
 fn disks_are_merged_into_a_user_data_secret() {
     let file = std::env::temp_dir().join(format!("capstan-offline-{}.yaml", std::process::id()));
     std::fs::write(

@@ -28,14 +28,38 @@ pub(crate) fn spare(uid: &str, patch: Value) -> Option<Value> {
 
 /// Takes note of what of `patch` is not in the object that the API server answered with.
 pub(crate) fn note(uid: &str, patch: &Value, answered: &Value) {
-    let Some(missing) = missing(patch, answered) else {
-        return;
-    };
-    let mut memory = memory();
+    let (mut memory, missing) = (memory(), missing(patch, answered));
+    // What it keeps by now (another value, or under another definition) may be sent again.
+    if let Some(dropped) = memory.remove(uid)
+        && let Some(still) = still_dropped(&dropped, patch, answered)
+    {
+        memory.insert(uid.to_owned(), still);
+    }
+    let Some(missing) = missing else { return };
     if memory.len() >= MOST {
         memory.clear();
     }
     merge(memory.entry(uid.to_owned()).or_default(), missing);
+}
+
+/// `dropped` less the leaves that `patch` has sent and `object` shows.
+fn still_dropped(dropped: &Value, patch: &Value, object: &Value) -> Option<Value> {
+    match (dropped, patch) {
+        (Value::Object(known), Value::Object(sent)) => {
+            let rest: Map<_, _> = known
+                .iter()
+                .filter_map(|(key, known)| {
+                    let Some(sent) = sent.get(key) else {
+                        return Some((key.clone(), known.clone()));
+                    };
+                    let found = object.get(key).unwrap_or(&Value::Null);
+                    Some((key.clone(), still_dropped(known, sent, found)?))
+                })
+                .collect();
+            (!rest.is_empty()).then_some(Value::Object(rest))
+        }
+        (known, sent) => missing(sent, object).is_some().then(|| known.clone()),
+    }
 }
 
 /// The leaves of a merge patch that the object does not show.
@@ -112,6 +136,19 @@ mod tests {
         #[case] expected: Option<Value>,
     ) {
         assert_eq!(without(&patch, &dropped), expected);
+    }
+
+    #[test]
+    fn what_was_kept_since_is_sent_again() {
+        let uid = "what_was_kept_since_is_sent_again";
+        let (refused, taken) = (json!({"a": {"b": 1, "c": 1}}), json!({"a": {"b": 2}}));
+        note(uid, &refused, &json!({}));
+        assert_eq!(spare(uid, refused.clone()), None);
+        note(uid, &taken, &taken);
+        assert_eq!(spare(uid, refused.clone()), Some(json!({"a": {"b": 1}})));
+        // All of it is kept under a new definition: nothing is remembered.
+        note(uid, &refused, &refused);
+        assert!(!memory().contains_key(uid));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `capstan run`: the manager of a cluster.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,14 +41,15 @@ pub struct Run {
     /// Work in this namespace only [default: all]
     #[arg(long, env = "WATCH_NAMESPACE")]
     namespace: Option<String>,
-    /// Look at everything again this often even if nothing changed, e.g. 10m
+    /// Look at everything in Azure again this often even if nothing changed, e.g. 10m; vCenters tell of changes
+    /// themselves, and are not asked
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
     /// Address for /healthz and /readyz; "0" for none
-    #[arg(long, alias = "health-addr", default_value = "0.0.0.0:9440", value_parser = address, value_name = "ADDRESS")]
+    #[arg(long, alias = "health-addr", default_value = ":9440", value_parser = address, value_name = "ADDRESS")]
     health: Address,
     /// Address for /metrics; "0" for none
-    #[arg(long, alias = "metrics-bind-address", default_value = "0.0.0.0:8080", value_parser = address, value_name = "ADDRESS")]
+    #[arg(long, alias = "metrics-bind-address", default_value = ":8080", value_parser = address, value_name = "ADDRESS")]
     metrics: Address,
     /// How logs look
     #[arg(long, value_enum, default_value = "pretty")]
@@ -72,14 +73,31 @@ fn address(text: &str) -> Result<Address, String> {
     if text == "0" || text.is_empty() {
         return Ok(Address(None));
     }
-    let full = match text.strip_prefix(':') {
-        Some(port) => format!("0.0.0.0:{port}"),
-        None => text.replace("localhost:", "127.0.0.1:"),
+    let parsed = match text.strip_prefix(':') {
+        Some(port) => port.parse().ok().map(everywhere),
+        None => text.replace("localhost:", "127.0.0.1:").parse().ok(),
     };
-    let parsed = full
-        .parse()
-        .map_err(|_| format!("{text:?} is no address; write it as 127.0.0.1:8080 or :8080"))?;
+    let parsed = parsed.ok_or_else(|| format!("{text:?} is no address; write it as 127.0.0.1:8080 or :8080"))?;
     Ok(Address(Some(parsed)))
+}
+
+/// All addresses of this machine: those of IPv6 too, where one socket takes both.
+fn everywhere(port: u16) -> SocketAddr {
+    let apart = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() != "0");
+    let both = !apart && TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
+    let ip = if both {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    };
+    SocketAddr::new(ip, port)
+}
+
+/// Whether one socket has to serve for both.
+fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
+    // Port 0 is a free one for each.
+    let all = one.ip().is_unspecified() && other.ip().is_unspecified();
+    one.port() == other.port() && one.port() != 0 && (all || one.ip() == other.ip())
 }
 
 #[derive(Args)]
@@ -192,7 +210,7 @@ impl Admission {
         let beside = matches!(host, "localhost" | "[::1]") || host.starts_with("127.");
         let listen = match (self.webhook, in_cluster, beside) {
             (Some(Address(listen)), ..) => listen,
-            (None, true, _) => Some(SocketAddr::from(([0, 0, 0, 0], WEBHOOK_PORT))),
+            (None, true, _) => Some(everywhere(WEBHOOK_PORT)),
             (None, false, true) => Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             (None, false, false) => None,
         };
@@ -231,9 +249,8 @@ pub async fn run(args: Run) -> Result<()> {
     logs::start(args.log_format, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context).await?;
     let status = Arc::new(Status::default());
-    // Port 0 is a free one for each.
-    let together = args.health.0.is_some_and(|address| address.port() != 0) && args.health.0 == args.metrics.0;
-    if together {
+    let both = args.health.0.zip(args.metrics.0);
+    if both.is_some_and(|(health, metrics)| is_same(health, metrics)) {
         serve_on(
             args.health,
             serve::health(status.clone()).merge(serve::metrics(status.clone())),
@@ -312,4 +329,33 @@ pub fn stop_on_signal() -> Result<CancellationToken> {
         }
     });
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    #[test]
+    fn a_port_alone_is_served_at_every_address_that_there_is() {
+        let listening = TcpListener::bind(address(":0").unwrap().0.unwrap()).unwrap();
+        let port = listening.local_addr().unwrap().port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        // Where the machine has IPv6 at all.
+        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).unwrap();
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_users_write_them() {
+        let read = |text: &str| address(text).map(|address| address.0);
+        assert_eq!(read("0"), Ok(None));
+        assert_eq!(read("localhost:1"), Ok(Some(SocketAddr::from(([127, 0, 0, 1], 1)))));
+        assert_eq!(read("0.0.0.0:1"), Ok(Some(SocketAddr::from(([0, 0, 0, 0], 1)))));
+        assert!(read(":port").is_err_and(|said| said.contains("\":port\" is no address")));
+        let same = |one, other| is_same(read(one).unwrap().unwrap(), read(other).unwrap().unwrap());
+        assert!(same(":1", ":1") && same("0.0.0.0:1", ":1") && same("127.0.0.1:1", "localhost:1"));
+        assert!(!same(":1", ":2") && !same(":0", ":0") && !same("127.0.0.1:1", ":1"));
+    }
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use capstan_api::{azure, openshift, vsphere};
+use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
@@ -165,11 +166,16 @@ fn unreadable(error: &anyhow::Error) -> Findings {
 
 fn machine(object: &Object) -> anyhow::Result<Findings> {
     let machine: openshift::Machine = object.typed()?;
-    Ok(provider_spec(
-        object.name(),
-        &machine.metadata,
-        machine.spec.provider_spec.value,
-    ))
+    let value = machine.spec.provider_spec.value;
+    let mounts =
+        validate::openshift::validate_mounts(mounts(&machine.metadata), value.as_ref().unwrap_or(&Value::Null));
+    let mut findings = provider_spec(object.name(), &machine.metadata, value);
+    findings.errors.extend(mounts);
+    Ok(findings)
+}
+
+fn mounts(metadata: &ObjectMeta) -> Option<&String> {
+    metadata.annotations.as_ref()?.get(MOUNTS_ANNOTATION)
 }
 
 fn machine_set(object: &Object) -> anyhow::Result<Findings> {
@@ -182,7 +188,13 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
     let selector = Selector::try_from(set.spec.selector.clone());
     let labels = &set.spec.template.metadata.labels;
     let selects = selector.is_ok_and(|selector| selector.matches(labels));
-    let mut findings = provider_spec(&longest, &set.metadata, set.spec.template.spec.provider_spec.value);
+    let template = &set.spec.template;
+    let own = template.metadata.annotations.get(MOUNTS_ANNOTATION);
+    let value = template.spec.provider_spec.value.clone();
+    let mounts = own.or_else(|| mounts(&set.metadata));
+    let mounts = validate::openshift::validate_mounts(mounts, value.as_ref().unwrap_or(&Value::Null));
+    let mut findings = provider_spec(&longest, &set.metadata, value);
+    findings.errors.extend(mounts);
     if !selects {
         let (path, detail) = (
             "spec.template.metadata.labels",

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::{FieldError, Findings};
 use crate::disks::azure::{self, MAX_LUN, MAX_NAME, disk_name, iops_range, is_name_suffix, mbps_range, size_range};
+use crate::disks::init::{KnownDisk, MOUNTS_ANNOTATION, parse_requests, resolve};
 
 /// The size that machines get when they name none.
 pub const DEFAULT_VM_SIZE: &str = "Standard_D4s_V3";
@@ -64,6 +65,22 @@ pub fn validate_raw(machine_name: &str, value: &Value, cluster_id: Option<&str>)
     });
     findings.errors = unreadable.chain(findings.errors).collect();
     findings
+}
+
+/// What is wrong with the mounts that an object's annotation asks for, on the disks of its `providerSpec.value`.
+pub fn validate_mounts(mounts: Option<&String>, value: &Value) -> Option<FieldError> {
+    let text = mounts?;
+    let (legible, _) = AzureMachineProviderSpec::legible(value);
+    let spec = AzureMachineProviderSpec::from_raw(&legible).unwrap_or_default();
+    let disks = spec.data_disks.iter();
+    let disks: Vec<_> = disks
+        .map(|disk| KnownDisk::azure(disk.lun, &disk.name_suffix))
+        .collect();
+    let error = parse_requests(text)
+        .and_then(|requests| resolve(&requests, &disks))
+        .err()?;
+    let path = format!("metadata.annotations[{MOUNTS_ANNOTATION}]");
+    Some(FieldError::invalid(path, text.as_str(), error.to_string()))
 }
 
 fn network(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {

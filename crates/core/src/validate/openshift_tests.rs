@@ -200,3 +200,25 @@ fn all_that_cannot_be_read_is_told_with_all_that_is_wrong_otherwise() {
     let good = validate_raw("m", &good().to_raw(), None);
     assert_eq!(good, Findings::default());
 }
+
+#[rstest]
+#[case::none(None, None)]
+#[case::good(Some("lun0:/data:xfs b:swap"), None)]
+#[case::syntax(Some("lun0:/data"), Some("a format is missing"))]
+#[case::no_such_disk(Some("lun7:/data:xfs"), Some("no data disk \"lun7\""))]
+#[case::twice(Some("lun0:/a:xfs a:/b:xfs"), Some("both use"))]
+fn mounts_are_checked_against_the_disks_of_the_spec(#[case] mounts: Option<&str>, #[case] reason: Option<&str>) {
+    let value = serde_json::to_value(good()).unwrap();
+    let found = validate_mounts(mounts.map(str::to_owned).as_ref(), &value);
+    let found = found.map(|error| error.to_string()).unwrap_or_default();
+    match reason {
+        None => assert_eq!(found, ""),
+        Some(reason) => {
+            assert!(
+                found.starts_with("metadata.annotations[capstan.dev/disk-mounts]: Invalid value: "),
+                "{found}"
+            );
+            assert!(found.contains(reason), "{found}");
+        }
+    }
+}

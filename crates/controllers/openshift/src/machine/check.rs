@@ -1,10 +1,12 @@
 //! Everything that can be wrong with a machine is found before the first resource is made. Pure.
 
 use super::names::Names;
-use capstan_api::openshift::AzureMachineProviderSpec;
+use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::ArmError;
 use capstan_core::disks::azure::{CAPABILITY_CONFLICT, CAPABILITY_CONFLICT_TARGET, capability_conflict, disk_name};
-use capstan_core::validate::openshift::validate;
+use capstan_core::disks::init::MOUNTS_ANNOTATION;
+use capstan_core::validate::openshift::{validate, validate_mounts};
+use kube::ResourceExt as _;
 
 /// Why a spec cannot become a machine, as it stands in the event after `failed to create vm x: `.
 pub fn spec(machine: &str, spec: &AzureMachineProviderSpec) -> Result<(), String> {
@@ -35,6 +37,14 @@ pub fn spec(machine: &str, spec: &AzureMachineProviderSpec) -> Result<(), String
         return Err(refused(machine, &error));
     }
     Ok(())
+}
+
+/// The same of the mounts that its annotation asks for.
+pub fn mounts(machine: &Machine) -> Result<(), String> {
+    let mounts = machine.annotations().get(MOUNTS_ANNOTATION);
+    let value = machine.spec.provider_spec.value.as_ref();
+    let wrong = value.and_then(|value| validate_mounts(mounts, value));
+    wrong.map_or(Ok(()), |error| Err(error.to_string()))
 }
 
 /// What the spec may leave to the credentials secret has to stand in one of them.

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{
     AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine, MachineSet, ProviderSpec,
 };
+use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX};
 use capstan_core::validate::{FieldError, Findings};
 use kube::ResourceExt;
@@ -139,8 +140,20 @@ fn validate_machine(request: &Request) -> Findings {
             ..Findings::default()
         };
     }
-    if old.is_some_and(|old| old.spec.provider_spec == machine.spec.provider_spec) {
-        return Findings::default();
+    let (spec, mounts) = (
+        &machine.spec.provider_spec,
+        machine.annotations().get(MOUNTS_ANNOTATION),
+    );
+    let same_spec = old.as_ref().is_some_and(|old| old.spec.provider_spec == *spec);
+    let same_mounts = old.is_some_and(|old| old.annotations().get(MOUNTS_ANNOTATION) == mounts);
+    let wrong_mounts = (!same_spec || !same_mounts)
+        .then(|| wrong_mounts(mounts, spec))
+        .flatten();
+    if same_spec {
+        return Findings {
+            errors: wrong_mounts.into_iter().collect(),
+            ..Findings::default()
+        };
     }
     let generated = machine
         .metadata
@@ -148,7 +161,21 @@ fn validate_machine(request: &Request) -> Findings {
         .as_ref()
         .map(|prefix| format!("{prefix}xxxxx"));
     let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
-    provider_spec(&name, &machine.spec.provider_spec)
+    let mut findings = provider_spec(&name, spec);
+    findings.errors.extend(wrong_mounts);
+    findings
+}
+
+/// A machine is not made with mounts that it has no disks for.
+fn wrong_mounts(mounts: Option<&String>, spec: &ProviderSpec) -> Option<FieldError> {
+    let value = spec.value.as_ref().filter(|value| is_azure(value))?;
+    rules::validate_mounts(mounts, value)
+}
+
+/// The mounts that a set's machines get: the template's, else the set's own.
+fn mounts_of(set: &MachineSet) -> Option<&String> {
+    let own = set.annotations().get(MOUNTS_ANNOTATION);
+    set.spec.template.metadata.annotations.get(MOUNTS_ANNOTATION).or(own)
 }
 
 fn validate_set(request: &Request) -> Findings {
@@ -175,7 +202,13 @@ fn validate_set(request: &Request) -> Findings {
         ));
     }
     let template = &set.spec.template.spec.provider_spec;
-    if old.is_none_or(|old| old.spec.template.spec.provider_spec != *template) {
+    let new_spec = old
+        .as_ref()
+        .is_none_or(|old| old.spec.template.spec.provider_spec != *template);
+    if new_spec || old.is_none_or(|old| mounts_of(&old) != mounts_of(&set)) {
+        findings.errors.extend(wrong_mounts(mounts_of(&set), template));
+    }
+    if new_spec {
         let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
         let found = provider_spec(&name, template);
         findings.errors.extend(found.errors);
@@ -378,6 +411,45 @@ mod tests {
         new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
         assert!(validate(&request("Machine", new, old)).allowed);
+    }
+
+    #[test]
+    fn mounts_of_disks_that_are_not_there_are_refused_and_an_old_mistake_is_not() {
+        let with = |mounts: &str| json!({"capstan.dev/disk-mounts": mounts});
+        let value = json!({"vmSize": "Standard_D4s_v3", "zone": "1", "vnet": "v", "subnet": "s",
+            "image": {"resourceID": "/subscriptions/s/image"}, "osDisk": {"diskSizeGB": 128},
+            "userDataSecret": {"name": "u"}, "credentialsSecret": {"name": "c", "namespace": "n"},
+            "dataDisks": [{"nameSuffix": "a", "diskSizeGB": 4, "lun": 0, "deletionPolicy": "Delete"}]});
+        let mut good = machine(value.clone());
+        good["metadata"]["annotations"] = with("lun0:/data:xfs");
+        let mut wrong = good.clone();
+        wrong["metadata"]["annotations"] = with("lun1:/data:xfs");
+        let checked = |new: &Value, old: &Value| refused(&validate(&request("Machine", new.clone(), old.clone())));
+        assert_eq!(checked(&good, &Value::Null), "");
+        for old in [&Value::Null, &good] {
+            let message = checked(&wrong, old);
+            assert!(
+                message.contains("metadata.annotations[capstan.dev/disk-mounts]"),
+                "{message}"
+            );
+        }
+        let mut touched = wrong.clone();
+        touched["metadata"]["labels"] = json!({"a": "b"});
+        assert_eq!(
+            checked(&touched, &wrong),
+            "",
+            "what an update leaves alone is not held against it"
+        );
+
+        let mut set = json!({"metadata": {"name": "s", "annotations": with("lun1:/data:xfs")}, "spec": {
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"providerSpec": {"value": value}}},
+        }});
+        let message = refused(&validate(&request("MachineSet", set.clone(), Value::Null)));
+        assert!(message.contains("no data disk"), "{message}");
+        set["spec"]["template"]["metadata"]["annotations"] = with("lun0:/data:xfs");
+        let message = refused(&validate(&request("MachineSet", set, Value::Null)));
+        assert_eq!(message, "", "the template's own come first");
     }
 
     #[test]

@@ -57,8 +57,8 @@ fn check(config: &Map<String, Value>) -> Result<(), InitError> {
 }
 
 /// Size 0 fills the disk. The table is kept if there is one: a disk that was retained keeps its data.
-fn partition(mount: &Mount) -> Value {
-    json!({ "label": mount.label, "number": 1, "startMiB": 0, "sizeMiB": 0 })
+fn partition(mount: &Mount, number: u64) -> Value {
+    json!({ "label": mount.label, "number": number, "startMiB": 0, "sizeMiB": 0 })
 }
 
 fn filesystem(mount: &Mount) -> Value {
@@ -94,12 +94,18 @@ fn array<'a>(map: &'a mut Map<String, Value>, key: &str) -> Result<&'a mut Vec<V
         .ok_or_else(|| InitError::UserData(format!("{key} is not a list")))
 }
 
-/// A disk that is described already keeps its other partitions.
+/// A disk that is described already keeps its partitions: ours comes beside them, or is the one that has its label.
 fn put_partition(disks: &mut Vec<Value>, mount: &Mount) -> Result<(), InitError> {
     let device = Value::from(mount.device.as_str());
-    match position(disks, "device", &device).and_then(|index| disks[index].as_object_mut()) {
-        Some(disk) => put(array(disk, "partitions")?, "label", partition(mount)),
-        None => disks.push(json!({ "device": device, "partitions": [partition(mount)] })),
+    let Some(disk) = position(disks, "device", &device).and_then(|index| disks[index].as_object_mut()) else {
+        disks.push(json!({ "device": device, "partitions": [partition(mount, 1)] }));
+        return Ok(());
+    };
+    let partitions = array(disk, "partitions")?;
+    if position(partitions, "label", &Value::from(mount.label.as_str())).is_none() {
+        let is_taken = |number: &u64| partitions.iter().any(|other| other["number"].as_u64() == Some(*number));
+        let free = (1..).find(|number| !is_taken(number)).unwrap_or_default();
+        partitions.push(partition(mount, free));
     }
     Ok(())
 }

@@ -66,6 +66,36 @@ fn ignition_is_made_from_nothing() {
     insta::assert_snapshot!(merge("", &mounts("lun0:/var/lib/etcd:xfs lun5:swap")).unwrap());
 }
 
+#[rstest]
+#[case::another(r#"[{"label": "boot", "number": 1, "sizeMiB": 512}]"#, &[("boot", 1, 512), ("lun0p1", 2, 0)])]
+#[case::gap(r#"[{"label": "a", "number": 1, "sizeMiB": 8}, {"label": "b", "number": 3, "sizeMiB": 8}]"#,
+    &[("a", 1, 8), ("b", 3, 8), ("lun0p1", 2, 0)])]
+#[case::its_own(r#"[{"label": "lun0p1", "number": 4, "sizeMiB": 2048}]"#, &[("lun0p1", 4, 2048)])]
+fn partitions_that_are_described_keep_their_numbers_and_sizes(
+    #[case] partitions: &str,
+    #[case] expected: &[(&str, u64, u64)],
+) {
+    let before = format!(
+        r#"{{"ignition": {{"version": "3.2.0"}}, "storage": {{"disks": [
+            {{"device": "/dev/disk/azure/scsi1/lun0", "partitions": {partitions}}}]}}}}"#
+    );
+    let merged = merge_ignition(&before, &mounts("lun0:/data:xfs")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&merged).unwrap();
+    let found = config["storage"]["disks"][0]["partitions"].as_array().unwrap();
+    let found: Vec<_> = found
+        .iter()
+        .map(|part| {
+            (
+                part["label"].as_str().unwrap(),
+                part["number"].as_u64().unwrap(),
+                part["sizeMiB"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(merge_ignition(&merged, &mounts("lun0:/data:xfs")).unwrap(), merged);
+}
+
 #[test]
 fn an_existing_ignition_config_keeps_everything_and_its_version() {
     let pointer = r#"{"ignition":{"config":{"merge":[{"source":"https://api-int:22623/config/worker"}]},"version":"3.1.0"},

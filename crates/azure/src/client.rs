@@ -432,8 +432,13 @@ impl Client {
         let Some(operation) = put.operation else {
             return Ok(put.value);
         };
+        self.wait(operation.clone()).await?;
+        self.outcome(&operation).await
+    }
+
+    /// The resource that an operation has worked on.
+    pub async fn outcome<T: DeserializeOwned>(&self, operation: &Operation) -> Result<T, Error> {
         let path = operation.resource.clone();
-        self.wait(operation).await?;
         self.read(Call::new(Method::GET, path, "", Policy::Other)).await
     }
 }

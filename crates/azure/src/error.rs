@@ -15,6 +15,8 @@ const PASSING: &[&str] = &[
     "AnotherOperationInProgress",
     "Canceled",
     "Conflict",
+    // Azure knows nothing of a deletion any more, and what was to go is there: the next request tells why.
+    "DeletionNotCarriedOut",
     "DiskServiceInternalError",
     "GatewayTimeout",
     "InternalError",
@@ -40,6 +42,8 @@ const PASSING: &[&str] = &[
     "ServiceUnavailable",
     "SkuNotAvailable",
     "SubnetIsFull",
+    // Of the account, not of the machine: the credentials secret is mended, or the subscription comes back.
+    "SubscriptionNotFound",
     "SubscriptionRequestsThrottled",
     "TooManyRequests",
     "ZonalAllocationFailed",
@@ -155,6 +159,9 @@ pub enum Error {
     /// The bucket of this call is stopped by an earlier 429; nothing was sent.
     #[error("{policy} requests are held back for {}s, as azure asked", after.as_secs_f64().ceil())]
     Held { policy: &'static str, after: Duration },
+    /// A poll was refused: how the operation is doing is not known.
+    #[error("{call}: how it is doing cannot be read: {error}")]
+    Unseen { call: String, error: Box<ArmError> },
     #[error("{call}: {source}")]
     Network { call: String, source: reqwest::Error },
     /// A door (the lease fence, or a test) stopped the call.
@@ -181,10 +188,14 @@ impl Error {
         match self {
             Error::Arm { error, .. } => error.class(),
             Error::Held { after, .. } => Class::Throttled(*after),
-            Error::Network { .. } | Error::Refused { .. } | Error::SignIn { .. } | Error::Answer { .. } => {
-                Class::Transient
-            }
-            Error::Credential { .. } | Error::Setting { .. } | Error::Id(_) => Class::Terminal,
+            // Secrets are mended and token files mounted: a credential that cannot be used now is no verdict on a machine.
+            Error::Network { .. }
+            | Error::Refused { .. }
+            | Error::SignIn { .. }
+            | Error::Credential { .. }
+            | Error::Unseen { .. }
+            | Error::Answer { .. } => Class::Transient,
+            Error::Setting { .. } | Error::Id(_) => Class::Terminal,
         }
     }
 
@@ -196,8 +207,10 @@ impl Error {
         }
     }
 
+    /// The resource is not there. Without its subscription, nobody can tell.
     pub fn is_not_found(&self) -> bool {
-        self.arm().is_some_and(|error| error.status == 404)
+        self.arm()
+            .is_some_and(|error| error.status == 404 && !error.has_code("SubscriptionNotFound"))
     }
 
     /// From a poll: the operation itself has ended badly, as opposed to the poll having failed.
@@ -242,6 +255,8 @@ mod tests {
     #[case::server(503, "ServiceUnavailable", Class::Transient)]
     #[case::operation_without_capacity(0, "ZonalAllocationFailed", Class::Transient)]
     #[case::operation_refused(0, "VMExtensionProvisioningError", Class::Terminal)]
+    #[case::subscription(404, "SubscriptionNotFound", Class::Transient)]
+    #[case::group(404, "ResourceGroupNotFound", Class::Terminal)]
     #[case::throttled(429, "TooManyRequests", Class::Throttled(DEFAULT_THROTTLE))]
     fn azure_errors_are_classed_by_whether_waiting_helps(
         #[case] status: u16,
@@ -250,6 +265,27 @@ mod tests {
     ) {
         let body = serde_json::json!({"error": {"code": code, "message": "m"}}).to_string();
         assert_eq!(ArmError::parse(status, body.as_bytes(), None).class(), class);
+    }
+
+    #[test]
+    fn credentials_that_cannot_be_used_are_no_verdict_on_a_machine() {
+        let (identity, reason) = ("i".to_owned(), "r".to_owned());
+        let error = Error::Credential { identity, reason };
+        assert_eq!(error.class(), Class::Transient);
+    }
+
+    #[rstest]
+    #[case::resource("ResourceNotFound", true)]
+    #[case::with_its_group("ResourceGroupNotFound", true)]
+    #[case::subscription("SubscriptionNotFound", false)]
+    fn what_is_not_there_is_gone_unless_its_subscription_cannot_be_found(#[case] code: &str, #[case] gone: bool) {
+        let body = serde_json::json!({"error": {"code": code, "message": "m"}}).to_string();
+        let error = Error::Arm {
+            call: "GET".into(),
+            error: Box::new(ArmError::parse(404, body.as_bytes(), None)),
+        };
+        assert_eq!(error.is_not_found(), gone);
+        assert_eq!(optional::<()>(Err(error)).is_ok(), gone);
     }
 
     #[test]

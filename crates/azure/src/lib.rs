@@ -22,6 +22,7 @@ pub mod operation;
 pub mod scale_sets;
 pub mod settings;
 pub mod skus;
+pub mod stage;
 mod token;
 
 pub use client::{Client, Clients, Put};
@@ -32,3 +33,4 @@ pub use metrics::Metrics;
 pub use operation::{Operation, Progress};
 pub use settings::{Cloud, Settings};
 pub use skus::{Ability, Catalogue, Size};
+pub use stage::Stage;

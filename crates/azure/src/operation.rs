@@ -172,11 +172,17 @@ impl Operation {
             (Follow::Location(_), 200..=299) => Ok(Progress::Done(serde_json::from_slice(body).ok())),
             (Follow::Resource, 200..=299) => self.resource_body(body, after),
             (Follow::Resource | Follow::Location(_), 404) if self.method == "DELETE" => Ok(Progress::Done(None)),
-            // Azure forgets operations after a while: the resource itself still knows.
-            (Follow::Status(_) | Follow::Location(_), 404) => {
+            // Azure forgets operations after a while, and may not let us see one: the resource itself still knows. A status
+            // tells of a failure in its body, never by its code; what a Location answers is the outcome itself.
+            (Follow::Status(_), _) | (Follow::Location(_), 404) => {
                 self.follow = Follow::Resource;
                 Ok(Progress::Running(SHORTEST_INTERVAL))
             }
+            // Not being allowed to look says nothing about the work.
+            (Follow::Resource, 400..=403 | 405..=499) => Err(Error::Unseen {
+                call: self.call(),
+                error: Box::new(ArmError::parse(status, body, retry_after(headers))),
+            }),
             _ => Err(self.failed(ArmError::parse(status, body, retry_after(headers)))),
         };
         if let Ok(Progress::Running(after)) = &progress {
@@ -185,10 +191,14 @@ impl Operation {
         progress
     }
 
-    fn failed(&self, error: ArmError) -> Error {
+    fn call(&self) -> String {
         let path = self.resource.split('?').next().unwrap_or_default();
+        format!("{} {path}", self.method)
+    }
+
+    fn failed(&self, error: ArmError) -> Error {
         Error::Arm {
-            call: format!("{} {path}", self.method),
+            call: self.call(),
             error: Box::new(error),
         }
     }
@@ -207,7 +217,8 @@ impl Operation {
                     .error
                     .filter(|error| !error.code.is_empty())
                     .unwrap_or_else(|| ArmError {
-                        code: parsed.status,
+                        // As the resource would say it: without a reason, asking again is what tells one.
+                        code: format!("Provisioning{}", parsed.status),
                         message: "the operation did not succeed".into(),
                         ..ArmError::default()
                     }),
@@ -217,9 +228,21 @@ impl Operation {
     }
 
     fn resource_body(&self, body: &[u8], after: Duration) -> Result<Progress, Error> {
-        let state = provisioning_state(body).unwrap_or_else(|| "Succeeded".to_owned());
-        if self.method == "DELETE" || !is_over(&state) {
+        let told = provisioning_state(body);
+        let deletes = self.method == "DELETE";
+        let state = match told {
+            None if deletes => return Ok(Progress::Running(after)),
+            told => told.unwrap_or_else(|| "Succeeded".to_owned()),
+        };
+        if !is_over(&state) {
             return Ok(Progress::Running(after));
+        }
+        if deletes {
+            return Err(self.failed(ArmError {
+                code: "DeletionNotCarriedOut".to_owned(),
+                message: format!("the resource is still there, its provisioning state is {state}"),
+                ..ArmError::default()
+            }));
         }
         if state.eq_ignore_ascii_case("Succeeded") {
             return Ok(Progress::Done(serde_json::from_slice(body).ok()));

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use capstan_azure::client::When;
 use capstan_azure::model::*;
-use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Secret, Settings};
+use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Secret, Settings, Stage};
 use capstan_core::Class;
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle};
 use serde_json::json;
@@ -121,6 +121,50 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
     }
     assert!(client.get_disk(GROUP, "d").await?.is_none() && client.get_nic(GROUP, "n").await?.is_none());
     assert_eq!(sim.sign_ins(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_sends_once_and_never_waits_for_azures_work() -> Result<()> {
+    let sim = Azure::start(Config {
+        network_retry_after: 600,
+        ..Config::quick()
+    })
+    .await?;
+    let client = client(&sim)?;
+    sim.fault(Fault::new(Action::Stall).method("PUT").path("networkInterfaces/n"))?;
+    let body: NetworkInterface = of(json!({"location": "eastus", "properties": {"ipConfigurations": [
+        {"name": "a", "properties": {"primary": true, "subnet": {"id": subnet(&sim)}}}]}}))?;
+    let mut stage = Stage::<NetworkInterface>::default();
+    for _ in 0..3 {
+        let send = client.put_nic(GROUP, "n", &body, When::Absent);
+        let after = stage.advance(&client, send).await?.context("it takes a while")?;
+        assert!(after > Duration::from_secs(500), "{after:?}");
+    }
+    assert_eq!(sim.arm_requests().len(), 1, "one request, and no poll before its time");
+    assert!(stage.value().is_none());
+
+    // The same with an operation that may be asked about: it is over when Azure says so.
+    sim.release();
+    if let Stage::Running(operation) = &mut stage {
+        operation.not_before = jiff::Timestamp::now();
+    }
+    let send = client.put_nic(GROUP, "n", &body, When::Absent);
+    assert_eq!(stage.advance(&client, send).await?, None);
+    let made = stage.value().context("made")?;
+    assert_eq!(made.private_addresses().len(), 1, "what came of it was read");
+
+    // An operation that failed can be begun again.
+    let mut stage = Stage::<()>::default();
+    let gone = Operation {
+        method: "DELETE".into(),
+        resource: format!("{}?api-version=2024-05-01", made.id.as_deref().unwrap_or_default()),
+        follow: capstan_azure::operation::Follow::Resource,
+        not_before: jiff::Timestamp::now(),
+    };
+    let failed = stage.finish(&client, async { Ok(Some(gone)) }).await.unwrap_err();
+    assert!(failed.ended_operation(), "{failed}");
+    assert_eq!(stage, Stage::Ahead);
     Ok(())
 }
 

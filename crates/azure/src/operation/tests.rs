@@ -98,6 +98,51 @@ fn an_operation_that_azure_forgot_is_judged_by_its_resource() {
     );
 }
 
+#[rstest]
+#[case::succeeded("Succeeded")]
+#[case::failed("Failed")]
+#[case::canceled("canceled")]
+fn a_deletion_that_azure_forgot_and_did_not_carry_out_has_ended_and_is_tried_again(#[case] name: &str) {
+    let mut operation = deleting(&[STATUS]);
+    operation.answered(404, &HeaderMap::new(), &Bytes::new()).unwrap();
+    let error = operation
+        .answered(200, &HeaderMap::new(), &state(name).into())
+        .unwrap_err();
+    assert!(error.ended_operation(), "{error}");
+    assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
+}
+
+#[rstest]
+#[case::gone(410)]
+#[case::refused(400)]
+#[case::not_allowed(403)]
+fn a_status_that_cannot_be_seen_says_nothing_about_the_work(#[case] status: u16) {
+    let creating = headers(&[STATUS]);
+    let mut operation = Operation::started("PUT", RESOURCE, 201, &creating, &state("Creating")).unwrap();
+    let refusal: Bytes = r#"{"error":{"code":"X","message":"y"}}"#.into();
+    assert!(matches!(
+        operation.answered(status, &HeaderMap::new(), &refusal),
+        Ok(Progress::Running(_))
+    ));
+    assert_eq!(operation.address(), RESOURCE);
+    let error = operation.answered(status, &HeaderMap::new(), &refusal).unwrap_err();
+    assert!(!error.ended_operation(), "{error}");
+    assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
+    assert!(matches!(
+        operation.answered(200, &HeaderMap::new(), &state("Succeeded").into()),
+        Ok(Progress::Done(_))
+    ));
+}
+
+#[test]
+fn a_failure_without_a_reason_is_not_the_end() {
+    let error = deleting(&[STATUS])
+        .answered(200, &HeaderMap::new(), &r#"{"status":"Failed"}"#.into())
+        .unwrap_err();
+    assert!(error.ended_operation());
+    assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
+}
+
 #[derive(Clone, Debug)]
 enum Reply {
     Running(u64),
@@ -136,7 +181,10 @@ fn reply(operation: &Operation, script: &[Reply], n: usize, succeeds: bool) -> (
             (Follow::Location(_), true, _) => (204, HeaderMap::new(), Bytes::new()),
             (Follow::Resource, true, "DELETE") => (404, HeaderMap::new(), Bytes::new()),
             (Follow::Resource, true, _) => (200, HeaderMap::new(), state_body("Succeeded")),
-            (_, false, _) => (400, HeaderMap::new(), r#"{"error":{"code":"X","message":"y"}}"#.into()),
+            (Follow::Resource, false, _) => (200, HeaderMap::new(), state_body("Failed")),
+            (Follow::Location(_), false, _) => {
+                (400, HeaderMap::new(), r#"{"error":{"code":"X","message":"y"}}"#.into())
+            }
         },
     }
 }
@@ -152,7 +200,7 @@ fn run(mut operation: Operation, script: &[Reply], succeeds: bool, crashes: &[us
         match answered {
             Ok(Progress::Running(_)) => {}
             Ok(Progress::Done(value)) => return (End::Done(value), n),
-            Err(error) if error.class() == capstan_core::Class::Terminal => return (End::Failed(error.to_string()), n),
+            Err(error) if error.ended_operation() => return (End::Failed(error.to_string()), n),
             Err(_) => {}
         }
     }

@@ -42,7 +42,11 @@ pub struct Args {
     /// How long each call takes, in milliseconds
     #[arg(long, default_value_t = 50)]
     latency_ms: u64,
-    /// Retry-After of compute operations, in seconds
+    /// How long Azure takes to make or delete an interface, in milliseconds; then those are operations too, with the
+    /// Retry-After of the others
+    #[arg(long, default_value_t = 0)]
+    network_ms: u64,
+    /// Retry-After of operations, in seconds
     #[arg(long, default_value_t = 1)]
     retry_after: u64,
     /// Nodes join when their virtual machines run
@@ -157,10 +161,12 @@ async fn simulated(args: &Args, audited: &Audited) -> Result<Config> {
         times: Times {
             vm_create: Span::millis(args.create_ms),
             vm_delete: Span::millis(args.delete_ms),
+            network: Span::millis(args.network_ms),
             latency: Span::millis(args.latency_ms),
             ..Times::quick()
         },
         retry_after: args.retry_after,
+        network_retry_after: args.retry_after,
         joiner: args.nodes.then_some(joiner),
         ..Config::default()
     })

@@ -1,6 +1,7 @@
 //! Azure accounts, from the credentials secrets that machines name.
 
 use crate::machine::Error;
+use capstan_api::openshift::MACHINE_FINALIZER;
 use capstan_azure::{Client, Clients, Credential, Secret as Hidden};
 use k8s_openapi::api::core::v1::{Secret, SecretReference};
 use kube::{Api, Client as Kube};
@@ -47,23 +48,44 @@ impl Accounts {
 
     /// The account of a machine in `namespace` that names this secret.
     pub async fn get(&self, reference: Option<&SecretReference>, namespace: &str) -> Result<Account, Error> {
-        let name = reference
-            .and_then(|reference| reference.name.clone())
-            .unwrap_or_default();
-        let given = reference
-            .and_then(|reference| reference.namespace.clone())
-            .filter(|given| !given.is_empty());
-        let key = (given.unwrap_or_else(|| namespace.to_owned()), name);
+        let key = key(reference, namespace);
         if let Some(account) = self.cached(&key) {
             return Ok(account);
         }
-        let (namespace, name) = &key;
-        let secret = read(&self.kube, namespace, name).await?;
+        match self.read(&key).await? {
+            Some(account) => Ok(account),
+            None => Err(Error::NotYet(missing("credentials", &key.0, &key.1))),
+        }
+    }
+
+    /// The same for a machine that goes. A namespace that is deleted loses its secrets before its machines, and takes no
+    /// new ones: then the account is used that the secret last stood for.
+    pub async fn get_or_last(&self, reference: Option<&SecretReference>, namespace: &str) -> Result<Account, Error> {
+        let key = key(reference, namespace);
+        if let Some(account) = self.cached(&key) {
+            return Ok(account);
+        }
+        if let Some(account) = self.read(&key).await? {
+            return Ok(account);
+        }
+        let last = self.lock().get(&key).map(|(_, account)| account.clone());
+        last.ok_or_else(|| Error::NotYet(left_over(&missing("credentials", &key.0, &key.1))))
+    }
+
+    /// The account that the secret stands for now; `None` where there is no such secret.
+    async fn read(&self, key: &(String, String)) -> Result<Option<Account>, Error> {
+        let (namespace, name) = key;
+        let api: Api<Secret> = Api::namespaced(self.kube.clone(), namespace);
+        let Some(secret) = api.get_opt(name).await? else {
+            return Ok(None);
+        };
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_default().trim().to_owned();
+        let secret = values(secret).into_iter().map(|(key, value)| (key, text(value)));
         let account = self
-            .account(&secret)
+            .account(&secret.collect())
             .map_err(|missing| Error::NotYet(format!("credentials secret {namespace}/{name} has no {missing}")))?;
-        self.lock().insert(key, (Instant::now(), account.clone()));
-        Ok(account)
+        self.lock().insert(key.clone(), (Instant::now(), account.clone()));
+        Ok(Some(account))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), (Instant, Account)>> {
@@ -88,6 +110,28 @@ impl Accounts {
         let client = self.clients.client(&credential, &place.subscription);
         Ok(Account { client, place })
     }
+}
+
+/// Where a machine's secret is: namespace and name.
+fn key(reference: Option<&SecretReference>, namespace: &str) -> (String, String) {
+    let name = reference.and_then(|reference| reference.name.clone());
+    let given = reference
+        .and_then(|reference| reference.namespace.clone())
+        .filter(|given| !given.is_empty());
+    (given.unwrap_or_else(|| namespace.to_owned()), name.unwrap_or_default())
+}
+
+fn missing(what: &str, namespace: &str, name: &str) -> String {
+    format!("{what} secret {namespace}/{name} does not exist")
+}
+
+/// What to do about a machine whose things in Azure nobody can delete.
+fn left_over(why: &str) -> String {
+    format!(
+        "{why}, and what this machine has in azure cannot be deleted without it: create the secret again, or delete the \
+         virtual machine, its disks, interface and public address by hand and then take the finalizer \
+         {MACHINE_FINALIZER} off the machine"
+    )
 }
 
 /// Which way of signing in a secret stands for; the key that is missing, if none.
@@ -140,19 +184,13 @@ pub async fn read_bytes(
     let secret = api
         .get_opt(name)
         .await?
-        .ok_or_else(|| Error::NotYet(format!("{what} secret {namespace}/{name} does not exist")))?;
-    Ok(secret
-        .data
-        .unwrap_or_default()
-        .into_iter()
-        .map(|(key, value)| (key, value.0))
-        .collect())
+        .ok_or_else(|| Error::NotYet(missing(what, namespace, name)))?;
+    Ok(values(secret))
 }
 
-async fn read(kube: &Kube, namespace: &str, name: &str) -> Result<BTreeMap<String, String>, Error> {
-    let values = read_bytes(kube, namespace, name, "credentials").await?;
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_default().trim().to_owned();
-    Ok(values.into_iter().map(|(key, value)| (key, text(value))).collect())
+fn values(secret: Secret) -> BTreeMap<String, Vec<u8>> {
+    let data = secret.data.unwrap_or_default().into_iter();
+    data.map(|(key, value)| (key, value.0)).collect()
 }
 
 #[cfg(test)]
@@ -190,5 +228,50 @@ mod tests {
         ));
         assert_eq!(of(&[("azure_client_secret", "x")]), Err("azure_client_id"));
         assert_eq!(of(&[("azure_client_secret", "x"), base[0]]), Err("azure_tenant_id"));
+    }
+
+    /// An API server that has this secret and no other, as long as it is there.
+    fn api_server(secret: &std::sync::Arc<Mutex<Option<serde_json::Value>>>) -> Kube {
+        let secret = secret.clone();
+        let serve = move |_: http::Request<kube::client::Body>| {
+            let found = secret.lock().unwrap().clone();
+            let missing = serde_json::json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+            let status = if found.is_some() { 200 } else { 404 };
+            let body = serde_json::to_vec(&found.unwrap_or(missing)).unwrap();
+            let answer = http::Response::builder().status(status);
+            let answer = answer.body(kube::client::Body::from(body)).unwrap();
+            async move { Ok::<_, std::convert::Infallible>(answer) }
+        };
+        Kube::new(tower::service_fn(serve), "default")
+    }
+
+    #[tokio::test]
+    async fn a_machine_goes_by_the_account_that_its_secret_last_stood_for() {
+        let encoded = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
+        let secret = serde_json::json!({"metadata": {"name": "s"}, "data": {
+            "azure_subscription_id": encoded("sub"), "azure_client_id": encoded("c"),
+            "azure_client_secret": encoded("x"), "azure_tenant_id": encoded("t"),
+        }});
+        let there = std::sync::Arc::new(Mutex::new(Some(secret)));
+        let cloud = capstan_azure::Cloud::custom("sim", "https://localhost:1", "https://localhost:1").unwrap();
+        let clients = Clients::new(capstan_azure::Settings::new(cloud)).unwrap();
+        let accounts = Accounts::new(api_server(&there), clients);
+        let reference = SecretReference {
+            name: Some("s".into()),
+            namespace: None,
+        };
+        assert_eq!(
+            accounts.get(Some(&reference), "ns").await.unwrap().place.subscription,
+            "sub"
+        );
+        *there.lock().unwrap() = None;
+        let long_ago = Instant::now().checked_sub(FRESH).unwrap();
+        accounts.lock().values_mut().for_each(|(read, _)| *read = long_ago);
+        let error = accounts.get(Some(&reference), "ns").await.unwrap_err().to_string();
+        assert_eq!(error, "credentials secret ns/s does not exist");
+        let last = accounts.get_or_last(Some(&reference), "ns").await.unwrap();
+        assert_eq!(last.place.subscription, "sub");
+        let error = accounts.get_or_last(Some(&reference), "elsewhere").await.unwrap_err();
+        assert!(error.to_string().contains("take the finalizer"), "{error}");
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use capstan_api::openshift::AzureMachineProviderSpec;
 use capstan_azure::{Ability, Client, Clients, Size};
+use capstan_core::Class;
 use capstan_core::disks::azure::{ultra_enabled, ultra_unsupported};
 use capstan_core::validate::openshift::too_many_disks;
 
@@ -24,14 +25,23 @@ pub struct Verdict {
     pub refusals: Vec<String>,
 }
 
+/// Azure takes `West Europe` for `westeurope`.
+pub fn region(location: &str) -> String {
+    location.replace(' ', "").to_lowercase()
+}
+
+/// An account that may not read the catalogue may still make machines: Azure will check by itself.
+pub fn is_unreadable(error: &capstan_azure::Error) -> bool {
+    error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403)
+}
+
 /// Holds a spec against the catalogue of the region that its machine is to be in.
 pub async fn look_up(
     client: &Client,
     spec: &AzureMachineProviderSpec,
     location: &str,
 ) -> Result<Verdict, capstan_azure::Error> {
-    // Azure takes `West Europe` for `westeurope`.
-    let region = location.replace(' ', "").to_lowercase();
+    let region = region(location);
     if client.catalogue(&region).await?.is_empty() {
         return Ok(Verdict::default());
     }
@@ -194,6 +204,14 @@ mod tests {
             None => assert_eq!(found, Vec::<String>::new()),
             Some(text) => assert!(found[0].contains(text), "{found:?}"),
         }
+    }
+
+    #[test]
+    fn regions_are_known_by_either_of_their_names() {
+        assert_eq!(
+            (region("West Europe"), region("WestEurope")),
+            (region("westeurope"), region("westeurope"))
+        );
     }
 
     #[test]

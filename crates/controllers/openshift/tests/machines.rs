@@ -2,10 +2,10 @@
 
 mod support;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use capstan_api::openshift::Machine;
 use capstan_core::door::{Door, Effect, Verdict};
-use capstan_sim::azure::{Action, Config, Fault};
+use capstan_sim::azure::{Action, Config, Fault, Request};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
@@ -282,16 +282,19 @@ async fn nothing_is_asked_of_azure_while_it_wants_to_be_left_alone() -> Result<(
             machine.is_some_and(|m| m.status.is_some())
         })
         .await?;
-    let before = world.calls().iter().filter(|policy| **policy == "PutVM").count();
     let second = world.name("n");
     world.create(world.manifest(&second, json!({}))).await?;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(
-        world.calls().iter().filter(|policy| **policy == "PutVM").count(),
-        before
-    );
     world.until_phase(&name, "Provisioned").await?;
     world.until_phase(&second, "Provisioned").await?;
+    let asked = world.sim.arm_requests();
+    let mut asked = asked.iter().filter(|request| request.policy == "PutVM");
+    let time = |request: &Request| request.time.parse::<jiff::Timestamp>();
+    let refused = asked.next().context("nothing was asked")?;
+    assert_eq!(refused.status, 429);
+    for later in asked {
+        let pause = time(later)?.duration_since(time(refused)?);
+        assert!(pause.as_secs_f64() > 3.9, "asked again after {pause:?}");
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@ mod support;
 
 use anyhow::{Context as _, Result};
 use capstan_api::openshift::Machine;
-use capstan_sim::azure::{Config, Network};
+use capstan_sim::azure::{Config, Fault, Network};
 use http::Method;
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
@@ -368,6 +368,7 @@ async fn a_virtual_machine_of_somebody_else_is_left_alone_and_its_namesake_can_g
     let _controller = world.start().await?;
     let name = world.name("m");
     made_before(&world, &name, json!({"team": "other"}));
+    let before = nic(&world, &name)?;
     world
         .create(world.manifest(&name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]})))
         .await?;
@@ -380,10 +381,111 @@ async fn a_virtual_machine_of_somebody_else_is_left_alone_and_its_namesake_can_g
     world.delete(&name).await?;
     world.until_gone(&name).await?;
     assert_eq!(world.azure("virtualMachines"), std::slice::from_ref(&name));
-    assert_eq!(world.azure("networkInterfaces"), [format!("{name}-nic")]);
+    assert_eq!(nic(&world, &name)?, before, "nothing about it is changed");
     assert_eq!(
         world.azure("disks"),
         [format!("{name}_OSDisk"), format!("{name}_data"), format!("{name}_keep")]
     );
+    Ok(())
+}
+
+/// An interface and a public address of a machine's names that nothing uses.
+fn unused(world: &World, name: &str, tags: Value) {
+    let subnet = network(world, "virtualNetworks", "capstan-vnet/subnets/worker-subnet");
+    let body = json!({"location": "eastus", "tags": tags, "properties": {"ipConfigurations": [
+        {"name": "pipConfig", "properties": {"subnet": {"id": subnet}, "privateIPAllocationMethod": "Dynamic"}}]}});
+    given(
+        world,
+        &network(world, "networkInterfaces", &format!("{name}-nic")),
+        &body,
+    );
+    let body = json!({"location": "eastus", "tags": tags, "properties": {"publicIPAllocationMethod": "Static"}});
+    given(world, &network(world, "publicIPAddresses", &format!("c-{name}")), &body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interface_and_an_address_of_somebody_else_are_neither_changed_nor_deleted() -> Result<()> {
+    let world = World::new("strange", Config::instant()).await?;
+    let _controller = world.start().await?;
+    let (both, bare) = (world.name("both"), world.name("bare"));
+    unused(&world, &both, json!({"team": "other"}));
+    unused(&world, &bare, json!({}));
+    let seen = |name: &str| {
+        let address = network(&world, "publicIPAddresses", &format!("c-{name}"));
+        (nic(&world, name).ok(), world.sim.get(&address))
+    };
+    let before = [seen(&both), seen(&bare)];
+    for (name, public, what) in [
+        (&both, true, "a public ip address"),
+        (&bare, false, "a network interface"),
+    ] {
+        world.create(world.manifest(name, json!({"publicIP": public}))).await?;
+        let machine = world.until_phase(name, "Failed").await?;
+        let message = machine
+            .status
+            .and_then(|status| status.error_message)
+            .unwrap_or_default();
+        assert!(
+            message.contains(what) && message.contains("was not made for this machine"),
+            "{message}"
+        );
+        world.delete(name).await?;
+        world.until_gone(name).await?;
+    }
+    assert_eq!([seen(&both), seen(&bare)], before);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_controller_before_had_begun_is_finished_and_leaves_nothing() -> Result<()> {
+    let world = World::new("begun", Config::instant()).await?;
+    let (made, gone) = (world.name("made"), world.name("gone"));
+    for name in [&made, &gone] {
+        unused(&world, name, json!({}));
+        let mut manifest = world.manifest(name, json!({"publicIP": true}));
+        manifest["metadata"]["finalizers"] = json!(["machine.machine.openshift.io"]);
+        world.create(manifest).await?;
+        let condition = json!({"type": "MachineCreated", "status": "False", "reason": "MachineCreationFailed",
+                               "message": "429", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let status = json!({"status": {"providerStatus": {"conditions": [condition]}}});
+        world
+            .machines()
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+            .await?;
+    }
+    world.delete(&gone).await?;
+    let _controller = world.start().await?;
+    world.until_gone(&gone).await?;
+    world.until_phase(&made, "Provisioned").await?;
+    assert_eq!(nic(&world, &made)?["tags"]["kubernetes.io-cluster-c"], "owned");
+    world.delete(&made).await?;
+    world.until_gone(&made).await?;
+    for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {
+        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_availability_set_goes_even_if_the_catalogue_could_not_be_read_at_first() -> Result<()> {
+    let world = World::new("avsetlate", Config::instant()).await?;
+    world.sim.network(&Network {
+        location: "westus".into(),
+        vnet: "west-vnet".into(),
+        ..Network::default()
+    });
+    let name = world.name("m");
+    let mut manifest = world.manifest(&name, json!({"location": "westus", "zone": "", "vnet": "west-vnet"}));
+    manifest["metadata"]["labels"]["machine.openshift.io/cluster-api-machineset"] = json!("workers");
+    let first = world.start().await?;
+    world.create(manifest).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    assert_eq!(world.azure("availabilitySets"), ["workers-as"]);
+    first.kill().await;
+    world.sim.fault(Fault::answer(503).policy("GetSkus").times(1))?;
+    let _second = world.start().await?;
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    assert!(world.azure("availabilitySets").is_empty());
     Ok(())
 }

@@ -59,8 +59,8 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
         properties: Some(PublicIpAddressProperties {
             public_ip_address_version: Some("IPv4".into()),
             public_ip_allocation_method: Some("Static".into()),
-            dns_settings: Some(PublicIpDns {
-                domain_name_label: Some(names.public_ip().to_lowercase()),
+            dns_settings: names.dns_label().map(|label| PublicIpDns {
+                domain_name_label: Some(label),
                 ..PublicIpDns::default()
             }),
             ..PublicIpAddressProperties::default()

@@ -4,14 +4,15 @@
 
 use super::build::{self, Extras};
 use super::error::Error;
+use super::making::Making;
 use super::names::Names;
-use super::{Account, Controller, Flow, Target, Work, check, provider_spec, status};
+use super::{Controller, Flow, Target, Work, check, provider_spec, status};
 use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::client::When;
-use capstan_azure::model::{LoadBalancer, NetworkInterface};
+use capstan_azure::model::LoadBalancer;
 use capstan_azure::{Put, Size};
 use capstan_core::Class;
 use capstan_core::disks::azure::ultra_enabled;
@@ -19,6 +20,7 @@ use capstan_core::disks::init;
 use capstan_kube::Next;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
+use std::time::Duration;
 
 impl Controller {
     /// `mend`: Azure has begun the virtual machine and could not finish; ask it again.
@@ -33,23 +35,26 @@ impl Controller {
         // First what needs nobody else: a bad spec is refused even while its secrets are missing.
         let spec = provider_spec(&work.machine)?;
         check::spec(&work.machine.name_any(), &spec).map_err(Error::Refused)?;
+        check::mounts(&work.machine).map_err(Error::Refused)?;
         let target = self.target(&work.machine).await?;
         let Target { spec, names, account } = &target;
         check::place(names).map_err(Error::Refused)?;
-        let size = self.size(&target).await?;
-        self.unobstructed(work, &target).await?;
-        let custom_data = self.custom_data(&work.machine, spec).await?;
-        let mut extras = Extras {
-            custom_data,
-            ..Extras::default()
+        let mut making = self.memory.making(&work.uid).of(&work.machine);
+        let mut extras = match self.surrounded(work, &target, &mut making).await {
+            Ok(Surrounded::By(extras)) => extras,
+            Ok(Surrounded::NotYet(after)) => {
+                self.memory.keep_making(&work.uid, Some(making));
+                return Ok(Flow::Rest(Next::After(after)));
+            }
+            Err(error) => {
+                self.memory.keep_making(&work.uid, Some(making.after_trouble()));
+                return Err(error);
+            }
         };
-        extras.ipv6 = self.subnets.is_dual_stack(&target).await?;
-        balancers(&target, &mut extras).await?;
-        extras.availability_set = availability_set(&target, size.as_ref()).await?;
-        let external = public_ip(&target).await?;
-        let nic = nic(&target, &extras).await?;
-        disks(&target).await?;
-        let addresses = status::addresses(&names.machine, &nic, external.as_deref());
+        let nic = making.interface().cloned().unwrap_or_default();
+        let addresses = status::addresses(&names.machine, &nic, making.public_address());
+        // Should the virtual machine be refused, all of it is asked for again.
+        self.memory.keep_making(&work.uid, Some(making.after_trouble()));
         let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
         if windows || spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
             extras.admin_password = Some(password());
@@ -66,6 +71,7 @@ impl Controller {
             Err(error) => return Err(self.refused(work, &target, error).await),
             Ok(put) => put,
         };
+        self.memory.keep_making(&work.uid, None);
         self.memory.follow(&work.uid, operation.clone());
         let now = Timestamp::now();
         let after = status::provisioning(&work.machine, names, &made, operation.as_ref(), addresses, now);
@@ -76,6 +82,35 @@ impl Controller {
         }
     }
 
+    /// Everything is looked at before the first resource is made; then come those that the virtual machine needs.
+    async fn surrounded(&self, work: &Work, target: &Target, making: &mut Making) -> Result<Surrounded, Error> {
+        let (machine, spec) = (&work.machine, &target.spec);
+        let mut custom_data = None;
+        if making.extras.is_none() {
+            let size = self.size(target).await?;
+            self.unobstructed(work, target).await?;
+            custom_data = Some(self.custom_data(machine, spec).await?);
+            let mut extras = Extras {
+                ipv6: self.subnets.is_dual_stack(target).await?,
+                ..Extras::default()
+            };
+            balancers(target, &mut extras).await?;
+            extras.availability_set = availability_set(target, size.as_ref()).await?;
+            making.extras = Some(extras);
+        }
+        if let Some(after) = making.advance(target, status::is_inherited(machine)).await? {
+            return Ok(Surrounded::NotYet(after));
+        }
+        let custom_data = match custom_data {
+            Some(custom_data) => custom_data,
+            None => self.custom_data(machine, spec).await?,
+        };
+        Ok(Surrounded::By(Extras {
+            custom_data,
+            ..making.extras.clone().unwrap_or_default()
+        }))
+    }
+
     /// What the size can do there; refused where it cannot do what the spec asks for.
     async fn size(&self, target: &Target) -> Result<Option<Size>, Error> {
         let Target { spec, names, account } = target;
@@ -84,8 +119,7 @@ impl Controller {
                 Some(refusal) => Err(Error::Refused(refusal)),
                 None => Ok(size),
             },
-            // An account that may not read the catalogue may still make machines: Azure will check by itself.
-            Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
+            Err(error) if sizes::is_unreadable(&error) => {
                 tracing::warn!(machine = names.machine, %error, "the size is not checked beforehand");
                 Ok(None)
             }
@@ -160,6 +194,14 @@ impl Controller {
             .map_err(|error| Error::Refused(format!("annotation {}: {error}", init::MOUNTS_ANNOTATION)))?;
         Ok(STANDARD.encode(rendered))
     }
+}
+
+/// How far the things are that a virtual machine needs.
+enum Surrounded {
+    /// Look again after this long.
+    NotYet(Duration),
+    /// All there, with what the virtual machine's request needs besides the spec.
+    By(Extras),
 }
 
 fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result<String, init::InitError> {
@@ -258,68 +300,4 @@ async fn availability_set(target: &Target, size: Option<&Size>) -> Result<Option
     let made = account.client.put_availability_set(&names.group, &name, &set).await;
     made.map_err(Error::doing(format!("failed to create availability set {name}")))?;
     Ok(Some(id(&name)))
-}
-
-/// The public address, if the spec asks for one.
-async fn public_ip(target: &Target) -> Result<Option<String>, Error> {
-    let Target { spec, names, account } = target;
-    if !spec.public_ip {
-        return Ok(None);
-    }
-    let name = names.public_ip();
-    let doing = || {
-        Error::doing(format!(
-            "failed to create public ip {name} for machine {}",
-            names.machine
-        ))
-    };
-    let wanted = build::public_ip(names, spec);
-    let put = account
-        .client
-        .put_public_ip(&names.group, &name, &wanted, When::Always)
-        .await
-        .map_err(doing())?;
-    let made = account.client.settled(put).await.map_err(doing())?;
-    Ok(made.properties.and_then(|properties| properties.ip_address))
-}
-
-async fn nic(target: &Target, extras: &Extras) -> Result<NetworkInterface, Error> {
-    let Target { spec, names, account } = target;
-    let doing = || {
-        Error::doing(format!(
-            "failed to create nic {} for machine {}",
-            names.nic(),
-            names.machine
-        ))
-    };
-    let wanted = build::nic(names, spec, extras);
-    let put = account
-        .client
-        .put_nic(&names.group, &names.nic(), &wanted, When::Always)
-        .await
-        .map_err(doing())?;
-    account.client.settled(put).await.map_err(doing())
-}
-
-/// Disks with a performance of their own; all at once.
-async fn disks(target: &Target) -> Result<(), Error> {
-    let wanted = target.spec.data_disks.iter().filter(|disk| build::made_first(disk));
-    let made = wanted.map(|disk| async {
-        let Target {
-            spec,
-            names,
-            account: Account { client, .. },
-        } = target;
-        let name = names.data_disk(&disk.name_suffix);
-        let doing = || Error::doing(format!("failed to create Data Disk: {name} for vm {}", names.machine));
-        let put = client
-            .put_disk(&names.group, &name, &build::disk(names, spec, disk))
-            .await
-            .map_err(doing())?;
-        match put.operation {
-            Some(operation) => client.wait(operation).await.map(drop).map_err(doing()),
-            None => Ok(()),
-        }
-    });
-    futures::future::try_join_all(made).await.map(drop)
 }

@@ -4,14 +4,15 @@
 //! confirmed that the virtual machine, its OS disk, its interface and every disk marked Delete are gone.
 
 use super::error::Error;
-use super::fate::{self, Fate, Known};
-use super::names::Names;
+use super::fate::{self, Known};
+use super::leaving::{Disks, Leaving, Ties};
 use super::plan::Step;
 use super::spec::is_unreadable;
 use super::status::{self, Ending, has_vm};
 use super::{Controller, Flow, Target, Work, link};
+use crate::sizes;
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
-use capstan_azure::{Client, Operation, Progress};
+use capstan_azure::{Client, Operation, Progress, Stage};
 use capstan_core::drain::{self, Options as DrainOptions};
 use capstan_kube::drain::Outcome;
 use capstan_kube::{Next, patch};
@@ -177,12 +178,19 @@ impl Controller {
             Ok(Gone::All(kept)) => self.release(work, node, &kept).await,
             Err(error) => {
                 let error = error.retried();
-                if !matches!(error, Error::Kube(_)) {
-                    let after = status::deleting(&work.machine, &Self::ending(&work.machine, None), Timestamp::now());
-                    self.write_status(work, &after).await?;
-                }
                 // Said when Azure refused; that we keep to it is no news.
-                if !matches!(error, Error::Kube(_)) && !error.is_held() {
+                let news = !matches!(error, Error::Kube(_)) && !error.is_held();
+                if !matches!(error, Error::Kube(_)) {
+                    // A namespace that is being deleted takes no events: the status has to tell.
+                    let (machine, why) = (work.machine.clone(), error.to_string());
+                    let ending = Ending {
+                        hindrance: news.then_some(why.as_str()),
+                        ..Self::ending(&machine, None)
+                    };
+                    self.write_status(work, &status::deleting(&machine, &ending, Timestamp::now()))
+                        .await?;
+                }
+                if news {
                     let text = format!(
                         "DeleteError: failed to delete machine {:?}: {error}",
                         work.machine.name_any()
@@ -198,20 +206,54 @@ impl Controller {
 
     async fn destroyed(&self, work: &mut Work, drained: Option<Result<(), String>>) -> Result<Gone, Error> {
         let target = self.target(&work.machine).await?;
-        let mut network = Network {
+        let mut leaving = self.memory.leaving(&work.uid);
+        let gone = self.left(work, &target, &mut leaving, drained).await;
+        if gone.as_ref().err().is_some_and(Error::is_interface_in_use) {
+            // It came after all: what is known of its end is not true any more.
+            self.memory.doubt_vm_gone(&work.uid);
+            leaving = Leaving::default();
+        }
+        self.memory.keep_leaving(&work.uid, leaving);
+        gone
+    }
+
+    async fn left(
+        &self,
+        work: &mut Work,
+        target: &Target,
+        leaving: &mut Leaving,
+        drained: Option<Result<(), String>>,
+    ) -> Result<Gone, Error> {
+        let mut ties = Ties {
             public_ip: target.spec.public_ip || status::has_public_ip(&work.machine),
             lent: false,
+            ours: false,
+            inherited: status::is_inherited(&work.machine),
         };
         if !self.memory.vm_gone(&work.uid) {
-            match self.vm_deleted(work, &target, drained).await? {
+            match self
+                .vm_deleted(work, target, &mut leaving.spared, drained.clone())
+                .await?
+            {
                 VmGone::NotYet(after) => return Ok(Gone::NotYet(after)),
                 VmGone::Gone => self.memory.set_vm_gone(&work.uid),
-                VmGone::NotOurs => network.lent = true,
+                VmGone::NotOurs => ties.lent = true,
             }
         }
-        let (kept, ()) = tokio::try_join!(self.disks_gone(work, &target), network_gone(&target, network))?;
-        availability_set_gone(&target).await?;
-        Ok(Gone::All(kept))
+        ties.ours = has_vm(&work.machine);
+        let Leaving { disks, network, .. } = leaving;
+        let (disks, network) = futures::join!(self.disks_gone(work, target, disks), network.go(target, ties));
+        if let Some(after) = [disks?, network?].into_iter().flatten().min() {
+            if drained.is_some() {
+                // The next pass is not to drain again.
+                let after = status::deleting(&work.machine, &Self::ending(&work.machine, drained), Timestamp::now());
+                self.write_status(work, &after).await?;
+            }
+            return Ok(Gone::NotYet(after));
+        }
+        availability_set_gone(target).await?;
+        let kept = leaving.disks.fate.as_ref().map(|fate| fate.kept.clone());
+        Ok(Gone::All(kept.unwrap_or_default()))
     }
 
     /// Deletes the virtual machine, if it is ours.
@@ -219,6 +261,7 @@ impl Controller {
         &self,
         work: &mut Work,
         target: &Target,
+        sparing: &mut Stage<()>,
         drained: Option<Result<(), String>>,
     ) -> Result<VmGone, Error> {
         let client = &target.account.client;
@@ -227,6 +270,11 @@ impl Controller {
         }
         let names = &target.names;
         let doing = || Error::doing(format!("failed to delete vm {}", names.machine));
+        if matches!(sparing, Stage::Running(_))
+            && let Some(after) = sparing.finish(client, async { Ok(None) }).await.map_err(doing())?
+        {
+            return Ok(VmGone::NotYet(after));
+        }
         let Some(vm) = client.get_vm(&names.group, &names.machine).await.map_err(doing())? else {
             return Ok(VmGone::Gone);
         };
@@ -245,11 +293,14 @@ impl Controller {
             self.write_status(work, &after).await?;
         }
         if let Some(update) = fate::spared(&target.spec, names, &vm) {
-            let put = client
-                .patch_vm(&names.group, &names.machine, &update)
-                .await
-                .map_err(doing())?;
-            client.settled(put).await.map_err(doing())?;
+            let send = async {
+                let put = client.patch_vm(&names.group, &names.machine, &update).await?;
+                Ok(put.operation)
+            };
+            *sparing = Stage::Ahead;
+            if let Some(after) = sparing.finish(client, send).await.map_err(doing())? {
+                return Ok(VmGone::NotYet(after));
+            }
         }
         let operation = client.delete_vm(&names.group, &names.machine).await.map_err(doing())?;
         self.memory.follow(&work.uid, operation.clone());
@@ -306,19 +357,20 @@ impl Controller {
         }
     }
 
-    /// Every disk that is to go is gone; the ids of those that stay.
-    async fn disks_gone(&self, work: &Work, target: &Target) -> Result<Vec<String>, Error> {
+    /// Every disk that is to go goes. Which, is decided once.
+    async fn disks_gone(&self, work: &Work, target: &Target, disks: &mut Disks) -> Result<Option<Duration>, Error> {
         let Target { spec, names, account } = target;
-        let listing = self.disk_lists.get(&account.client, &names.group).await?;
-        let known = Known {
-            attached: &status::attached(&work.machine),
-            ours: has_vm(&work.machine),
-        };
-        let Fate { doomed, kept, missing } = fate::decide(spec, names, &listing, known);
-        for (label, name) in &doomed {
-            self.disk_gone(&account.client, names, label, name).await?;
+        if disks.fate.is_none() {
+            let listing = self.disk_lists.get(&account.client, &names.group).await?;
+            let known = Known {
+                attached: &status::attached(&work.machine),
+                ours: has_vm(&work.machine),
+            };
+            disks.fate = Some(fate::decide(spec, names, &listing, known));
         }
-        for name in missing {
+        let wait = disks.go(&account.client, &names.group).await?;
+        let missing = disks.fate.iter_mut().filter(|_| wait.is_none());
+        for name in missing.flat_map(|fate| std::mem::take(&mut fate.missing)) {
             let text = format!(
                 "Data Disk {name} was to be kept, but is not in resource group {}",
                 names.group
@@ -327,20 +379,7 @@ impl Controller {
                 .warning(work.machine.as_ref(), "DataDiskMissing", text)
                 .await;
         }
-        Ok(kept)
-    }
-
-    async fn disk_gone(&self, client: &Client, names: &Names, label: &str, name: &str) -> Result<(), Error> {
-        let doing = || Error::doing(format!("failed to delete {label}: {name}"));
-        if let Some(operation) = client.delete_disk(&names.group, name).await.map_err(doing())? {
-            client.wait(operation).await.map_err(doing())?;
-        }
-        match client.get_disk(&names.group, name).await.map_err(doing())? {
-            None => Ok(()),
-            Some(_) => Err(Error::NotYet(format!(
-                "failed to delete {label}: {name}: it is still there"
-            ))),
-        }
+        Ok(wait)
     }
 
     /// Nothing is left in Azure: the Node goes, and with the finalizer the machine.
@@ -388,44 +427,11 @@ enum VmGone {
     NotOurs,
 }
 
-/// What to know of a machine's network before it goes.
-#[derive(Clone, Copy)]
-struct Network {
-    public_ip: bool,
-    /// Its interface may be another machine's by now.
-    lent: bool,
-}
-
 /// How far the deletion in Azure is.
 enum Gone {
     NotYet(Duration),
     /// All of it, but for these disks.
     All(Vec<String>),
-}
-
-/// The interface, then the public address that it held.
-async fn network_gone(target: &Target, Network { public_ip, lent }: Network) -> Result<(), Error> {
-    let Target { names, account, .. } = target;
-    let client = &account.client;
-    let nic = names.nic();
-    let doing = || Error::doing(format!("failed to delete nic {nic}"));
-    match client.delete_nic(&names.group, &nic).await {
-        Err(error) if lent && error.arm().is_some_and(|arm| arm.has_code("NicInUse")) => return Ok(()),
-        deleted => {
-            if let Some(operation) = deleted.map_err(doing())? {
-                client.wait(operation).await.map_err(doing())?;
-            }
-        }
-    }
-    if !public_ip {
-        return Ok(());
-    }
-    let address = names.public_ip();
-    let doing = || Error::doing(format!("failed to delete public ip {address}"));
-    match client.delete_public_ip(&names.group, &address).await.map_err(doing())? {
-        Some(operation) => client.wait(operation).await.map(drop).map_err(doing()),
-        None => Ok(()),
-    }
 }
 
 /// The availability set that was made for the machine's set, once it is empty.
@@ -440,14 +446,16 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
         return Ok(());
     };
     let client = &account.client;
-    // Known from the cached catalogue: where sizes have zones, no set was made.
-    let size = client
-        .size(&names.location, spec.vm_size.as_deref().unwrap_or_default())
-        .await;
-    if !matches!(size, Ok(Some(size)) if size.zones.is_empty()) {
-        return Ok(());
-    }
     let doing = || Error::doing(format!("failed to delete availability set {name}"));
+    // Known from the cached catalogue: where sizes have zones, no set was made.
+    let region = sizes::region(&names.location);
+    match client.size(&region, spec.vm_size.as_deref().unwrap_or_default()).await {
+        Ok(None) => return Ok(()),
+        Ok(Some(size)) if !size.zones.is_empty() => return Ok(()),
+        // Who may not read the catalogue any more looks for the set itself.
+        Err(error) if !sizes::is_unreadable(&error) => return Err(doing()(error)),
+        _ => {}
+    }
     let Some(set) = client
         .get_availability_set(&names.group, &name)
         .await

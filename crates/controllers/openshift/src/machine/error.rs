@@ -37,6 +37,11 @@ impl Error {
         matches!(source, capstan_azure::Error::Held { .. })
     }
 
+    /// An interface could not be deleted, because a virtual machine has it.
+    pub fn is_interface_in_use(&self) -> bool {
+        matches!(self, Self::Azure { source, .. } if super::leaving::is_in_use(source))
+    }
+
     /// The same, but retried whatever it is: for deletions, which nobody can mend by changing the spec.
     pub fn retried(self) -> Self {
         if Classified::class(&self) == Class::Terminal {

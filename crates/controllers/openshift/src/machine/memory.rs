@@ -1,6 +1,8 @@
 //! What this process remembers of machines between passes. Losing it costs a few calls, never a machine: everything in
 //! it can be read again from the API server or from Azure.
 
+use super::leaving::Leaving;
+use super::making::Making;
 use capstan_api::openshift::Machine;
 use capstan_azure::Operation;
 use capstan_kube::expectations::Version;
@@ -18,8 +20,14 @@ struct Entry {
     machine: Option<Arc<Machine>>,
     operation: Option<Operation>,
     looked: Option<Look>,
+    /// What is made before the virtual machine, while Azure works on it. Boxed: few machines are at that at a time.
+    making: Option<Box<Making>>,
+    /// What goes after the virtual machine, likewise.
+    leaving: Option<Box<Leaving>>,
     /// Azure has confirmed that the virtual machine is gone.
     vm_gone: bool,
+    /// The operation in the status is over, and came to nothing.
+    forgotten: bool,
     /// Disks of others that an attempt to make the machine ran into.
     obstacles: Vec<String>,
     /// Our finalizer is off. The API server answers that with the object's old version, so versions do not tell.
@@ -78,7 +86,36 @@ impl Memory {
     }
 
     pub fn follow(&self, uid: &str, operation: Option<Operation>) {
-        self.change(uid, |entry| entry.operation = operation);
+        self.change(uid, |entry| {
+            entry.operation = operation;
+            entry.forgotten = false;
+        });
+    }
+
+    /// Whether the operation that stands in the status is none of our business any more.
+    pub fn forgotten(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.forgotten)
+    }
+
+    pub fn making(&self, uid: &str) -> Making {
+        let kept = self.lock().get(uid).and_then(|entry| entry.making.clone());
+        kept.map(|making| *making).unwrap_or_default()
+    }
+
+    pub fn keep_making(&self, uid: &str, making: Option<Making>) {
+        self.change(uid, |entry| entry.making = making.map(Box::new));
+    }
+
+    pub fn leaving(&self, uid: &str) -> Leaving {
+        let kept = self.lock().get(uid).and_then(|entry| entry.leaving.clone());
+        kept.map(|leaving| *leaving).unwrap_or_default()
+    }
+
+    pub fn keep_leaving(&self, uid: &str, leaving: Leaving) {
+        self.change(uid, |entry| {
+            entry.leaving = Some(Box::new(leaving));
+            entry.making = None;
+        });
     }
 
     pub fn vm_gone(&self, uid: &str) -> bool {
@@ -87,6 +124,16 @@ impl Memory {
 
     pub fn set_vm_gone(&self, uid: &str) {
         self.change(uid, |entry| entry.vm_gone = true);
+    }
+
+    /// The virtual machine is there, whatever was said of it: a request for it was carried out late. It is to be looked
+    /// for again, and its earlier deletion is over.
+    pub fn doubt_vm_gone(&self, uid: &str) {
+        self.change(uid, |entry| {
+            entry.vm_gone = false;
+            entry.operation = None;
+            entry.forgotten = true;
+        });
     }
 
     pub fn released(&self, uid: &str) -> bool {

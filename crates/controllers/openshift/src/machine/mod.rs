@@ -11,7 +11,9 @@ mod delete;
 mod disk_list;
 mod error;
 mod fate;
+mod leaving;
 mod link;
+mod making;
 mod memory;
 mod metrics;
 mod names;
@@ -25,6 +27,7 @@ pub use error::Error;
 use crate::Options;
 use crate::account::{Account, Accounts};
 use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine};
+use capstan_azure::model::VirtualMachine;
 use capstan_azure::operation::Follow;
 use capstan_azure::{Clients, Operation, Progress};
 use capstan_core::Class;
@@ -35,7 +38,7 @@ use capstan_kube::{Cache, Classified as _, Context, Next, Reconciler, Recorder, 
 use disk_list::DiskLists;
 use futures::{Stream, StreamExt as _};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use memory::Memory;
@@ -281,7 +284,7 @@ impl Controller {
         let known = self
             .memory
             .operation(&work.uid)
-            .or_else(|| status::operation(&work.machine));
+            .or_else(|| status::operation(&work.machine).filter(|_| !self.memory.forgotten(&work.uid)));
         known.filter(|operation| (operation.method == "DELETE") == deleting && !self.memory.vm_gone(&work.uid))
     }
 
@@ -289,7 +292,12 @@ impl Controller {
     async fn target(&self, machine: &Machine) -> Result<Target, Error> {
         let spec = provider_spec(machine)?;
         let namespace = machine.namespace().unwrap_or_default();
-        let account = self.accounts.get(spec.credentials_secret.as_ref(), &namespace).await?;
+        let secret = spec.credentials_secret.as_ref();
+        let account = if machine.metadata.deletion_timestamp.is_some() {
+            self.accounts.get_or_last(secret, &namespace).await?
+        } else {
+            self.accounts.get(secret, &namespace).await?
+        };
         let names = names::names(machine, &spec, &account.place);
         let account = Account {
             client: account.client.at(&names.location),
@@ -340,6 +348,10 @@ impl Controller {
             }
             Ok(Progress::Done(_)) => {
                 self.memory.follow(&work.uid, None);
+                if status::vm_id(&work.machine).is_none() {
+                    // Its status was never written: what it would say is read off the machine.
+                    return self.look(work).await;
+                }
                 self.memory.looked(&work.machine);
                 work.vm = Vm::Whole;
                 self.settle(work).await
@@ -363,10 +375,21 @@ impl Controller {
         }
     }
 
+    /// What Azure does not tell today it may tell tomorrow: a look that fails never ends a machine, nor its next look.
     async fn look(&self, work: &mut Work) -> Result<Flow, Error> {
-        let Target { names, account, .. } = self.target(&work.machine).await?;
-        let found = account.client.get_vm(&names.group, &names.machine).await;
-        let found = found.map_err(Error::doing(format!("looking for vm {}", names.machine)))?;
+        self.looked_at(work).await.map_err(|error| match error {
+            Error::Kube(_) => error,
+            error => error.retried(),
+        })
+    }
+
+    async fn looked_at(&self, work: &mut Work) -> Result<Flow, Error> {
+        let target = self.target(&work.machine).await?;
+        let Target { names, account, .. } = &target;
+        let found = account.client.get_vm_with_instance_view(&names.group, &names.machine);
+        let found = found
+            .await
+            .map_err(Error::doing(format!("looking for vm {}", names.machine)))?;
         self.memory.looked(&work.machine);
         let Some(vm) = found else {
             work.vm = Vm::Absent;
@@ -379,37 +402,53 @@ impl Controller {
             "Succeeded" | "" => Vm::Whole,
             _ => Vm::Busy,
         };
-        if work.machine.spec.provider_id.is_some() && work.vm == Vm::Whole {
-            let fresh = work
-                .machine
-                .status
-                .as_ref()
-                .is_none_or(|status| status.addresses.is_empty());
-            let addresses = if fresh {
-                self.addresses_of(&names, &account).await?
-            } else {
-                Vec::new()
-            };
-            let after = status::seen(&work.machine, VM_RUNNING, addresses, Timestamp::now());
-            self.write_status(work, &after).await?;
-        } else if work.vm != Vm::Foreign && status::vm_id(&work.machine).is_none() {
-            let addresses = self.addresses_of(&names, &account).await?;
-            let after = status::provisioning(&work.machine, &names, &vm, None, addresses, Timestamp::now());
+        if work.vm == Vm::Foreign {
+            return Ok(Flow::Again);
+        }
+        if work.machine.spec.provider_id.is_some() {
+            self.saw(work, &target, &vm).await?;
+        } else if status::vm_id(&work.machine).is_none() {
+            let addresses = self.addresses_of(&target).await?;
+            let after = status::provisioning(&work.machine, names, &vm, None, addresses, Timestamp::now());
             self.write_status(work, &after).await?;
         }
         Ok(Flow::Again)
     }
 
-    async fn addresses_of(
-        &self,
-        names: &Names,
-        account: &Account,
-    ) -> Result<Vec<k8s_openapi::api::core::v1::NodeAddress>, Error> {
-        let nic = account.client.get_nic(&names.group, &names.nic()).await;
+    /// Writes down what has changed about a machine that was there before.
+    async fn saw(&self, work: &mut Work, target: &Target, vm: &VirtualMachine) -> Result<(), Error> {
+        let state = status::state_of(vm);
+        if let Some(state) = &state {
+            let mut marked = Machine::clone(&work.machine);
+            marked
+                .annotations_mut()
+                .insert(status::INSTANCE_STATE.to_owned(), state.clone());
+            self.write_object(work, &marked).await?;
+        }
+        let known = work.machine.status.as_ref();
+        let addresses = if known.is_none_or(|status| status.addresses.is_empty()) {
+            self.addresses_of(target).await?
+        } else {
+            Vec::new()
+        };
+        let after = status::seen(&work.machine, state.as_deref(), addresses, Timestamp::now());
+        self.write_status(work, &after).await
+    }
+
+    async fn addresses_of(&self, target: &Target) -> Result<Vec<NodeAddress>, Error> {
+        let Target { spec, names, account } = target;
+        let client = &account.client;
+        let nic = client.get_nic(&names.group, &names.nic()).await;
         let nic = nic
             .map_err(Error::doing(format!("reading nic {}", names.nic())))?
             .unwrap_or_default();
-        Ok(status::addresses(&names.machine, &nic, None))
+        let mut public = None;
+        if spec.public_ip {
+            let found = client.get_public_ip(&names.group, &names.public_ip()).await;
+            let found = found.map_err(Error::doing(format!("reading public ip {}", names.public_ip())))?;
+            public = found.and_then(|found| found.properties?.ip_address);
+        }
+        Ok(status::addresses(&names.machine, &nic, public.as_deref()))
     }
 
     async fn settle(&self, work: &mut Work) -> Result<Flow, Error> {

@@ -11,6 +11,9 @@ use kube::ResourceExt as _;
 /// Azure's limit on the name of a public address.
 const MAX_PUBLIC_IP_NAME: usize = 80;
 
+/// Azure's limit on the name that a public address gets in DNS.
+const MAX_DNS_LABEL: usize = 63;
+
 /// Names the machine on everything made for it.
 pub const MACHINE_TAG: &str = "capstan-machine";
 
@@ -46,9 +49,22 @@ impl Names {
     }
 
     pub fn public_ip(&self) -> String {
-        let mut name = format!("{}-{}", self.cluster, self.machine);
-        name.truncate(MAX_PUBLIC_IP_NAME);
-        name.trim_start_matches('-').to_owned()
+        let name = format!("{}-{}", self.cluster, self.machine);
+        // The machine's own name is what tells it from others: a name too long loses the cluster's first letters.
+        let cut = name.len().saturating_sub(MAX_PUBLIC_IP_NAME);
+        let kept = name.get(cut..).unwrap_or(&self.machine);
+        kept.trim_start_matches(|first: char| !first.is_ascii_alphanumeric())
+            .to_owned()
+    }
+
+    /// The name that the public address gets in Azure's DNS; none where ours would not do for one.
+    pub fn dns_label(&self) -> Option<String> {
+        let label = self.public_ip().to_lowercase();
+        let fits = (3..=MAX_DNS_LABEL).contains(&label.len())
+            && label.starts_with(|first: char| first.is_ascii_lowercase())
+            && label.ends_with(|last: char| last.is_ascii_alphanumeric())
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        fits.then_some(label)
     }
 
     pub fn os_disk(&self) -> String {
@@ -117,6 +133,12 @@ impl Names {
     pub fn made(&self, tags: Option<&Tags>) -> bool {
         tags.and_then(|tags| tags.get(UID_TAG))
             .is_some_and(|uid| *uid == self.uid)
+    }
+
+    /// Whether part of a machine's network was made for it. The controller before this one put no tags there: on a
+    /// machine that it worked on (`inherited`), what has none is the machine's.
+    pub fn has_made(&self, tags: Option<&Tags>, inherited: bool) -> bool {
+        self.owns(tags) || (inherited && tags.is_none_or(Tags::is_empty))
     }
 
     /// Whether something that bears our name was made for us: by our tag, or by the cluster's where an earlier
@@ -194,6 +216,31 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn long_names_of_public_addresses_keep_what_tells_machines_apart() {
+        let of = |cluster: &str, machine: &str| Names {
+            cluster: cluster.into(),
+            machine: machine.into(),
+            ..sample()
+        };
+        let short = of("c", "m1");
+        assert_eq!(
+            (short.public_ip().as_str(), short.dns_label().as_deref()),
+            ("c-m1", Some("c-m1"))
+        );
+        let cluster = "production-cluster-of-the-northern-region-2cv7h";
+        let twins = ["a", "b"].map(|end| of(cluster, &format!("{cluster}-worker-westeurope1-{end}")));
+        assert_ne!(twins[0].public_ip(), twins[1].public_ip());
+        for twin in &twins {
+            let name = twin.public_ip();
+            assert!(name.len() <= 80 && name.ends_with(&twin.machine), "{name}");
+            assert!(name.starts_with(|first: char| first.is_ascii_alphanumeric()), "{name}");
+            assert_eq!(twin.dns_label(), None, "azure takes 63 letters");
+        }
+        assert_eq!(of("c", "m.1").dns_label(), None, "a label has no dots");
+        assert_eq!(of("", "1m").dns_label(), None, "a label begins with a letter");
+    }
+
+    #[test]
     fn a_machine_is_where_its_provider_id_says_even_if_the_spec_was_changed() {
         let spec = AzureMachineProviderSpec {
             resource_group: Some("elsewhere".into()),
@@ -236,5 +283,21 @@ pub(crate) mod tests {
         ]))));
         assert!(!names.owns(Some(&tags(&[("kubernetes.io-cluster-other", "owned")]))));
         assert!(!names.owns(None));
+    }
+
+    #[test]
+    fn parts_of_a_network_without_tags_are_ours_only_where_another_controller_worked_before() {
+        let (names, other) = (sample(), Tags::from([("team".to_owned(), "other".to_owned())]));
+        let own = names.tags(&AzureMachineProviderSpec::default());
+        for (tags, inherited, ours) in [
+            (Some(&own), false, true),
+            (None, false, false),
+            (None, true, true),
+            (Some(&Tags::new()), true, true),
+            (Some(&other), true, false),
+            (Some(&other), false, false),
+        ] {
+            assert_eq!(names.has_made(tags, inherited), ours, "{tags:?} {inherited}");
+        }
     }
 }

@@ -53,6 +53,11 @@ pub fn has_vm(machine: &Machine) -> bool {
     identified || vm_id(machine).is_some()
 }
 
+/// The controller before this one has worked on it: only that one keeps conditions in the provider's status.
+pub fn is_inherited(machine: &Machine) -> bool {
+    !provider(machine).conditions.is_empty()
+}
+
 /// What a virtual machine is remembered by.
 pub fn id_of(vm: &VirtualMachine) -> Option<String> {
     let own = vm.properties.as_ref().and_then(|properties| properties.vm_id.clone());
@@ -260,10 +265,29 @@ pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectRefere
     stamped(machine, status, now)
 }
 
+/// The virtual machine's state in the words that `vmState` has for it: what is being done to it, else how it runs.
+/// `None` where Azure does not tell.
+pub fn state_of(vm: &VirtualMachine) -> Option<String> {
+    let provisioning = vm.provisioning_state();
+    if !matches!(provisioning, "Succeeded" | "") {
+        return Some(provisioning.to_owned());
+    }
+    let state = match vm.power_state()? {
+        "starting" => "Starting",
+        "running" => "Running",
+        "stopping" => "Stopping",
+        "stopped" => "Stopped",
+        "deallocating" => "Deallocating",
+        "deallocated" => "Deallocated",
+        _ => "Unknown",
+    };
+    Some(state.to_owned())
+}
+
 /// The state that Azure shows has changed.
-pub fn seen(machine: &Machine, state: &str, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
+pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
     let mut status = of(machine);
-    if provider(machine).vm_state.as_deref() != Some(state) {
+    if let Some(state) = state.filter(|state| provider(machine).vm_state.as_deref() != Some(*state)) {
         set_provider(&mut status, |provider| provider.vm_state = Some(state.to_owned()));
     }
     if !addresses.is_empty() {
@@ -313,6 +337,8 @@ pub struct Ending<'a> {
     pub drained: Option<Result<(), String>>,
     pub operation: Option<&'a Operation>,
     pub vm_id: Option<&'a str>,
+    /// Why it does not go on.
+    pub hindrance: Option<&'a str>,
 }
 
 pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
@@ -352,6 +378,12 @@ pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
             );
         }
     }
+    if let Some(why) = ending.hindrance {
+        let last = status.last_operation.as_ref();
+        if last.and_then(|last| last.description.as_deref()) != Some(why) {
+            did(&mut status, "Delete", "Failed", why, now);
+        }
+    }
     stamped(machine, status, now)
 }
 
@@ -372,4 +404,35 @@ pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) ->
     list.extend(nic.private_addresses().iter().map(|ip| address("InternalIP", ip)));
     list.extend(public.map(|ip| address("ExternalIP", ip)));
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    #[rstest]
+    #[case::runs("Succeeded", Some("running"), Some("Running"))]
+    #[case::stopped("Succeeded", Some("stopped"), Some("Stopped"))]
+    #[case::deallocated("Succeeded", Some("deallocated"), Some("Deallocated"))]
+    #[case::starts("Succeeded", Some("starting"), Some("Starting"))]
+    #[case::odd("Succeeded", Some("hibernating"), Some("Unknown"))]
+    #[case::changed("Updating", Some("running"), Some("Updating"))]
+    #[case::not_told("Succeeded", None, None)]
+    fn the_state_is_what_is_done_to_it_or_else_how_it_runs(
+        #[case] provisioning: &str,
+        #[case] power: Option<&str>,
+        #[case] state: Option<&str>,
+    ) {
+        let statuses: Vec<_> = power
+            .iter()
+            .map(|power| json!({"code": format!("PowerState/{power}")}))
+            .collect();
+        let vm: VirtualMachine = serde_json::from_value(json!({"properties": {
+            "provisioningState": provisioning, "instanceView": {"statuses": statuses},
+        }}))
+        .unwrap();
+        assert_eq!(state_of(&vm).as_deref(), state);
+    }
 }

@@ -41,10 +41,10 @@ impl Subnets {
         let dual = match found {
             Ok(found) => found.is_some_and(|subnet| has_ipv6(&subnet)),
             // Who may join a network need not be allowed to read it; and what is wrong with it, the interface's own
-            // request is told.
+            // request is told. The next machine asks again: rights take minutes to spread.
             Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
                 tracing::warn!(machine = names.machine, %error, "the subnet is taken for one without IPv6");
-                false
+                return Ok(false);
             }
             Err(error) => return Err(Error::doing(format!("reading subnet {}", spec.subnet))(error)),
         };

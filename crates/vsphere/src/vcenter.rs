@@ -7,6 +7,7 @@ use capstan_core::door::{Doors, Effect, Verdict, World};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::away::Away;
 use crate::cache::Cache;
 use crate::error::{Error, Fault, Result};
 use crate::groups::Queues;
@@ -68,6 +69,7 @@ pub(crate) struct Inner {
     /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
+    away: Away,
     pub cache: Cache,
     pub watcher: Watcher,
     pub rest: tokio::sync::Mutex<Rest>,
@@ -113,6 +115,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Whether an answer is not expected before something happens.
+    fn is_long(&self) -> bool {
+        self.method == "WaitForUpdatesEx"
+    }
+
     pub fn write(method: &'a str, this: &'a MoRef, body: String) -> Self {
         Self {
             write: true,
@@ -141,6 +148,7 @@ impl Vcenter {
             renewing: tokio::sync::Mutex::default(),
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
+            away: Away::default(),
             cache: Cache::default(),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::default(),
@@ -308,6 +316,7 @@ impl Vcenter {
 
     /// One request and its answer, through the doors; also the session cookie that the answer sets.
     async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
+        let _alone = if call.is_long() { None } else { self.0.away.enter()? };
         let envelope = envelope(call, "urn:vim25", "");
         let version = self
             .0
@@ -354,6 +363,7 @@ impl Vcenter {
         tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
         if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
             *lock(&self.0.touched) = tokio::time::Instant::now();
+            self.0.away.answered();
         }
         obey(self.0.doors.leave(&effect), method).await?;
         result
@@ -364,7 +374,13 @@ impl Vcenter {
         call: &Call<'_>,
         request: reqwest::RequestBuilder,
     ) -> Result<(Element, Option<String>)> {
-        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let answer = request.send().await.map_err(|error| {
+            let told = self.unreachable(&error);
+            if error.is_timeout() && !call.is_long() {
+                self.0.away.silent(&told);
+            }
+            told
+        })?;
         let status = answer.status();
         let cookie = session_cookie(answer.headers());
         let text = answer.text().await.map_err(|error| self.unreachable(&error))?;

@@ -1,0 +1,158 @@
+//! A vCenter that takes calls and leaves them without an answer.
+//!
+//! Invariant: while it does, one call at a time waits for it and finds out whether that is over; whoever else has something
+//! to ask is told at once, so that machines of other vCenters do not have to wait until all of these have given up.
+
+use std::sync::Mutex;
+
+use tokio::sync::MutexGuard;
+
+use crate::error::{Error, Result};
+use crate::session::lock;
+
+#[derive(Default)]
+pub(crate) struct Away {
+    /// What the last call came to that was left without an answer, if none was answered since.
+    silence: Mutex<Option<Error>>,
+    probe: tokio::sync::Mutex<()>,
+}
+
+impl Away {
+    /// Lets a call through: any while vCenter answers, else one at a time, for as long as it keeps what it is given here.
+    pub fn enter(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+        match lock(&self.silence).as_ref() {
+            None => Ok(None),
+            Some(silence) => self.probe.try_lock().map(Some).map_err(|_| silence.clone()),
+        }
+    }
+
+    /// A call was not answered in its time.
+    pub fn silent(&self, error: &Error) {
+        *lock(&self.silence) = Some(error.clone());
+    }
+
+    pub fn answered(&self) {
+        *lock(&self.silence) = None;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::moref::MoRef;
+    use crate::session::{Login, Settings, Trust};
+    use crate::vcenter::{Call, Vcenter};
+
+    const CONTENT: &str = concat!(
+        r#"<RetrieveServiceContentResponse><returnval><rootFolder type="Folder">f</rootFolder>"#,
+        r#"<propertyCollector type="PropertyCollector">p</propertyCollector>"#,
+        r#"<sessionManager type="SessionManager">s</sessionManager></returnval></RetrieveServiceContentResponse>"#,
+    );
+
+    /// Answers everything, but the time of day only while it is not silent.
+    #[derive(Default)]
+    struct Server {
+        silent: AtomicBool,
+        asked: AtomicUsize,
+    }
+
+    impl Server {
+        async fn attend(self: Arc<Self>, mut connection: TcpStream) -> std::io::Result<()> {
+            let mut text = String::new();
+            let mut buffer = [0; 4096];
+            loop {
+                while !text.contains("</soapenv:Envelope>") {
+                    let read = connection.read(&mut buffer).await?;
+                    if read == 0 {
+                        return Ok(());
+                    }
+                    text.push_str(&String::from_utf8_lossy(&buffer[..read]));
+                }
+                let time = text.contains("<CurrentTime");
+                self.asked.fetch_add(usize::from(time), Ordering::SeqCst);
+                if time && self.silent.load(Ordering::SeqCst) {
+                    return std::future::pending().await;
+                }
+                let body = if text.contains("<RetrieveServiceContent") {
+                    CONTENT
+                } else {
+                    "<Response/>"
+                };
+                let body = format!("<Envelope><Body>{body}</Body></Envelope>");
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                connection.write_all(answer.as_bytes()).await?;
+                text.clear();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_vcenter_that_swallows_calls_keeps_one_of_many_waiting() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let login = Login {
+            server: format!("http://{}", listener.local_addr().unwrap()),
+            username: "me".into(),
+            password: "secret".into(),
+            trust: Trust::System,
+        };
+        let server = Arc::new(Server::default());
+        let served = server.clone();
+        let serving = tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                tokio::spawn(served.clone().attend(connection));
+            }
+        });
+        let vcenter = Vcenter::connect(login, Settings::default()).await.unwrap();
+        let service = MoRef::new("ServiceInstance", "ServiceInstance");
+        let ask = |seconds| {
+            vcenter.call(Call {
+                timeout: Duration::from_secs(seconds),
+                ..Call::read("CurrentTime", &service, String::new())
+            })
+        };
+        server.silent.store(true, Ordering::SeqCst);
+        assert!(matches!(ask(1).await, Err(Error::Unreachable { .. })));
+        let all = futures::future::join_all((0..20).map(|_| ask(1))).await;
+        assert!(
+            all.iter()
+                .all(|answer| matches!(answer, Err(Error::Unreachable { .. })))
+        );
+        assert_eq!(server.asked.load(Ordering::SeqCst), 2, "the others did not wait");
+        server.silent.store(false, Ordering::SeqCst);
+        ask(60).await.unwrap();
+        let all = futures::future::join_all((0..20).map(|_| ask(60))).await;
+        assert!(all.iter().all(Result::is_ok), "nobody waits for another any more");
+        serving.abort();
+    }
+
+    #[test]
+    fn while_vcenter_is_silent_one_asks_and_the_others_are_told_at_once() {
+        let away = Away::default();
+        let all = || [away.enter(), away.enter()].map(|entered| entered.is_ok());
+        assert_eq!(all(), [true, true]);
+        let error = Error::Unreachable {
+            server: "vc".into(),
+            cause: "timed out".into(),
+        };
+        away.silent(&error);
+        {
+            let first = away.enter();
+            assert!(matches!(first, Ok(Some(_))));
+            assert!(matches!(away.enter(), Err(Error::Unreachable { .. })));
+        }
+        assert!(
+            matches!(away.enter(), Ok(Some(_))),
+            "the next may ask when the first has given up"
+        );
+        away.answered();
+        assert_eq!(all(), [true, true]);
+    }
+}

@@ -77,6 +77,7 @@ pub async fn orphaned(
         patch::remove_finalizer(&api, machine.as_ref(), MACHINE_FINALIZER).await?;
     }
     release(world, pool).await?;
+    world.forget(pool);
     Ok(Next::Wait)
 }
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use capstan_api::azure::AzureMachinePool;
 use capstan_core::Class;
 use capstan_core::validate::azure_pool;
-use capstan_kube::expectations::{Shown, Version};
+use capstan_kube::expectations::{Expectations, Shown, Version};
 use capstan_kube::workload::Cluster as Workload;
 use capstan_kube::{Next, patch};
 use jiff::Timestamp;
@@ -92,6 +92,19 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         result => result?,
     };
     Ok(sooner(next, unsaid))
+}
+
+/// Whether what was written is not shown yet, and may still be.
+fn lags(
+    expectations: &Expectations<String>,
+    uid: &String,
+    patience: Duration,
+    look: impl Fn(&str) -> Option<Shown>,
+) -> bool {
+    if expectations.overdue(uid, patience) {
+        expectations.forget(uid);
+    }
+    expectations.pending(uid, look)
 }
 
 /// Comes back in time to say what could not be said yet.
@@ -279,11 +292,8 @@ impl<'a> Actor<'a> {
     /// Whether the cache has not shown our last writes yet.
     fn lagging(&self) -> bool {
         let uid = self.pool.uid().unwrap_or_default();
-        if self.world.expectations.overdue(&uid, OVERDUE) {
-            self.world.expectations.forget(&uid);
-        }
         let namespace = self.pool.namespace();
-        self.world.expectations.pending(&uid, |written| {
+        lags(&self.world.expectations, &uid, OVERDUE, |written| {
             let namespace = namespace.as_deref();
             let machine = || {
                 self.world
@@ -391,5 +401,19 @@ impl<'a> Actor<'a> {
             model::check_size(&input, size)?;
         }
         model::build(&input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_watch_will_ever_show_is_not_waited_for_any_longer() {
+        let (expectations, pool) = (Expectations::default(), "pool".to_owned());
+        expectations.wrote(&pool, "removed before it was seen", "7");
+        assert!(lags(&expectations, &pool, OVERDUE, |_| None));
+        assert!(!lags(&expectations, &pool, Duration::ZERO, |_| None));
+        assert!(!lags(&expectations, &pool, OVERDUE, |_| None), "it is forgotten");
     }
 }

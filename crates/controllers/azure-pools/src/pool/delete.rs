@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::cloud::Cloud;
-use super::machines::FINALIZER as MACHINE_FINALIZER;
+use super::machines::{FINALIZER as MACHINE_FINALIZER, delete as delete_object};
 use super::memory::{Kind, Memory};
 use super::observe::Member;
 use super::status::Draft;
@@ -75,6 +75,7 @@ pub async fn orphaned(
     let api = world.context.api::<AzureMachinePoolMachine>(&namespace);
     for machine in machines {
         patch::remove_finalizer(&api, machine.as_ref(), MACHINE_FINALIZER).await?;
+        delete_object(&api, machine.as_ref()).await?;
     }
     release(world, pool).await?;
     world.forget(pool);

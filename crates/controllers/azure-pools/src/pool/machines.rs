@@ -257,7 +257,7 @@ impl Writer<'_> {
 }
 
 /// Deletes exactly this object. Whether it was there.
-async fn delete<K>(api: &Api<K>, object: &K) -> Result<bool, Error>
+pub async fn delete<K>(api: &Api<K>, object: &K) -> Result<bool, Error>
 where
     K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {

@@ -58,10 +58,11 @@ async fn metrics(port: u16) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Result<()> {
+async fn run_serves_health_and_metrics_leads_keeps_to_its_namespace_and_gives_the_lease_back() -> Result<()> {
     let plane = ControlPlane::shared().await?;
     plane.install_crds().await?;
     let namespace = plane.namespace("run").await?;
+    let elsewhere = plane.namespace("elsewhere").await?;
     let dir = scratch("run");
     std::fs::create_dir_all(&dir)?;
     let log_file = dir.join("log");
@@ -108,7 +109,9 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
     let manifest = dir.join("machines.yaml");
     std::fs::write(&manifest, MACHINES)?;
     let manifest = manifest.display().to_string();
-    plane.kubectl(&["apply", "-n", &namespace, "-f", &manifest]).await?;
+    for namespace in [&elsewhere, &namespace] {
+        plane.kubectl(&["apply", "-n", namespace, "-f", &manifest]).await?;
+    }
     let metrics = metrics(port(&log(), "metrics").context("no metrics port")?).await?;
     ensure!(
         metrics.contains("capstan_leading 1") && metrics.ends_with("# EOF\n"),
@@ -136,6 +139,17 @@ async fn run_serves_health_and_metrics_leads_and_gives_the_lease_back() -> Resul
     let status = wait(&mut child, LIMIT)?;
     ensure!(status.success(), "{status}:\n{}", log());
     ensure!(plane.kubectl(&holder).await?.is_empty(), "the lease was not given back");
+    // What --namespace leaves out was not touched, though it was there first.
+    let touched = "jsonpath={.status}{.metadata.finalizers}";
+    let refused = ["get", "machines.machine.openshift.io/refused", "-o", touched, "-n"];
+    ensure!(
+        !plane
+            .kubectl(&[&refused[..], &[namespace.as_str()]].concat())
+            .await?
+            .is_empty()
+    );
+    let left = plane.kubectl(&[&refused[..], &[elsewhere.as_str()]].concat()).await?;
+    ensure!(left.is_empty(), "touched in another namespace: {left}");
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The whole program, whose API server goes away in the middle of a machine's creation.
+//! The whole program, started before its definitions are there, whose API server goes away in the middle of a machine's
+//! creation.
 
 mod program;
 
@@ -84,15 +85,18 @@ async fn nothing_is_written_to_azure_after_the_lease_has_expired_and_the_machine
         ..Options::default()
     };
     let mut plane = ControlPlane::start(options).await?;
-    plane.install_crds().await?;
     let azure = Azure::start(Config::quick()).await?;
     // The machine's interface takes until we say so; the machine itself is next.
     azure.fault(Fault::new(Action::Stall).method("PUT").path("networkInterfaces"))?;
-    apply_machine(&plane, &azure).await?;
     let dir = scratch("fence");
     std::fs::create_dir_all(&dir)?;
     let mut run = start(&plane, &azure, std::fs::File::create(dir.join("log"))?)?;
     let said = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+    // It is there before its definitions are, and takes them up without a restart.
+    let waits = || said().contains("waits for its definition");
+    until("its wait for definitions", waits).await.with_context(said)?;
+    plane.install_crds().await?;
+    apply_machine(&plane, &azure).await?;
     let begun = || writes(&azure).iter().any(|write| write.contains("networkInterfaces"));
     until("the interface", begun).await.with_context(said)?;
 

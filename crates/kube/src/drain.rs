@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capstan_core::drain::{self, Eviction, Fate, InTheWay, Obstacle, Options, Plan, PodName, Refusal};
 use futures::StreamExt;
@@ -18,6 +18,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
@@ -218,7 +219,6 @@ impl Drainer {
     async fn draining(&self, node: &str, wake: Wake) -> Result<Arc<Draining>, Error> {
         let draining = {
             let mut nodes = lock(&self.0.nodes);
-            nodes.retain(|_, draining| lock(&draining.asked).elapsed() < ABANDONED);
             nodes
                 .entry(node.to_owned())
                 .or_insert_with(|| self.start(node, wake.clone()))
@@ -262,13 +262,23 @@ impl Drainer {
             watcher: Mutex::default(),
             metrics: self.0.metrics.clone(),
         });
-        let weak = Arc::downgrade(&draining);
+        let (weak, inner, node) = (Arc::downgrade(&draining), Arc::downgrade(&self.0), node.to_owned());
         let watcher = tokio::spawn(async move {
-            while let Some(change) = changes.next().await {
-                let Some(draining) = weak.upgrade() else { return };
-                if change.gone {
-                    let wake = lock(&draining.wake).clone();
-                    wake();
+            loop {
+                let change = tokio::time::timeout(ABANDONED, changes.next()).await;
+                let (Some(draining), Some(inner)) = (weak.upgrade(), inner.upgrade()) else {
+                    return;
+                };
+                if lock(&draining.asked).elapsed() >= ABANDONED {
+                    return inner.give_up(&node, &draining);
+                }
+                match change {
+                    Ok(None) => return,
+                    Ok(Some(change)) if change.gone => {
+                        let wake = lock(&draining.wake).clone();
+                        wake();
+                    }
+                    Ok(Some(_)) | Err(_) => {}
                 }
             }
         });
@@ -452,6 +462,14 @@ impl Drainer {
 }
 
 impl Inner {
+    /// Forget this drain, but not one that was begun since.
+    fn give_up(&self, node: &str, abandoned: &Arc<Draining>) {
+        let mut nodes = lock(&self.nodes);
+        if nodes.get(node).is_some_and(|draining| Arc::ptr_eq(draining, abandoned)) {
+            nodes.remove(node);
+        }
+    }
+
     fn opened(&self, budget: &str) {
         let nodes: Vec<Arc<Draining>> = lock(&self.nodes).values().cloned().collect();
         for draining in nodes {
@@ -593,5 +611,21 @@ mod tests {
         drop(draining);
         drainer.stop("node");
         assert!(!shown() && watching.upgrade().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_that_nobody_asks_about_any_more_ends_by_itself() {
+        let drainer = drainer();
+        let draining = drainer.start("node", Arc::new(|| ()));
+        let watching = Arc::downgrade(&draining);
+        lock(&drainer.0.nodes).insert("node".to_owned(), draining);
+        tokio::time::sleep(ABANDONED / 2).await;
+        if let Some(draining) = watching.upgrade() {
+            *lock(&draining.asked) = Instant::now();
+        }
+        tokio::time::sleep(ABANDONED - FALLBACK).await;
+        assert!(watching.upgrade().is_some(), "it was asked about");
+        tokio::time::sleep(ABANDONED).await;
+        assert!(watching.upgrade().is_none() && lock(&drainer.0.nodes).is_empty());
     }
 }

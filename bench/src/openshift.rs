@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use capstan_api::openshift::Machine;
+use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_sim::azure::joiner::{Cluster, Options as Joiner};
 use capstan_sim::azure::{Azure, Config, Handle, Span, Times};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -49,6 +49,9 @@ pub struct Args {
     /// Retry-After of operations, in seconds
     #[arg(long, default_value_t = 1)]
     retry_after: u64,
+    /// Machines come with our finalizer, as admission and MachineSets make them
+    #[arg(long)]
+    admitted: bool,
     /// Nodes join when their virtual machines run
     #[arg(long)]
     nodes: bool,
@@ -270,8 +273,9 @@ impl Bench<'_> {
                 |lun| json!({"nameSuffix": format!("d{lun}"), "lun": lun, "diskSizeGB": 4, "deletionPolicy": "Delete"}),
             )
             .collect();
+        let finalizers = self.args.admitted.then_some([MACHINE_FINALIZER]);
         Ok(serde_json::from_value(json!({
-            "metadata": {"name": format!("{}-m{n}", self.namespace),
+            "metadata": {"name": format!("{}-m{n}", self.namespace), "finalizers": finalizers,
                          "labels": {"machine.openshift.io/cluster-api-cluster": "c"}},
             "spec": {"providerSpec": {"value": {
                 "kind": "AzureMachineProviderSpec", "vmSize": "Standard_D4s_v3", "zone": "1",

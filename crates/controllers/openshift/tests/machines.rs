@@ -178,6 +178,16 @@ async fn what_cannot_work_is_refused_before_anything_is_made() -> Result<()> {
             "vm size Standard_D4s_v3 does not support ultra disks in location eastus. select a different vm size or disable ultra disks",
         ),
         (
+            "weak",
+            json!({"dataDisks": ultra, "vmSize": "Standard_B2s"}),
+            "vm size Standard_B2s does not support ultra disks in location eastus",
+        ),
+        (
+            "region",
+            json!({"dataDisks": ultra, "location": "northcentralus", "zone": ""}),
+            "vm size Standard_D4s_v3 does not support ultra disks in location northcentralus",
+        ),
+        (
             "size",
             json!({"vmSize": "Standard_Nope"}),
             "vm size Standard_Nope is not available in location eastus",

@@ -75,7 +75,7 @@ async fn made_late(world: &World, name: &str) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_virtual_machine_that_comes_after_it_was_found_to_be_gone_goes_too() -> Result<()> {
     let world = World::new("late", Config::instant()).await?;
-    world.sim.fault(Fault::answer(504).policy("PutVM"))?;
+    let unanswered = world.sim.fault(Fault::answer(504).policy("PutVM"))?;
     let held = world
         .sim
         .fault(Fault::answer(503).method("DELETE").path("networkInterfaces/"))?;
@@ -85,9 +85,9 @@ async fn a_virtual_machine_that_comes_after_it_was_found_to_be_gone_goes_too() -
     world.event(&name, "FailedCreate").await?;
     world.delete(&name).await?;
     world.event(&name, "FailedDelete").await?;
-    world.sim.clear_faults();
+    world.sim.remove_fault(unanswered);
     made_late(&world, &name).await?;
-    assert!(!world.sim.remove_fault(held));
+    world.sim.remove_fault(held);
     world.until_gone(&name).await?;
     for kind in ["virtualMachines", "networkInterfaces", "disks"] {
         assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
@@ -185,5 +185,96 @@ async fn a_stopped_machine_is_seen_to_be_stopped_even_if_azure_could_not_tell_at
         "Running",
         "a machine that is stopped has not failed"
     );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_that_azure_could_not_finish_is_told_and_sent_again() -> Result<()> {
+    let world = World::new("undeleted", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    world.sim.fault(
+        Fault::new(Action::Stall)
+            .method("DELETE")
+            .path("virtualMachines/")
+            .times(1),
+    )?;
+    world.delete(&name).await?;
+    let so = |machine: Option<&capstan_api::openshift::Machine>| {
+        let provider = machine.and_then(|machine| machine.status.as_ref()?.provider_status.clone());
+        provider.is_some_and(|provider| provider["operation"]["method"] == "DELETE")
+    };
+    world.until(&name, "being deleted", so).await?;
+    let failure = json!({"code": "InternalExecutionError", "message": "it did not work out"});
+    let ended = world.sim.changing(|azure| {
+        let stalled = azure.operations.iter().filter(|(_, operation)| operation.stalled);
+        let stalled: Vec<String> = stalled.map(|(id, _)| id.clone()).collect();
+        stalled
+            .iter()
+            .for_each(|id| azure.end_operation(id, Some(failure.clone())));
+        stalled.len()
+    });
+    assert_eq!(ended, 1);
+    let event = world.event(&name, "FailedDelete").await?;
+    assert!(event.contains("it did not work out"), "{event}");
+    world.until_gone(&name).await?;
+    assert!(world.azure("virtualMachines").is_empty() && world.azure("networkInterfaces").is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_its_secrets_a_machine_waits_and_nothing_is_made() -> Result<()> {
+    let world = World::new("secrets", Config::instant()).await?;
+    let _controller = world.start().await?;
+    let (data, account) = (world.name("data"), world.name("account"));
+    world
+        .create(world.manifest(&data, json!({"userDataSecret": {"name": "late"}})))
+        .await?;
+    let secret = json!({"credentialsSecret": {"name": "late", "namespace": "nowhere"}});
+    world.create(world.manifest(&account, secret)).await?;
+    for (name, text) in [
+        (
+            &data,
+            format!("user data secret {}/late does not exist", world.namespace),
+        ),
+        (&account, "credentials secret nowhere/late does not exist".to_owned()),
+    ] {
+        let event = world.event(name, "FailedCreate").await?;
+        assert!(event.contains(&text), "{event}");
+    }
+    assert!(world.azure("networkInterfaces").is_empty());
+    world.secret("late", &[("userData", "{}".to_owned())]).await?;
+    world.until_phase(&data, "Provisioned").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_provider_id_is_known_by_its_address_and_a_lost_disk_is_told() -> Result<()> {
+    let world = World::new("address", Config::instant()).await?;
+    let _controller = world.start().await?;
+    let name = world.name("m");
+    let disks = json!([support::disk("keep", 0, "Detach", "Premium_LRS")]);
+    world.create(world.manifest(&name, json!({"dataDisks": disks}))).await?;
+    let mut machine = world.until_phase(&name, "Provisioned").await?;
+    machine.spec.provider_id = None;
+    world.join(&machine).await?;
+    let machine = world.until_phase(&name, "Running").await?;
+    let node = machine
+        .status
+        .and_then(|status| status.node_ref)
+        .and_then(|node| node.name);
+    assert_eq!(node.as_deref(), Some(name.as_str()));
+
+    let id = format!(
+        "/subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Compute/disks/{name}_keep",
+        world.sim.subscription
+    );
+    assert!(world.sim.vanish(&id), "somebody deletes the disk");
+    world.delete(&name).await?;
+    world.until_gone(&name).await?;
+    let event = world.event(&name, "DataDiskMissing").await?;
+    assert!(event.contains(&format!("{name}_keep was to be kept")), "{event}");
     Ok(())
 }

@@ -29,7 +29,6 @@ impl From<kube::Error> for Error {
 impl Error {
     pub fn class(&self) -> Class {
         match self {
-            Self::Azure(_) if self.is_about_credentials() => Class::Transient,
             Self::Azure(error) => error.class(),
             Self::Kube(error) => error.class(),
             // The identity, its secret and its namespace's labels are changed without a change of the pool.
@@ -44,17 +43,24 @@ impl Error {
         matches!(self, Self::Azure(Credential { .. } | SignIn { .. }))
     }
 
+    /// Whether somebody has to look after the identity.
+    pub fn is_about_the_identity(&self) -> bool {
+        matches!(
+            self,
+            Self::Identity { .. } | Self::Azure(capstan_azure::Error::Credential { .. })
+        )
+    }
+
     /// A short CamelCase word for a condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Azure(capstan_azure::Error::Credential { .. }) => "IdentityUnusable",
+            Self::Identity { .. } | Self::Azure(capstan_azure::Error::Credential { .. }) => "IdentityUnusable",
             Self::Azure(error) => match error.class() {
                 Class::Throttled(_) => "Throttled",
                 Class::Transient => "AzureError",
                 Class::Terminal => "InvalidConfiguration",
             },
             Self::Kube(_) => "KubernetesError",
-            Self::Identity { .. } => "IdentityUnusable",
             Self::Spec(_) => "InvalidConfiguration",
             Self::Missing(_) => "WaitingForDependency",
         }
@@ -64,5 +70,20 @@ impl Error {
 impl Classified for Error {
     fn class(&self) -> Class {
         Error::class(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credential_that_cannot_be_used_is_tried_again_and_told_as_the_identitys_fault() {
+        let error = Error::from(capstan_azure::Error::Credential {
+            identity: "sp".to_owned(),
+            reason: "no such file".to_owned(),
+        });
+        assert_eq!((error.class(), error.reason()), (Class::Transient, "IdentityUnusable"));
+        assert!(error.is_about_credentials() && error.is_about_the_identity());
     }
 }

@@ -79,7 +79,7 @@ pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next
         if error.is_about_credentials() {
             actor.memory.client = None;
         }
-        if error.class() == Class::Terminal || matches!(error, Error::Identity { .. }) {
+        if error.class() == Class::Terminal || error.is_about_the_identity() {
             let message = error.to_string();
             world.recorder.warning(pool.as_ref(), error.reason(), message).await;
         }

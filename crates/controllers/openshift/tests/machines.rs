@@ -26,7 +26,7 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
         disk("data", 0, "Delete", "Premium_LRS"),
         disk("keep", 1, "Detach", "Premium_LRS")
     ]);
-    let mut manifest = world.manifest(&name, json!({"dataDisks": disks}));
+    let mut manifest = world.manifest(&name, json!({"dataDisks": disks, "location": "East US"}));
     manifest["spec"]["metadata"] = json!({"labels": {"disktype": "fast"}});
     manifest["spec"]["taints"] = json!([{"key": "k", "effect": "NoSchedule"}]);
     world.create(manifest).await?;
@@ -38,6 +38,7 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
         machine.labels()["machine.openshift.io/instance-type"],
         "Standard_D4s_v3"
     );
+    assert_eq!(machine.labels()["machine.openshift.io/region"], "eastus");
     assert_eq!(
         world.azure("disks"),
         [format!("{name}_OSDisk"), format!("{name}_data"), format!("{name}_keep")]

@@ -448,8 +448,8 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
     let client = &account.client;
     let doing = || Error::doing(format!("failed to delete availability set {name}"));
     // Known from the cached catalogue: where sizes have zones, no set was made.
-    let region = sizes::region(&names.location);
-    match client.size(&region, spec.vm_size.as_deref().unwrap_or_default()).await {
+    let region = &names.location;
+    match client.size(region, spec.vm_size.as_deref().unwrap_or_default()).await {
         Ok(None) => return Ok(()),
         Ok(Some(size)) if !size.zones.is_empty() => return Ok(()),
         // Who may not read the catalogue any more looks for the set itself.

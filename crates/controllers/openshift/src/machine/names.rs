@@ -2,6 +2,7 @@
 //! status was ever written.
 
 use crate::account::Place;
+use crate::sizes;
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine};
 use capstan_azure::ResourceId;
 use capstan_azure::model::Tags;
@@ -180,7 +181,8 @@ pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) 
         subscription: place.subscription.clone(),
         network_group: given(&spec.network_resource_group).unwrap_or_else(|| group.clone()),
         group,
-        location: given(&spec.location).unwrap_or_else(|| place.location.clone()),
+        // By the name that is also good for a label.
+        location: sizes::region(&given(&spec.location).unwrap_or_else(|| place.location.clone())),
         machine: machine.name_any(),
         namespace: machine.namespace().unwrap_or_default(),
         uid: machine.uid().unwrap_or_default(),

@@ -12,7 +12,7 @@ use capstan_testkit::vcsim::Options;
 use capstan_testkit::{ControlPlane, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -54,11 +54,16 @@ impl Rotation {
         };
         let context = capstan_kube::Context::new(rotation.plane.config().await?, options)?;
         tokio::spawn(capstan_vsphere_machines::run(context, Default::default()));
-        tokio::spawn(kubelets(
-            rotation.plane.client().await?,
-            rotation.namespace.clone(),
-            rotation.shutdown.clone(),
-        ));
+        let (client, namespace) = (rotation.plane.client().await?, rotation.namespace.clone());
+        let shutdown = rotation.shutdown.clone();
+        tokio::spawn(async move {
+            while !shutdown.is_cancelled() {
+                // An API server that is busy for a moment is asked again.
+                let _ = control_plane(&client, &namespace).await;
+                let _ = kubelets(&client, &namespace).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+        });
         Ok(rotation)
     }
 
@@ -89,28 +94,8 @@ impl Rotation {
                     "identityRef": {"kind": "Secret", "name": "vcenter"},
                     "controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443}}}),
         ])
-        .await?;
-        // Nobody runs a control plane here; Cluster API looks for Nodes only once one is there.
-        let now = jiff::Timestamp::now();
-        let condition = json!({"type": "ControlPlaneInitialized", "status": "True", "reason": "Initialized",
-            "message": "", "lastTransitionTime": format!("{now:.0}")});
-        let status = json!({"status": {
-            "initialization": {"controlPlaneInitialized": true}, "conditions": [condition],
-        }})
-        .to_string();
-        let kind = "clusters.v1beta2.cluster.x-k8s.io";
-        let patch = [
-            "patch",
-            kind,
-            "c",
-            "-n",
-            &self.namespace,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &status,
-        ];
-        self.plane.kubectl(&patch).await.map(|_| ())
+        .await
+        .map(drop)
     }
 
     fn template(&self, name: &str, disks: &Value) -> Value {
@@ -193,28 +178,55 @@ impl Rotation {
 
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
 
+/// Plays the control plane's provider: Cluster API looks for Nodes only once a control plane is said to be there, and a pass
+/// of its own that was under way may write the opposite after us.
+async fn control_plane(client: &Client, namespace: &str) -> Result<()> {
+    const SAYS_SO: &str = "ControlPlaneInitialized";
+    let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Cluster");
+    let kind = ApiResource::from_gvk_with_plural(&kind, "clusters");
+    let clusters: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let Some(cluster) = clusters.get_opt("c").await? else {
+        return Ok(());
+    };
+    let conditions = cluster.data.pointer("/status/conditions").and_then(Value::as_array);
+    let mut conditions = conditions.cloned().unwrap_or_default();
+    if conditions.iter().any(|c| c["type"] == SAYS_SO && c["status"] == "True") {
+        return Ok(());
+    }
+    conditions.retain(|condition| condition["type"] != SAYS_SO);
+    let now = jiff::Timestamp::now();
+    conditions.push(
+        json!({"type": SAYS_SO, "status": "True", "reason": "Initialized", "message": "",
+        "lastTransitionTime": format!("{now:.0}")}),
+    );
+    let status = json!({"status": {
+        "initialization": {"controlPlaneInitialized": true}, "conditions": conditions,
+    }});
+    clusters
+        .patch_status("c", &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    Ok(())
+}
+
 /// Plays the kubelets: every machine that has a provider ID gets a Node, which kwok keeps ready.
-async fn kubelets(client: Client, namespace: String, shutdown: CancellationToken) -> Result<()> {
-    let machines: Api<VSphereMachine> = Api::namespaced(client.clone(), &namespace);
-    let nodes: Api<Node> = Api::all(client);
-    while !shutdown.is_cancelled() {
-        for machine in machines.list(&Default::default()).await?.items {
-            let Some(id) = machine
-                .spec
-                .provider_id
-                .clone()
-                .filter(|_| machine.metadata.deletion_timestamp.is_none())
-            else {
-                continue;
-            };
-            let node: Node = serde_json::from_value(json!({
-                "apiVersion": "v1", "kind": "Node", "metadata": {"name": machine.name_any()}, "spec": {"providerID": id},
-            }))?;
-            if nodes.get_opt(&machine.name_any()).await?.is_none() {
-                nodes.create(&PostParams::default(), &node).await?;
-            }
+async fn kubelets(client: &Client, namespace: &str) -> Result<()> {
+    let machines: Api<VSphereMachine> = Api::namespaced(client.clone(), namespace);
+    let nodes: Api<Node> = Api::all(client.clone());
+    for machine in machines.list(&Default::default()).await?.items {
+        let Some(id) = machine
+            .spec
+            .provider_id
+            .clone()
+            .filter(|_| machine.metadata.deletion_timestamp.is_none())
+        else {
+            continue;
+        };
+        let node: Node = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": machine.name_any()}, "spec": {"providerID": id},
+        }))?;
+        if nodes.get_opt(&machine.name_any()).await?.is_none() {
+            nodes.create(&PostParams::default(), &node).await?;
         }
-        tokio::time::sleep(Duration::from_millis(300)).await;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! One request at a time: its turn in the budget, a token, a line, the doors, the answer, and what the answer teaches.
+//! One request at a time: its turn in the budget, a token, a line, the interceptors, the answer, and what the answer teaches.
 
 use crate::budget::policy::{Kind, Policy};
 use crate::budget::{Ask, Budget, Held, Throttled};
@@ -8,7 +8,7 @@ use crate::skus::Catalogues;
 use crate::token::Tokens;
 use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
 use bytes::Bytes;
-use capstan_core::door::{Effect, Verdict, World};
+use capstan_core::interceptor::{Effect, System, Verdict};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
 use serde::de::DeserializeOwned;
@@ -271,9 +271,9 @@ impl Client {
             after,
         };
         self.shared.budget.acquire(&ask).await.map_err(held)?;
-        let doors = &self.shared.settings.doors;
+        let interceptors = &self.shared.settings.interceptors;
         let effect = Effect {
-            world: World::Azure,
+            system: System::Azure,
             method: call.method.to_string(),
             target: call.target().to_owned(),
             write: call.kind() != Kind::Read,
@@ -285,7 +285,7 @@ impl Client {
             return Err(held(stop));
         }
         // Last of all: what was open when we queued may be shut by now, and nothing is waited for from here on.
-        pass(doors.enter(&effect), call).await?;
+        pass(interceptors.before(&effect), call).await?;
         let result = self.transmit(call, &token).await;
         drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);
@@ -303,7 +303,7 @@ impl Client {
         if let Ok(answer) = &result {
             self.learn(&ask, answer);
         }
-        pass(doors.leave(&effect), call).await?;
+        pass(interceptors.after(&effect), call).await?;
         result
     }
 

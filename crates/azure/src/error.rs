@@ -164,7 +164,7 @@ pub enum Error {
     Unseen { call: String, error: Box<ArmError> },
     #[error("{call}: {source}")]
     Network { call: String, source: reqwest::Error },
-    /// A door (the lease fence, or a test) stopped the call.
+    /// An interceptor (the lease fence, or a test) stopped the call.
     #[error("{call}: {reason}")]
     Refused { call: String, reason: String },
     #[error("sign-in of {identity} failed: {reason}")]

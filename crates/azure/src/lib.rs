@@ -4,7 +4,7 @@
 //! Invariants kept here:
 //! - one sign-in per identity until its token is about to expire, however many callers ask at once;
 //! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
-//! - every request passes the [`capstan_core::door::Doors`], so that tests can count, fail or stop each effect;
+//! - every request passes the [`capstan_core::interceptor::Interceptors`], so that tests can count, fail or stop each effect;
 //! - errors keep what Azure said, and answer [`Error::class`].
 
 pub mod assertion;

@@ -1,7 +1,7 @@
 //! Which Azure to talk to, by the variables that Azure's own SDKs read.
 
 use crate::{Error, Metrics};
-use capstan_core::door::Doors;
+use capstan_core::interceptor::Interceptors;
 use reqwest::Url;
 use std::path::PathBuf;
 
@@ -92,7 +92,7 @@ pub struct Settings {
     pub cloud: Cloud,
     /// Roots to trust besides the system's (`SSL_CERT_FILE`).
     pub ca_file: Option<PathBuf>,
-    pub doors: Doors,
+    pub interceptors: Interceptors,
     pub metrics: Metrics,
 }
 
@@ -101,7 +101,7 @@ impl Settings {
         Self {
             cloud,
             ca_file: None,
-            doors: Doors::default(),
+            interceptors: Interceptors::default(),
             metrics: Metrics::default(),
         }
     }

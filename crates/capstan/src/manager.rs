@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use capstan_azure::Clients;
-use capstan_core::door::{Door, Doors};
+use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::lease::{Elector, Fence};
 use capstan_kube::{Context, Options, lease};
 use capstan_openshift::webhook;
@@ -49,14 +49,14 @@ impl Manager {
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         self.status.started();
         let fence = self.lease.as_ref().map(|_| Fence::default());
-        let doors: Vec<Arc<dyn Door>> = fence.iter().map(|fence| Arc::new(fence.clone()) as _).collect();
-        let doors = Doors::new(doors);
+        let interceptors: Vec<Arc<dyn Interceptor>> = fence.iter().map(|fence| Arc::new(fence.clone()) as _).collect();
+        let interceptors = Interceptors::new(interceptors);
         let azure = Clients::new(capstan_azure::Settings {
-            doors: doors.clone(),
+            interceptors: interceptors.clone(),
             ..self.azure.clone()
         })?;
         let admission = self.admit(azure.clone(), stop.clone())?;
-        let result = self.terms(fence, doors, azure, stop).await;
+        let result = self.terms(fence, interceptors, azure, stop).await;
         if let Some(admission) = admission {
             let _ = tokio::time::timeout(STOP_GRACE, admission).await;
         }
@@ -86,15 +86,21 @@ impl Manager {
         })))
     }
 
-    async fn terms(&self, fence: Option<Fence>, doors: Doors, azure: Clients, stop: CancellationToken) -> Result<()> {
+    async fn terms(
+        &self,
+        fence: Option<Fence>,
+        interceptors: Interceptors,
+        azure: Clients,
+        stop: CancellationToken,
+    ) -> Result<()> {
         let (Some(settings), Some(fence)) = (self.lease.clone(), fence) else {
-            return self.term(doors, azure, stop).await;
+            return self.term(interceptors, azure, stop).await;
         };
         let mut config = self.config.clone();
         config.default_retry = false;
         let client = Client::try_from(config).context("cannot make a client for the lease")?;
         let mut elector = Elector::new(client, settings, fence);
-        let result = self.lead(&mut elector, &doors, &azure, &stop).await;
+        let result = self.lead(&mut elector, &interceptors, &azure, &stop).await;
         elector.release().await;
         result
     }
@@ -103,7 +109,7 @@ impl Manager {
     async fn lead(
         &self,
         elector: &mut Elector,
-        doors: &Doors,
+        interceptors: &Interceptors,
         azure: &Clients,
         stop: &CancellationToken,
     ) -> Result<()> {
@@ -113,7 +119,7 @@ impl Manager {
                 () = stop.cancelled() => break,
             }
             let term = stop.child_token();
-            let work = self.term(doors.clone(), azure.clone(), term.clone());
+            let work = self.term(interceptors.clone(), azure.clone(), term.clone());
             tokio::pin!(work);
             tokio::select! {
                 result = &mut work => result?,
@@ -128,9 +134,9 @@ impl Manager {
     }
 
     /// One term: all controllers, until `end`.
-    async fn term(&self, doors: Doors, azure: Clients, end: CancellationToken) -> Result<()> {
+    async fn term(&self, interceptors: Interceptors, azure: Clients, end: CancellationToken) -> Result<()> {
         let options = Options {
-            doors,
+            interceptors,
             namespace: self.namespace.clone(),
             shutdown: end.clone(),
             ..Options::default()

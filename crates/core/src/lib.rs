@@ -2,8 +2,8 @@
 
 pub mod class;
 pub mod disks;
-pub mod door;
 pub mod drain;
+pub mod interceptor;
 pub mod rollout;
 pub mod validate;
 

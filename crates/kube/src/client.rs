@@ -1,4 +1,4 @@
-//! Client profiles. Invariant: every request on the wire, each retry included, passes the [`Doors`] and is counted, and
+//! Client profiles. Invariant: every request on the wire, each retry included, passes the [`Interceptors`] and is counted, and
 //! every request but a watch is answered or given up within [`REQUEST_TIMEOUT`].
 //!
 //! kube's own retry layer is off: it sits below any layer of ours (so that retries would go unseen) and stays with a
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use capstan_core::door::{Doors, Effect, Verdict, World};
+use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
@@ -43,7 +43,7 @@ pub enum Profile {
     Once,
 }
 
-/// A door that refused a request.
+/// An interceptor that refused a request.
 #[derive(Debug, thiserror::Error)]
 #[error("request refused: {0}")]
 pub struct Refused(pub String);
@@ -56,11 +56,11 @@ pub struct TimedOut;
 /// Who writes, in audit logs and `managedFields`: the API server takes the part before the slash as the manager.
 const USER_AGENT: &str = concat!("capstan/", env!("CARGO_PKG_VERSION"));
 
-/// A client whose every request passes `doors`.
+/// A client whose every request passes `interceptors`.
 pub fn connect(
     mut config: kube::Config,
     profile: Profile,
-    doors: &Doors,
+    interceptors: &Interceptors,
     metrics: &Metrics,
 ) -> Result<kube::Client, Error> {
     config.default_retry = false;
@@ -72,8 +72,8 @@ pub fn connect(
             .connect_timeout
             .map_or(CONNECT_TIMEOUT, |t| t.min(CONNECT_TIMEOUT)),
     );
-    let layer = DoorLayer {
-        doors: doors.clone(),
+    let layer = InterceptorLayer {
+        interceptors: interceptors.clone(),
         metrics: metrics.clone(),
         profile,
         served: Arc::default(),
@@ -81,20 +81,20 @@ pub fn connect(
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
 }
 
-struct DoorLayer {
-    doors: Doors,
+struct InterceptorLayer {
+    interceptors: Interceptors,
     metrics: Metrics,
     profile: Profile,
     served: Arc<Served>,
 }
 
-impl<S> Layer<S> for DoorLayer {
-    type Service = DoorService<S>;
+impl<S> Layer<S> for InterceptorLayer {
+    type Service = InterceptorService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        DoorService {
+        InterceptorService {
             inner: Arc::new(Mutex::new(inner)),
-            doors: self.doors.clone(),
+            interceptors: self.interceptors.clone(),
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
@@ -104,20 +104,20 @@ impl<S> Layer<S> for DoorLayer {
 }
 
 /// The inner service is not `Clone`: it is locked for the moment of `call` only, never while an answer is awaited.
-struct DoorService<S> {
+struct InterceptorService<S> {
     inner: Arc<Mutex<S>>,
-    doors: Doors,
+    interceptors: Interceptors,
     metrics: Metrics,
     profile: Profile,
     served: Arc<Served>,
     lines: Arc<Semaphore>,
 }
 
-impl<S> Clone for DoorService<S> {
+impl<S> Clone for InterceptorService<S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            doors: self.doors.clone(),
+            interceptors: self.interceptors.clone(),
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
@@ -126,7 +126,7 @@ impl<S> Clone for DoorService<S> {
     }
 }
 
-impl<S, B> Service<Request<Body>> for DoorService<S>
+impl<S, B> Service<Request<Body>> for InterceptorService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError> + Send + 'static,
     S::Future: Send + 'static,
@@ -146,7 +146,7 @@ where
     }
 }
 
-impl<S, B> DoorService<S>
+impl<S, B> InterceptorService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
 {
@@ -187,10 +187,10 @@ where
             // A watch's answer lasts: it must not keep others from being heard.
             let line = if watch { None } else { self.lines.acquire().await.ok() };
             // Last of all: what was open when we queued may be shut by now.
-            obey(self.doors.enter(&effect)).await?;
+            obey(self.interceptors.before(&effect)).await?;
             let answer = once(&self.inner, &self.metrics, &effect, watch, request).await;
             drop(line);
-            obey(self.doors.leave(&effect)).await?;
+            obey(self.interceptors.after(&effect)).await?;
             let answer = answer?;
             match (spare, pause(&answer, attempt)) {
                 (Some(again), Some(pause)) => {
@@ -241,7 +241,7 @@ async fn obey(verdict: Verdict) -> Result<(), BoxError> {
 
 fn effect_of(request: &Request<Body>) -> Effect {
     Effect {
-        world: World::Kube,
+        system: System::Kube,
         method: request.method().to_string(),
         target: request.uri().path().to_owned(),
         write: !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS),
@@ -292,7 +292,7 @@ fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capstan_core::door::Door;
+    use capstan_core::interceptor::Interceptor;
     use rstest::rstest;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
@@ -300,25 +300,25 @@ mod tests {
     #[derive(Default)]
     struct Shutting(AtomicBool);
 
-    impl Door for Shutting {
-        fn enter(&self, _: &Effect) -> Verdict {
+    impl Interceptor for Shutting {
+        fn before(&self, _: &Effect) -> Verdict {
             if self.0.load(SeqCst) {
                 return Verdict::Refuse("shut".to_owned());
             }
             Verdict::Pass
         }
 
-        fn leave(&self, _: &Effect) -> Verdict {
+        fn after(&self, _: &Effect) -> Verdict {
             self.0.store(true, SeqCst);
             Verdict::Pass
         }
     }
 
     #[tokio::test]
-    async fn a_request_that_waits_for_its_turn_while_the_door_shuts_is_never_sent() {
-        let (door, sent) = (Arc::new(Shutting::default()), Arc::new(AtomicUsize::new(0)));
-        let layer = DoorLayer {
-            doors: Doors::new(vec![door.clone()]),
+    async fn a_request_that_waits_for_its_turn_while_the_interceptor_shuts_is_never_sent() {
+        let (interceptor, sent) = (Arc::new(Shutting::default()), Arc::new(AtomicUsize::new(0)));
+        let layer = InterceptorLayer {
+            interceptors: Interceptors::new(vec![interceptor.clone()]),
             metrics: Metrics::default(),
             profile: Profile::Once,
             served: Arc::default(),
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 5);
         // Those that were refused gave their lines back.
         assert!(crowd(AT_ONCE + 5).await.iter().all(Result::is_err));
-        door.0.store(false, SeqCst);
+        interceptor.0.store(false, SeqCst);
         assert!(write().await.is_ok());
         assert_eq!(sent.load(SeqCst), AT_ONCE + 1);
     }

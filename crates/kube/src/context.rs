@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use capstan_core::door::Doors;
+use capstan_core::interceptor::Interceptors;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::watcher;
@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 /// How to reach a cluster and what to do on the way.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    pub doors: Doors,
+    pub interceptors: Interceptors,
     /// Work in this namespace only; all of them when `None`.
     pub namespace: Option<String>,
     pub metrics: Metrics,
@@ -32,7 +32,7 @@ pub struct Context {
     /// For evictions and leases: a refusal is handed back at once.
     pub no_retry: kube::Client,
     pub namespace: Option<String>,
-    pub doors: Doors,
+    pub interceptors: Interceptors,
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
     recorder: Recorder,
@@ -43,19 +43,19 @@ impl Context {
     /// Needs a running tokio runtime.
     pub fn new(config: kube::Config, options: Options) -> Result<Self, Error> {
         let Options {
-            doors,
+            interceptors,
             namespace,
             metrics,
             shutdown,
         } = options;
-        let client = client::connect(config.clone(), Profile::Retrying, &doors, &metrics)?;
-        let no_retry = client::connect(config, Profile::Once, &doors, &metrics)?;
+        let client = client::connect(config.clone(), Profile::Retrying, &interceptors, &metrics)?;
+        let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics)?;
         let recorder = Recorder::new(client.clone(), "capstan");
         Ok(Self {
             client,
             no_retry,
             namespace,
-            doors,
+            interceptors,
             metrics,
             shutdown,
             recorder,

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use capstan_core::door::{Door, Effect, Verdict};
+use capstan_core::interceptor::{Effect, Interceptor, Verdict};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
@@ -141,8 +141,8 @@ impl Fence {
     }
 }
 
-impl Door for Fence {
-    fn enter(&self, effect: &Effect) -> Verdict {
+impl Interceptor for Fence {
+    fn before(&self, effect: &Effect) -> Verdict {
         if !effect.write || self.is_open() {
             return Verdict::Pass;
         }

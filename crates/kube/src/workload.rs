@@ -435,9 +435,9 @@ async fn connect(
     let parsed = Kubeconfig::from_yaml(text).map_err(|_| broken("the kubeconfig is not valid YAML"))?;
     let config = kube::Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default()).await;
     let config = config.map_err(|error| broken(&error.to_string()))?;
-    let (doors, metrics) = (&context.doors, &context.metrics);
-    let client = client::connect(config.clone(), Profile::Retrying, doors, metrics)?;
-    let no_retry = client::connect(config, Profile::Once, doors, metrics)?;
+    let (interceptors, metrics) = (&context.interceptors, &context.metrics);
+    let client = client::connect(config.clone(), Profile::Retrying, interceptors, metrics)?;
+    let no_retry = client::connect(config, Profile::Once, interceptors, metrics)?;
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let nodes = Cache::start(
         Api::all(client.clone()),

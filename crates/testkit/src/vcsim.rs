@@ -132,7 +132,7 @@ impl Fault {
     }
 }
 
-/// The simulator's other door: counters and faults.
+/// The simulator's admin endpoint: counters and faults.
 #[derive(Clone, Debug)]
 pub struct Admin {
     url: String,

@@ -3,7 +3,7 @@
 //! Start with [`Sessions`]: it hands out one [`Vcenter`] for each server and user, renews its session when vCenter has
 //! forgotten it, and logs out at the end. Tasks and machines are watched by one long poll for each session
 //! ([`Task::wait`], [`Vcenter::watch_vm`]), never polled one by one. Look-ups in the inventory are remembered for a short
-//! time, so that many machines of one making cost few calls. Every request goes through the doors in [`Settings`].
+//! time, so that many machines of one making cost few calls. Every request goes through the interceptors in [`Settings`].
 //! No answer, however broken, makes it panic.
 
 mod away;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use capstan_core::door::Doors;
+use capstan_core::interceptor::Interceptors;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Login {
 /// What all sessions share.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    pub doors: Doors,
+    pub interceptors: Interceptors,
 }
 
 /// All sessions of the process. Cheap to clone.

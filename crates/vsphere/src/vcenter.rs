@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
-use capstan_core::door::{Doors, Effect, Verdict, World};
+use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -61,7 +61,7 @@ pub(crate) struct Inner {
     pub login: Login,
     pub http: reqwest::Client,
     pub base: String,
-    pub doors: Doors,
+    pub interceptors: Interceptors,
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
     /// When vCenter last refused to renew the session, and with what; also keeps two renewals apart.
@@ -142,7 +142,7 @@ impl Vcenter {
             base: base_url(&login.server)?,
             login,
             http,
-            doors: settings.doors,
+            interceptors: settings.interceptors,
             content: OnceLock::new(),
             session: RwLock::default(),
             renewing: tokio::sync::Mutex::default(),
@@ -314,7 +314,7 @@ impl Vcenter {
         self.exchange(&call, cookie).await.map(|(answer, _)| answer)
     }
 
-    /// One request and its answer, through the doors; also the session cookie that the answer sets.
+    /// One request and its answer, through the interceptors; also the session cookie that the answer sets.
     async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
         let _alone = if call.is_long() { None } else { self.0.away.enter()? };
         let envelope = envelope(call, "urn:vim25", "");
@@ -343,7 +343,7 @@ impl Vcenter {
         .await
     }
 
-    /// Asks the doors before a request is sent and after its answer came.
+    /// Asks the interceptors before a request is sent and after its answer came.
     pub(crate) async fn through<T>(
         &self,
         method: &str,
@@ -352,12 +352,12 @@ impl Vcenter {
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let effect = Effect {
-            world: World::Vsphere,
+            system: System::Vsphere,
             method: method.to_owned(),
             target: target.to_owned(),
             write,
         };
-        obey(self.0.doors.enter(&effect), method).await?;
+        obey(self.0.interceptors.before(&effect), method).await?;
         let began = tokio::time::Instant::now();
         let result = request.await;
         tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
@@ -365,7 +365,7 @@ impl Vcenter {
             *lock(&self.0.touched) = tokio::time::Instant::now();
             self.0.away.answered();
         }
-        obey(self.0.doors.leave(&effect), method).await?;
+        obey(self.0.interceptors.after(&effect), method).await?;
         result
     }
 

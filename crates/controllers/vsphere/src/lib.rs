@@ -74,7 +74,7 @@ impl Options {
 /// Runs all controllers for vSphere until the context's shutdown token is cancelled; then logs out everywhere.
 pub async fn run(context: Context, options: Options) -> Result<(), Error> {
     let sessions = Sessions::new(Settings {
-        doors: context.doors.clone(),
+        interceptors: context.interceptors.clone(),
     });
     let (home, account) = (options.identity_namespace.clone(), options.account.clone());
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);

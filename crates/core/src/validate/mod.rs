@@ -1,4 +1,4 @@
-//! One set of rules, three doors: admission, the controllers and `capstan check` all ask these pure functions, so that an
+//! One set of rules for three callers: admission, the controllers and `capstan check` all ask these pure functions, so that an
 //! object is refused with the same words wherever it is met. Every rule names the field, the value and what to do.
 
 pub mod azure_identity;

@@ -1,7 +1,7 @@
 //! Decisions by tables; the elector against an API server of one Lease that answers as the test wants.
 
 use super::*;
-use capstan_core::door::World;
+use capstan_core::interceptor::System;
 use http::{Method, Request, Response, StatusCode};
 use kube::client::Body;
 use rstest::rstest;
@@ -81,20 +81,20 @@ fn a_dead_process_of_this_machine_is_not_waited_for() {
 }
 
 #[test]
-fn a_closed_fence_refuses_writes_to_every_world_and_lets_reads_pass() {
-    let effect = |world, write| Effect {
-        world,
+fn a_closed_fence_refuses_writes_to_every_system_and_lets_reads_pass() {
+    let effect = |system, write| Effect {
+        system,
         method: "PUT".into(),
         target: "/x".into(),
         write,
     };
     let fence = Fence::default();
-    for world in [World::Azure, World::Vsphere, World::Kube] {
-        assert!(matches!(fence.enter(&effect(world, true)), Verdict::Refuse(_)));
-        assert_eq!(fence.enter(&effect(world, false)), Verdict::Pass);
+    for system in [System::Azure, System::Vsphere, System::Kube] {
+        assert!(matches!(fence.before(&effect(system, true)), Verdict::Refuse(_)));
+        assert_eq!(fence.before(&effect(system, false)), Verdict::Pass);
     }
     fence.set(Some(Moment::now().after(SECOND * 60)));
-    assert_eq!(fence.enter(&effect(World::Azure, true)), Verdict::Pass);
+    assert_eq!(fence.before(&effect(System::Azure, true)), Verdict::Pass);
     // Either clock closes it.
     fence.set(Some(Moment {
         steady: Instant::now() + SECOND * 60,

@@ -1,4 +1,4 @@
-//! Admission for Machines and MachineSets: the rules of `capstan_core::validate::openshift` at the API server's door.
+//! Admission for Machines and MachineSets: the rules of `capstan_core::validate::openshift` as an admission webhook.
 //!
 //! Invariant: the program needs nobody to set it up: it makes its certificate, renews it, and keeps the webhook
 //! configurations pointed at itself. Several copies share one certificate through a Secret.

@@ -1,0 +1,12 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod limits;
+mod managed_identity;
+mod simulator;
+mod specification;

@@ -1,0 +1,84 @@
+//! `capstan check` says before what the API server says then: every case of the tests of admission, offline.
+
+#[path = "../../../api/tests/it/admission/azure.rs"]
+mod azure;
+#[path = "../../../api/tests/it/admission/case.rs"]
+mod case;
+#[path = "../../../api/tests/it/admission/openshift.rs"]
+mod openshift;
+#[path = "../../../api/tests/it/admission/vsphere.rs"]
+mod vsphere;
+
+use case::{CRDS, Case};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// A change is for the API server to judge: a file does not say what was there before.
+fn cases() -> Vec<Case> {
+    let all = [openshift::cases(), azure::cases(), vsphere::cases()];
+    let created = all.into_iter().flatten().filter(|case| case.before.is_none());
+    created.collect()
+}
+
+fn object(index: usize, case: &Case) -> Value {
+    let crd = CRDS.iter().find(|crd| crd.spec.names.kind == case.kind).unwrap();
+    json!({
+        "apiVersion": format!("{}/{}", crd.spec.group, crd.spec.versions[0].name),
+        "kind": case.kind,
+        "metadata": { "name": case.name.unwrap_or("case"), "namespace": format!("case-{index}") },
+        "spec": case.spec,
+    })
+}
+
+/// What is said of each object of a list.
+fn check(objects: &[Value]) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
+        .args(["check", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(list.to_string().as_bytes())
+        .unwrap();
+    let out = child.wait_with_output().unwrap();
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn what_the_api_server_refuses_is_found_before_and_what_it_takes_is_not_complained_about() {
+    let cases = cases();
+    let objects: Vec<Value> = cases
+        .iter()
+        .enumerate()
+        .map(|(index, case)| object(index, case))
+        .collect();
+    let said = check(&objects);
+    let mut faults = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        let name = format!(" case-{index}/{}: ", case.name.unwrap_or("case"));
+        let errors: Vec<&str> = said
+            .lines()
+            .filter(|line| line.contains(&name) && !line.contains(": warning: "))
+            .collect();
+        // Machines have more to them than the API server looks at.
+        let more = case.kind.starts_with("Machine");
+        match (case.refusal.is_empty(), errors.as_slice()) {
+            (false, []) => faults.push(format!("{} is not refused with {:?}", case.kind, case.refusal)),
+            (true, [error, ..]) if !more => faults.push(format!("is taken by the API server: {error}")),
+            _ => {}
+        }
+    }
+    assert!(
+        faults.is_empty(),
+        "{} of {} cases:\n{}",
+        faults.len(),
+        cases.len(),
+        faults.join("\n")
+    );
+}

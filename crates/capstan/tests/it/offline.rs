@@ -1,0 +1,220 @@
+//! The commands that need no cluster, run as a user runs them.
+
+use capstan_core::disks::init::{KnownDisk, merge_ignition, parse_requests, resolve};
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+fn capstan(args: &[&str], input: &str) -> Output {
+    feed(Command::new(env!("CARGO_BIN_EXE_capstan")).args(args), input)
+}
+
+fn feed(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn machine_set(disk: &str) -> String {
+    format!(
+        "apiVersion: machine.openshift.io/v1beta1
+kind: MachineSet
+metadata: {{name: workers, namespace: openshift-machine-api, labels: {{machine.openshift.io/cluster-api-cluster: ocp}}}}
+spec:
+  selector: {{matchLabels: {{set: workers}}}}
+  template:
+    metadata: {{labels: {{set: workers}}}}
+    spec:
+      providerSpec:
+        value:
+          kind: AzureMachineProviderSpec
+          image: {{resourceID: /subscriptions/s/image}}
+          osDisk: {{diskSizeGB: 128}}
+          dataDisks: [{disk}]
+"
+    )
+}
+
+#[test]
+fn check_accepts_a_machine_set_that_admission_would_fill_in() {
+    let good = machine_set("{nameSuffix: etcd, lun: 0, diskSizeGB: 4, deletionPolicy: Detach}");
+    let out = capstan(&["check", "-f", "-"], &good);
+    assert_eq!(text(&out.stdout), "1 checked, 0 errors, 0 warnings\n");
+    assert!(out.status.success());
+}
+
+#[test]
+fn check_names_file_object_field_value_and_remedy_and_exits_1() {
+    let out = capstan(
+        &["check", "-f", "-"],
+        &machine_set("{nameSuffix: etcd, lun: 64, diskSizeGB: 4, deletionPolicy: Keep}"),
+    );
+    let expected = "-: MachineSet openshift-machine-api/workers: providerSpec.dataDisks[0].lun: Invalid value: 64: must be greater than or equal to 0 and less than 64\n\
+        -: MachineSet openshift-machine-api/workers: providerSpec.dataDisks[0].deletionPolicy: Invalid value: \"Keep\": must be either Delete or Detach\n\
+        1 checked, 2 errors, 0 warnings\n";
+    assert_eq!(text(&out.stdout), expected);
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn check_finds_a_field_that_the_schema_does_not_know() {
+    let pool = "apiVersion: infrastructure.cluster.x-k8s.io/v1beta1\nkind: AzureMachinePool\nmetadata: {name: p}\nspec: {locaton: eastus}\n";
+    let out = text(&capstan(&["check", "-f", "-"], pool).stdout);
+    assert!(
+        out.contains("spec.locaton: Forbidden: unknown field") && out.contains("spec.location: Required value"),
+        "{out}"
+    );
+}
+
+#[test]
+fn check_refuses_a_version_that_the_cluster_would_not_take_and_names_the_one_that_it_does() {
+    let machine = machine_set("").replace("machine.openshift.io/v1beta1", "machine.openshift.io/v1");
+    let vm =
+        "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\nkind: VSphereMachine\nmetadata: {name: m}\nspec: {}\n";
+    let out = capstan(&["check", "-f", "-"], &format!("{machine}---\n{vm}"));
+    let expected = "-: MachineSet openshift-machine-api/workers: apiVersion: Invalid value: \"machine.openshift.io/v1\": not served; write it as machine.openshift.io/v1beta1\n\
+        -: VSphereMachine m: apiVersion: Invalid value: \"infrastructure.cluster.x-k8s.io/v1beta2\": not served; write it as infrastructure.cluster.x-k8s.io/v1beta1\n\
+        2 checked, 2 errors, 0 warnings\n";
+    assert_eq!(text(&out.stdout), expected);
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn disks_are_merged_into_a_user_data_secret() {
+    let file = std::env::temp_dir().join(format!("capstan-offline-{}.yaml", std::process::id()));
+    std::fs::write(
+        &file,
+        machine_set("{nameSuffix: etcd, lun: 3, diskSizeGB: 4, deletionPolicy: Detach}"),
+    )
+    .unwrap();
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: worker-user-data, uid: x}\nstringData: {userData: '{\"ignition\":{\"version\":\"3.2.0\"}}', disableTemplating: 'true'}\n";
+    let path = file.to_str().unwrap();
+    let args = [
+        "disks",
+        "ignition",
+        "-f",
+        path,
+        "--mount",
+        "etcd:/var/lib/etcd:xfs",
+        "--secret",
+        "-",
+        "--name",
+        "new",
+    ];
+    let out = capstan(&args, secret);
+    let unknown = capstan(
+        &["disks", "ignition", "-f", path, "--mount", "lun0:/var/lib/etcd:xfs"],
+        "",
+    );
+    std::fs::remove_file(&file).unwrap();
+    let merged: serde_json::Value = serde_saphyr::from_str(&text(&out.stdout)).unwrap();
+    assert_eq!(
+        (&merged["metadata"]["name"], merged["metadata"].get("uid")),
+        (&"new".into(), None)
+    );
+    assert_eq!(merged["stringData"]["disableTemplating"], "true");
+    assert!(
+        merged["stringData"]["userData"]
+            .as_str()
+            .unwrap()
+            .contains("/dev/disk/azure/scsi1/lun3")
+    );
+    assert_eq!(
+        text(&unknown.stderr),
+        "error: mount \"lun0:/var/lib/etcd:xfs\": no data disk \"lun0\"; the machine has lun3/etcd\n"
+    );
+}
+
+#[test]
+fn ignitions_own_validator_accepts_every_format_merged_into_every_specification() {
+    let validator = capstan_testkit::parts::IGNITION_VALIDATE.path().unwrap();
+    let disks = ["xfs", "ext4", "btrfs", "vfat"].map(|format| format!("{format}:/var/lib/{format}:{format}"));
+    let known: Vec<_> = (0..5)
+        .map(|lun| KnownDisk::azure(lun, ["xfs", "ext4", "btrfs", "vfat", "swap"][lun as usize]))
+        .collect();
+    let requests = parse_requests(&format!("{} swap:swap", disks.join(" "))).unwrap();
+    let mounts = resolve(&requests, &known).unwrap();
+    for minor in 0..=6 {
+        let config = merge_ignition(&format!("{{\"ignition\":{{\"version\":\"3.{minor}.0\"}}}}"), &mounts).unwrap();
+        let out = feed(Command::new(&validator).arg("-"), &config);
+        assert!(
+            out.status.success() && out.stdout.is_empty(),
+            "3.{minor}.0: {}{}",
+            text(&out.stdout),
+            text(&out.stderr)
+        );
+    }
+    let refused = feed(
+        Command::new(&validator).arg("-"),
+        "{\"ignition\":{\"version\":\"3.2.0\"},\"storage\":{\"disks\":[{\"device\":\"x\"}]}}",
+    );
+    assert!(!refused.status.success());
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let commands = [
+        (&[][..], "Usage: capstan <COMMAND>"),
+        (&["up"], "Ctrl-C stops everything"),
+        (&["run"], "capstan run --kubeconfig"),
+        (&["sim"], "Simulated clouds"),
+        (&["sim", "azure"], "Azure"),
+        (&["crds"], "kubectl apply --server-side"),
+        (&["check"], "Examples:"),
+        (&["disks"], "data disks"),
+        (&["disks", "ignition"], "--mount"),
+        (&["disks", "cloud-init"], "--mount"),
+        (&["completions"], "source <(capstan completions bash)"),
+        (&["version"], "Print the version"),
+    ];
+    for (command, taught) in commands {
+        let out = capstan(&[command, &["--help"]].concat(), "");
+        // Lines are as long as the terminal is wide.
+        let said = text(&out.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(out.status.success() && said.contains(taught), "{command:?}: {said}");
+    }
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = capstan(&["completions", shell], "");
+        assert!(
+            out.status.success() && text(&out.stdout).contains("no-examples"),
+            "{shell}"
+        );
+    }
+    assert!(text(&capstan(&["version"], "").stdout).starts_with("capstan 0."));
+    let unknown = capstan(&["run", "--controllers", "openstack"], "");
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("possible values: openshift, azure-pools, vsphere"));
+}
+
+#[test]
+fn crds_prints_what_is_in_deploy_and_does_not_mind_a_reader_that_leaves() {
+    let printed = capstan_testkit::manifests::parse(&text(&capstan(&["crds"], "").stdout)).unwrap();
+    let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+    let mut kept = capstan_testkit::manifests::read_dir(&deploy).unwrap();
+    let name = |object: &kube::api::DynamicObject| object.metadata.name.clone();
+    kept.sort_by_key(name);
+    let mut sorted = printed;
+    sorted.sort_by_key(name);
+    assert_eq!(
+        serde_json::to_value(&sorted).unwrap(),
+        serde_json::to_value(&kept).unwrap()
+    );
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
+        .arg("crds")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+}

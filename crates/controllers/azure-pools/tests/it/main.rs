@@ -1,0 +1,16 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod benchmark;
+mod crashes;
+mod harness;
+mod pools;
+mod slow;
+mod surroundings;
+mod troubles;
+mod with_core;

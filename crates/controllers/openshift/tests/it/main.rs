@@ -1,0 +1,16 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod crash;
+mod disks;
+mod machines;
+mod machineset;
+mod network;
+mod support;
+mod trouble;
+mod webhook;

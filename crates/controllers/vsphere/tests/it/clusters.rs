@@ -1,0 +1,185 @@
+//! Clusters and their vCenter: identities, credentials, failure domains, and the Nodes of machines that go.
+
+use crate::world;
+
+use anyhow::Result;
+use capstan_api::vsphere::{
+    VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine,
+};
+use capstan_testkit::vcsim::{Fault, Options};
+use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use world::{World, spec};
+
+fn available(text: &'static str) -> impl Fn(&VSphereCluster) -> bool {
+    move |cluster| {
+        let status = cluster.status.clone().unwrap_or_default();
+        let said = status
+            .conditions
+            .iter()
+            .any(|c| c.message.as_deref().unwrap_or_default().contains(text));
+        if text.is_empty() { status.ready } else { said }
+    }
+}
+
+async fn merge<K>(api: &Api<K>, name: &str, patch: Value) -> Result<()>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let name = format!("identity-{}", world.namespace);
+    let home = Api::<Secret>::namespaced(world.client.clone(), &world.namespace);
+    let identity: VSphereClusterIdentity = serde_json::from_value(json!({
+        "metadata": {"name": name}, "spec": {"secretName": "vcenter", "allowedNamespaces": {"selector": {"matchLabels": {"vcenter": name}}}},
+    }))?;
+    let identities: Api<VSphereClusterIdentity> = Api::all(world.client.clone());
+    identities.create(&PostParams::default(), &identity).await?;
+    assert!(home.get_opt("vcenter").await?.is_some());
+    let clusters = world.api::<VSphereCluster>();
+    let by_identity = json!({"spec": {"identityRef": {"kind": "VSphereClusterIdentity", "name": name}}});
+    merge(&clusters, "c", by_identity).await?;
+    world
+        .until::<VSphereCluster>("c", available("does not allow namespace"))
+        .await?;
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    merge(
+        &namespaces,
+        &world.namespace,
+        json!({"metadata": {"labels": {"vcenter": name}}}),
+    )
+    .await?;
+    let settled = |cluster: &VSphereCluster| {
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        conditions
+            .iter()
+            .any(|c| c.type_ == "VCenterAvailable" && c.status == "True")
+    };
+    world.until::<VSphereCluster>("c", settled).await?;
+    identities.delete(&name, &Default::default()).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_told_and_a_right_one_taken_up() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let secrets = world.api::<Secret>();
+    merge(&secrets, "vcenter", json!({"stringData": {"password": "wrong"}})).await?;
+    world
+        .until::<VSphereCluster>("c", available("refused the login"))
+        .await?;
+    let password = world.vcsim.password.clone();
+    merge(&secrets, "vcenter", json!({"stringData": {"password": password}})).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vcenter_that_answers_no_more_is_told_and_one_that_answers_again_too() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let available = |cluster: &VSphereCluster, answers: &str| {
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        let mut found = conditions.iter().filter(|c| c.type_ == "VCenterAvailable");
+        found.any(|c| c.status == answers)
+    };
+    let clusters = world.api::<VSphereCluster>();
+    let away = Fault {
+        method: "CurrentTime".into(),
+        kind: "status".into(),
+        status: 503,
+        message: "Service Unavailable".into(),
+        ..Fault::default()
+    };
+    for answers in ["True", "False", "True"] {
+        match answers {
+            "False" => world.vcsim.admin.inject(&away).await?,
+            _ => world.vcsim.admin.clear_faults().await?,
+        }
+        // Whoever marks a cluster wants it to be looked at; else that is done every ten minutes.
+        let marked = async {
+            for look in 0.. {
+                let mark = json!({"metadata": {"annotations": {"look": format!("{answers}-{look}")}}});
+                merge(&clusters, "c", mark).await?;
+                if available(&clusters.get("c").await?, answers) {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+            anyhow::Ok(())
+        };
+        let told = tokio::time::timeout(world::PATIENCE, marked).await;
+        told.map_err(|_| anyhow::anyhow!("VCenterAvailable does not become {answers}"))??;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_goes_where_its_failure_domain_says_and_takes_its_node_along() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let zone = format!("zone-{}", world.namespace);
+    let side = |kind: &str| json!({"name": "a", "type": kind, "tagCategory": "c", "autoConfigure": true});
+    let domain: VSphereFailureDomain = serde_json::from_value(json!({
+        "metadata": {"name": zone},
+        "spec": {"region": side("Datacenter"), "zone": side("ComputeCluster"), "topology": {
+            "datacenter": "DC0", "computeCluster": "DC0_C0", "datastore": "LocalDS_1", "networks": ["DC0_DVPG0"],
+        }},
+    }))?;
+    let wanted: VSphereDeploymentZone = serde_json::from_value(json!({
+        "metadata": {"name": zone, "labels": {"zone": zone}},
+        "spec": {"server": world.vcsim.server, "failureDomain": zone, "controlPlane": true,
+            "placementConstraint": {"resourcePool": "/DC0/host/DC0_C0/Resources", "folder": "/DC0/vm"}},
+    }))?;
+    let zones: Api<VSphereDeploymentZone> = Api::all(world.client.clone());
+    Api::<VSphereFailureDomain>::all(world.client.clone())
+        .create(&PostParams::default(), &domain)
+        .await?;
+    zones.create(&PostParams::default(), &wanted).await?;
+    let select = json!({"spec": {"failureDomainSelector": {"matchLabels": {"zone": zone}}}});
+    merge(&world.api::<VSphereCluster>(), "c", select).await?;
+    let offered = zone.clone();
+    let offers = move |cluster: &VSphereCluster| {
+        cluster
+            .status
+            .as_ref()
+            .is_some_and(|status| status.failure_domains.contains_key(&offered))
+    };
+    world.until::<VSphereCluster>("c", offers).await?;
+
+    let name = format!("m-{}", world.namespace);
+    let mut placed = spec("pvscsi", json!({"failureDomain": zone}));
+    placed["datastore"] = json!("LocalDS_0");
+    let kubeconfig = tokio::fs::read_to_string(world.plane.kubeconfig()).await?;
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "c-kubeconfig", "labels": {"cluster.x-k8s.io/cluster-name": "c"}},
+        "stringData": {"value": kubeconfig}, "type": "cluster.x-k8s.io/secret",
+    });
+    world.create::<Secret>(secret).await?;
+    world.machine(&name, placed).await?;
+    let (_, _, info) = world.ready(&name).await?;
+    assert!(info.path.starts_with("[LocalDS_1]"), "{}", info.path);
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name}, "spec": {"providerID": format!("vsphere://{}", info.bios_uuid)},
+    }))?;
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    nodes.create(&PostParams::default(), &node).await?;
+    world.delete(&name).await?;
+    assert!(
+        nodes.get_opt(&name).await?.is_none(),
+        "the node of a machine that is gone"
+    );
+    assert!(world.api::<VSphereMachine>().get_opt(&name).await?.is_none());
+    zones.delete(&zone, &Default::default()).await?;
+    Ok(())
+}

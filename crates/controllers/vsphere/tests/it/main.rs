@@ -1,0 +1,19 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod affinity;
+mod clusters;
+mod costs;
+mod crash;
+mod ends;
+mod faults;
+mod machines;
+mod older_core;
+mod pools;
+mod rotation;
+mod world;

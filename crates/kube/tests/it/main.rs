@@ -1,0 +1,12 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod basics;
+mod drain;
+mod lease;
+mod workload;

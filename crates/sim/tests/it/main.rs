@@ -1,0 +1,15 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod joining;
+mod machines;
+mod program;
+mod real_clients;
+mod scale_sets;
+mod support;
+mod time;

@@ -1,0 +1,11 @@
+//! The integration tests of this crate, in one program.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+mod groups;
+mod vcsim;
+mod watching;

@@ -5,7 +5,7 @@
 
 use crate::duration::{Duration, lenient};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::{ApiResource, NamespaceResourceScope};
+use kube_core::{ApiResource, NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, time};
 
@@ -297,7 +297,7 @@ macro_rules! core_resource {
             }
         }
 
-        impl kube::Resource for $name {
+        impl kube_core::Resource for $name {
             type DynamicType = Version;
             type Scope = NamespaceResourceScope;
 

@@ -137,9 +137,9 @@ macro_rules! resource {
             }
         }
 
-        impl kube::Resource for $name {
+        impl kube_core::Resource for $name {
             type DynamicType = ();
-            type Scope = kube::core::$scope;
+            type Scope = kube_core::$scope;
 
             fn kind(_: &()) -> std::borrow::Cow<'_, str> {
                 Self::KIND.into()

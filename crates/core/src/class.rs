@@ -1,14 +1,19 @@
-//! How a failure is to be answered. Every error enum of the workspace answers `class()` with one of these.
+//! How a controller reacts to an error. Every error enum of the workspace implements [`Classified`].
 
 use std::time::Duration;
 
-/// What to do about a failure.
+/// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It may go away by itself: retry with back-off.
+    /// It may go away by itself: retry with backoff.
     Transient,
-    /// The other side asked us to come back later: retry no earlier than this.
+    /// The other side asked for a pause: retry no earlier than this.
     Throttled(Duration),
     /// It stays until somebody changes the object: report it, do not retry in a loop.
     Terminal,
+}
+
+/// An error that says how to react to it.
+pub trait Classified {
+    fn class(&self) -> Class;
 }

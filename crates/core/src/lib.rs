@@ -1,10 +1,18 @@
-//! The decisions: pure, synchronous, total functions. No clock, no IO, no Kubernetes client, no HTTP.
+//! The decisions: pure, synchronous, total functions. No IO, no Kubernetes client, no HTTP.
+//!
+//! Beside them are the few parts that every client and controller shares: error classes, interceptors, the clock,
+//! backoff and memos.
 
+pub mod backoff;
 pub mod class;
+pub mod clock;
 pub mod disks;
 pub mod drain;
 pub mod interceptor;
+pub mod memo;
 pub mod rollout;
 pub mod validate;
 
-pub use class::Class;
+pub use class::{Class, Classified};
+pub use clock::Clock;
+pub use memo::Memo;

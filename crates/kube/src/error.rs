@@ -4,14 +4,10 @@
 use std::time::Duration;
 
 use capstan_core::Class;
+pub use capstan_core::Classified;
 
 /// How long to stay away when the API server says 429 without a `retryAfterSeconds`.
 const THROTTLED_DEFAULT: Duration = Duration::from_secs(1);
-
-/// Anything that can answer how it is to be treated: the error of each controller.
-pub trait Classified {
-    fn class(&self) -> Class;
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,10 +42,6 @@ impl Classified for Error {
 }
 
 impl Error {
-    pub fn class(&self) -> Class {
-        Classified::class(self)
-    }
-
     /// The HTTP status code, when the API server answered at all.
     pub fn code(&self) -> Option<u16> {
         match self {

@@ -1,4 +1,6 @@
 //! The only binary: command line and wiring.
+//!
+//! Feature `dev` (on by default) adds `up` and `sim` and everything they need. Images are built without it.
 
 mod check;
 mod controllers;
@@ -9,10 +11,10 @@ mod manager;
 mod manifest;
 mod run;
 mod serve;
+#[cfg(feature = "dev")]
 mod up;
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -27,20 +29,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    #[cfg(feature = "dev")]
     Up(up::Up),
     Run(Box<run::Run>),
-    /// Simulated clouds
+    /// Simulate a cloud on this machine
+    #[cfg(feature = "dev")]
     #[command(subcommand)]
     Sim(Sim),
     /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
     Crds {
-        /// For clusters that are made from a ClusterClass: templates on vSphere are kept from being changed by an admission
-        /// policy, which lets Cluster API's dry runs pass
+        /// Print definitions for clusters with a ClusterClass: an admission policy instead of a CEL rule keeps vSphere
+        /// templates unchanged, so that dry runs of Cluster API pass
         #[arg(long)]
         cluster_class: bool,
     },
     Check(check::Check),
-    /// Render user data that partitions, formats and mounts data disks
+    /// Print user data that partitions, formats and mounts data disks
     #[command(subcommand)]
     Disks(disks::Disks),
     /// Print a completion script for your shell, for example: source <(capstan completions bash)
@@ -51,6 +55,7 @@ enum Command {
     Version,
 }
 
+#[cfg(feature = "dev")]
 #[derive(Subcommand)]
 enum Sim {
     Azure(Box<capstan_sim::azure::cli::AzureArgs>),
@@ -59,7 +64,7 @@ enum Sim {
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => code,
-        // Whoever read our output has had enough, as `head` does.
+        // The reader of our output has closed it, as `head` does.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
@@ -73,7 +78,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     cause.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// The error and its causes on one line; some say their cause themselves already.
+/// Returns the error and its causes on one line. A cause that an error already contains is left out.
 fn explain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -88,11 +93,10 @@ fn explain(error: &anyhow::Error) -> String {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        #[cfg(feature = "dev")]
         Command::Up(args) => until_done(up::run(args))?,
-        Command::Run(args) => {
-            with_one_arena();
-            until_done(run::run(*args))?;
-        }
+        Command::Run(args) => until_done(run::run(*args))?,
+        #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds { cluster_class } => crds(cluster_class)?,
         Command::Check(args) => {
@@ -111,30 +115,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The C library gives threads arenas of their own, and each keeps what it once needed: at its peak a third of what the
-/// program holds. One is enough for two threads that mostly wait. The setting is read before the program starts, so it
-/// starts itself anew, as the same process; where that cannot be it goes on as it is.
-fn with_one_arena() {
-    const SETTING: &str = "MALLOC_ARENA_MAX";
-    if std::env::var_os(SETTING).is_some() {
-        return;
-    }
-    let mut args = std::env::args_os();
-    let name = args.next().unwrap_or_default();
-    if let Ok(program) = std::env::current_exe() {
-        let mut again = std::process::Command::new(program);
-        let _failed = again.arg0(name).args(args).env(SETTING, "1").exec();
-    }
-}
-
-/// Two threads: the work is waiting, and each thread costs memory.
+/// Two threads: the program mostly waits, and each thread costs memory.
 fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
     let result = runtime.block_on(work);
-    // A build of minutes that was waited for on a thread of its own ends with us, not we with it.
+    // A build on a blocking thread may take minutes. The program does not wait for it.
     runtime.shutdown_background();
     result
 }

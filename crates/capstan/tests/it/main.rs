@@ -12,5 +12,6 @@ mod check;
 mod cluster;
 mod fence;
 mod offline;
+mod product;
 mod program;
 mod up;

@@ -7,6 +7,7 @@ mod clusterapi;
 pub mod controlplane;
 mod files;
 mod gobuild;
+pub mod interceptors;
 pub mod manifests;
 pub mod parts;
 mod pki;

@@ -4,13 +4,13 @@
 
 use crate::harness;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use capstan_core::interceptor::Interceptors;
 use capstan_sim::azure::{Config, Span, Times};
-use harness::{Options, World, Writes};
+use capstan_testkit::interceptors::{Ledger, kube_writes};
+use harness::{Options, World};
 use serde_json::json;
 
 fn number(name: &str, default: usize) -> usize {
@@ -47,7 +47,7 @@ async fn a_rollout_against_the_ideal() -> Result<()> {
     };
     let mut world = World::prepare(options).await?;
     world.patience = Duration::from_secs(3600);
-    let writes = Arc::new(Writes::default());
+    let writes = Ledger::of(kube_writes);
     let begun = Instant::now();
     world.run(Interceptors::new(vec![writes.clone()])).await?;
     world.until_ready(pool).await?;
@@ -77,6 +77,6 @@ async fn a_rollout_against_the_ideal() -> Result<()> {
         "ARM calls per instance: {:.2}",
         world.sim.arm_requests().len() as f64 / pool as f64
     );
-    println!("kube writes per machine: {:.2}", writes.total() as f64 / pool as f64);
+    println!("kube writes per machine: {:.2}", writes.len() as f64 / pool as f64);
     Ok(())
 }

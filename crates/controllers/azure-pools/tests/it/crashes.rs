@@ -2,46 +2,16 @@
 
 use crate::harness;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
+use capstan_core::interceptor::Interceptors;
 use capstan_sim::azure::{Config, Span, Times};
+use capstan_testkit::interceptors::StopAfter;
 use harness::{Options, World, say};
 
 /// All lives together end a rollout of two machines in far less.
 const DEADLINE: Duration = Duration::from_secs(300);
-
-/// Lets so many writes pass, and then nothing any more: the process is as good as dead.
-struct Deadly {
-    writes: AtomicUsize,
-    lives: usize,
-}
-
-impl Interceptor for Deadly {
-    fn before(&self, effect: &Effect) -> Verdict {
-        let dead = self.writes.load(Ordering::SeqCst) >= self.lives;
-        if dead && effect.write {
-            Verdict::Hang
-        } else {
-            Verdict::Pass
-        }
-    }
-
-    fn after(&self, effect: &Effect) -> Verdict {
-        if !effect.write {
-            return Verdict::Pass;
-        }
-        let done = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
-        if done >= self.lives {
-            Verdict::Hang
-        } else {
-            Verdict::Pass
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
@@ -58,12 +28,9 @@ async fn a_rollout_survives_a_crash_after_each_of_its_effects() -> Result<()> {
     let begun = Instant::now();
     while !world.all_have(2)? {
         assert!(begun.elapsed() < DEADLINE, "the rollout does not come to an end");
-        let deadly = Arc::new(Deadly {
-            writes: AtomicUsize::new(0),
-            lives: 1,
-        });
-        world.run(Interceptors::new(vec![deadly.clone()])).await?;
-        let died = async || Ok((deadly.writes.load(Ordering::SeqCst) >= 1).then_some(()));
+        let stop = StopAfter::new(1);
+        world.run(Interceptors::new(vec![stop.clone()])).await?;
+        let died = async || Ok(stop.has_stopped().then_some(()));
         let died = world.until_either(died, 15).await?;
         world.crash().await;
         crashes += usize::from(died);

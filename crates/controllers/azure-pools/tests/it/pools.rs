@@ -3,14 +3,14 @@
 
 use crate::harness;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use capstan_api::azure::{AzureClusterIdentity, AzureMachinePool};
 use capstan_core::interceptor::Interceptors;
 use capstan_sim::azure::{Action, Config, Fault};
-use harness::{Options, World, Writes, say};
+use capstan_testkit::interceptors::{Ledger, kube_writes};
+use harness::{Options, World, say};
 use k8s_openapi::api::core::v1::Event;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
@@ -24,7 +24,7 @@ async fn a_new_image_rolls_through_within_both_bounds_and_few_writes() -> Result
         ..Options::default()
     };
     let mut world = World::prepare(options).await?;
-    let writes = Arc::new(Writes::default());
+    let writes = Ledger::of(kube_writes);
     world.run(Interceptors::new(vec![writes.clone()])).await?;
     world.until_ready(6).await?;
     let before: Vec<String> = world.machines().await?.iter().map(ResourceExt::name_any).collect();
@@ -43,13 +43,13 @@ async fn a_new_image_rolls_through_within_both_bounds_and_few_writes() -> Result
     say(&format!(
         "6 instances replaced in batches of 2: {} ARM calls, {} kube writes: {}",
         world.sim.arm_requests().len(),
-        writes.total(),
-        writes.told()
+        writes.len(),
+        writes.summary()
     ));
     // Five of each machine's own, and two more if it takes so long that it is told; the pool's own come by the clock.
     let by_the_clock = begun.elapsed().as_secs() / 10 + if begun.elapsed().as_secs() > 80 { 12 } else { 0 };
     let most = 6 * 6 + usize::try_from(by_the_clock)?.max(6);
-    assert!(writes.total() <= most, "{}", writes.told());
+    assert!(writes.len() <= most, "{}", writes.summary());
     world.assert_quiet().await
 }
 

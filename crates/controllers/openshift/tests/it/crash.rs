@@ -4,13 +4,13 @@ use crate::support;
 
 use anyhow::{Context as _, Result, ensure};
 use capstan_sim::azure::{Action, Config, Fault};
+use capstan_testkit::interceptors::{LoseAnswer, StopAfter};
 use futures::StreamExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use std::io::Write as _;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Killer, Loser, World, disk};
+use support::{World, disk};
 
 /// How many of these lives run at the same time.
 const AT_ONCE: usize = 6;
@@ -26,7 +26,7 @@ fn manifest(world: &World, name: &str) -> serde_json::Value {
     world.manifest(name, json!({"dataDisks": disks, "publicIP": true}))
 }
 
-/// What is done with a machine when the killer comes.
+/// The part of a machine's life in which the process stops.
 #[derive(Clone, Copy, PartialEq)]
 enum Chapter {
     Creation,
@@ -35,12 +35,12 @@ enum Chapter {
     DeletionOfTheForgotten,
 }
 
-/// Whether the killer struck, before the machine was there (creation) or gone (deletion).
+/// Whether the process stopped before the machine was there (creation) or gone (deletion).
 async fn life(n: usize, chapter: Chapter) -> Result<bool> {
     let world = World::new("crash", Config::quick()).await?;
     let name = world.name("m");
     let manifest = manifest(&world, &name);
-    let killer = Killer::after(n);
+    let stop = StopAfter::new(n);
     let struck;
     if chapter != Chapter::Creation {
         let first = world.start().await?;
@@ -53,23 +53,23 @@ async fn life(n: usize, chapter: Chapter) -> Result<bool> {
             world.sim.fault(Fault::new(Action::KeepDisks))?;
             forget_disks(&world, &name).await?;
         }
-        let doomed = world.start_killed(killer.clone()).await?;
+        let doomed = world.start_behind(vec![stop.clone()]).await?;
         world.delete(&name).await?;
         struck = tokio::select! {
-            () = killer.dead.notified() => true,
+            () = stop.stopped() => true,
             gone = world.until_gone(&name) => { gone?; false }
         };
         doomed.kill().await;
     } else {
-        let doomed = world.start_killed(killer.clone()).await?;
+        let doomed = world.start_behind(vec![stop.clone()]).await?;
         world.create(manifest).await?;
         struck = tokio::select! {
-            () = killer.dead.notified() => true,
+            () = stop.stopped() => true,
             there = world.until_phase(&name, "Provisioned") => { there?; false }
         };
         // Events come last: give them the time to be struck too.
         if !struck {
-            let _ = tokio::time::timeout(Duration::from_millis(300), killer.dead.notified()).await;
+            let _ = tokio::time::timeout(Duration::from_millis(300), stop.stopped()).await;
         }
         doomed.kill().await;
         let next = world.start().await?;
@@ -79,7 +79,7 @@ async fn life(n: usize, chapter: Chapter) -> Result<bool> {
         world.until_gone(&name).await?;
         next.kill().await;
         check_gone(&world, &name).context("after creation")?;
-        return Ok(killer.writes.load(Ordering::SeqCst) >= n);
+        return Ok(stop.has_stopped());
     }
     let next = world.start().await?;
     world.until_gone(&name).await?;
@@ -128,8 +128,8 @@ fn check_gone(world: &World, name: &str) -> Result<()> {
 async fn life_with_a_lost_answer(n: usize) -> Result<bool> {
     let world = World::new("lost", Config::quick()).await?;
     let name = world.name("m");
-    let loser = Loser::of(n);
-    let controller = world.start_behind(vec![loser.clone()]).await?;
+    let lose = LoseAnswer::new(n);
+    let controller = world.start_behind(vec![lose.clone()]).await?;
     world.create(manifest(&world, &name)).await?;
     let machine = world.until_phase(&name, "Provisioned").await?;
     check_there(&world, &name)?;
@@ -139,7 +139,7 @@ async fn life_with_a_lost_answer(n: usize) -> Result<bool> {
     world.until_gone(&name).await?;
     controller.kill().await;
     check_gone(&world, &name)?;
-    Ok(loser.struck())
+    Ok(lose.has_lost())
 }
 
 /// Runs lives with trouble at the first, second, third effect, until there are no more effects. How many there were.

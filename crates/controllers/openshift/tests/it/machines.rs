@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use capstan_api::openshift::Machine;
 use capstan_core::interceptor::{Effect, Interceptor, Verdict};
 use capstan_sim::azure::{Action, Config, Fault, Request};
+use capstan_testkit::interceptors::{Ledger, kube_writes};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
@@ -14,13 +15,13 @@ use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use support::{Killer, World, disk};
+use support::{World, disk};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> Result<()> {
     let world = World::new("life", Config::quick()).await?;
-    let seen = Arc::new(Killer::default());
-    let _controller = world.start_killed(seen.clone()).await?;
+    let written = Ledger::new();
+    let _controller = world.start_behind(vec![written.clone()]).await?;
     let name = world.name("m");
     let disks = json!([
         disk("data", 0, "Delete", "Premium_LRS"),
@@ -45,10 +46,7 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
     );
     world.event(&name, "Created").await?;
 
-    let so_far = || {
-        let written = seen.log.lock().unwrap().len();
-        (world.calls().len(), written, world.sim.sign_ins())
-    };
+    let so_far = || (world.calls().len(), written.len(), world.sim.sign_ins());
     let before = so_far();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(
@@ -79,35 +77,25 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
     assert_eq!(node.labels()["disktype"], "fast");
     assert!(node.spec.unwrap().taints.unwrap().iter().any(|taint| taint.key == "k"));
     let creating = world.calls();
-    let written = || -> usize {
-        let log = seen.log.lock().unwrap();
-        log.iter().filter(|line| line.starts_with("Kube")).count()
-    };
-    let writes = written();
+    let writes = written.count(kube_writes);
     println!(
         "create: {} ARM calls {creating:?}, {writes} kube writes",
         creating.len()
     );
-    println!("{:#?}", seen.log.lock().unwrap());
+    println!("{written}");
     assert!(
         creating.iter().filter(|policy| **policy != "GetSkus").count() <= 6,
         "{creating:?}"
     );
     // The Node's own controller writes its taints too: a patch of ours may have to be sent again.
-    let own = seen
-        .log
-        .lock()
-        .unwrap()
-        .iter()
-        .filter(|line| line.starts_with("Kube") && !line.contains("/nodes/"))
-        .count();
+    let own = written.count(|effect| kube_writes(effect) && !effect.target.contains("/nodes/"));
     assert!(own <= 6, "{own} writes besides the Node's");
 
     world.sim.clear_requests();
     world.delete(&name).await?;
     world.until_gone(&name).await?;
     let deleting = world.calls();
-    let all = written();
+    let all = written.count(kube_writes);
     println!(
         "delete: {} ARM calls {deleting:?}, {} kube writes",
         deleting.len(),
@@ -134,8 +122,8 @@ async fn a_machine_is_created_linked_and_deleted_with_few_calls_and_writes() -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_whose_node_is_there_first_is_running_at_once() -> Result<()> {
     let world = World::new("early", Config::quick()).await?;
-    let seen = Arc::new(Killer::default());
-    let _controller = world.start_killed(seen.clone()).await?;
+    let written = Ledger::new();
+    let _controller = world.start_behind(vec![written.clone()]).await?;
     let name = world.name("m");
     let mut early = serde_json::from_value::<Machine>(world.manifest(&name, json!({})))?;
     early.spec.provider_id = Some(world.provider_id(&name));
@@ -154,11 +142,8 @@ async fn a_machine_whose_node_is_there_first_is_running_at_once() -> Result<()> 
     );
     world.event(&name, "Created").await?;
     // The Node's own controller writes its taints too: a patch of ours may have to be sent again.
-    let log = seen.log.lock().unwrap().clone();
-    let own = log
-        .iter()
-        .filter(|line| line.starts_with("Kube") && !line.contains("/nodes/"));
-    assert!(own.count() <= 5, "besides the Node's: {log:#?}");
+    let own = written.count(|effect| kube_writes(effect) && !effect.target.contains("/nodes/"));
+    assert!(own <= 5, "besides the Node's: {written}");
     Ok(())
 }
 

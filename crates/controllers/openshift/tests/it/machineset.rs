@@ -9,6 +9,7 @@ use capstan_api::openshift::{Machine, MachineSet, MachineSetStatus};
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
 use capstan_kube::{Context, Options};
 use capstan_testkit::ControlPlane;
+use capstan_testkit::interceptors::StopAfter;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -245,49 +246,15 @@ async fn kubectl_scale_makes_and_deletes_exactly_the_difference() -> Result<()> 
     Ok(())
 }
 
-/// Lets the first writes pass and then nothing more come back: the process is dead after its n-th effect.
-struct Killer {
-    left: AtomicUsize,
-    dead: tokio::sync::Notify,
-}
-
-impl Interceptor for Killer {
-    fn before(&self, effect: &Effect) -> Verdict {
-        match self.left.load(Ordering::SeqCst) {
-            0 if effect.write => Verdict::Hang,
-            _ => Verdict::Pass,
-        }
-    }
-
-    fn after(&self, effect: &Effect) -> Verdict {
-        if !effect.write {
-            return Verdict::Pass;
-        }
-        match self
-            .left
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
-        {
-            Ok(2..) => Verdict::Pass,
-            _ => {
-                self.dead.notify_one();
-                Verdict::Hang
-            }
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many() -> Result<()> {
     const REPLICAS: usize = 4;
     let mut points = 0;
     for effects in 1..=8 {
         let world = World::with(false).await?;
-        let killer = Arc::new(Killer {
-            left: AtomicUsize::new(effects),
-            dead: tokio::sync::Notify::new(),
-        });
+        let stop = StopAfter::new(effects);
         let options = Options {
-            interceptors: Interceptors::new(vec![killer.clone()]),
+            interceptors: Interceptors::new(vec![stop.clone()]),
             namespace: Some(world.namespace.clone()),
             ..Options::default()
         };
@@ -301,7 +268,7 @@ async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many(
             done
         };
         let killed = tokio::select! {
-            () = killer.dead.notified() => true,
+            () = stop.stopped() => true,
             done = done => done.map(|_| false)?,
         };
         doomed.abort();

@@ -4,61 +4,17 @@
 use crate::world;
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_api::vsphere::{VSphereMachine, VSphereVM};
-use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System, Verdict};
+use capstan_core::interceptor::Interceptors;
+use capstan_testkit::interceptors::{StopAfter, writes_but_events};
 use capstan_testkit::vcsim::Options;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::sync::Notify;
 use world::{World, disks, spec};
-
-/// Lets so many writes through. The last one is carried out, but nobody ever sees its answer: nothing moves any more.
-struct Killer {
-    left: Mutex<usize>,
-    last: Mutex<Option<Effect>>,
-    dead: Notify,
-}
-
-impl Killer {
-    fn after(writes: usize) -> Arc<Self> {
-        Arc::new(Self {
-            left: Mutex::new(writes),
-            last: Mutex::default(),
-            dead: Notify::new(),
-        })
-    }
-
-    fn is_dead(&self) -> bool {
-        self.last.lock().unwrap().is_some()
-    }
-}
-
-impl Interceptor for Killer {
-    fn before(&self, _: &Effect) -> Verdict {
-        if self.is_dead() { Verdict::Hang } else { Verdict::Pass }
-    }
-
-    fn after(&self, effect: &Effect) -> Verdict {
-        if self.is_dead() {
-            return Verdict::Hang;
-        }
-        let counts = effect.write && (effect.system == System::Vsphere || !effect.target.contains("/events"));
-        let mut left = self.left.lock().unwrap();
-        *left -= usize::from(counts);
-        if *left > 0 {
-            return Verdict::Pass;
-        }
-        *self.last.lock().unwrap() = Some(effect.clone());
-        self.dead.notify_one();
-        Verdict::Hang
-    }
-}
 
 #[derive(Debug, PartialEq)]
 enum Reached {
@@ -67,9 +23,9 @@ enum Reached {
 }
 
 /// Until the condition holds or the controllers are dead.
-async fn until(killer: &Killer, done: impl Future<Output = Result<()>>) -> Result<Reached> {
+async fn until(stop: &StopAfter, done: impl Future<Output = Result<()>>) -> Result<Reached> {
     tokio::select! {
-        () = killer.dead.notified() => Ok(Reached::Killed),
+        () = stop.stopped() => Ok(Reached::Killed),
         done = done => done.map(|()| Reached::Done),
     }
 }
@@ -103,18 +59,18 @@ async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Resu
     for writes in 1.. {
         world.crash().await;
         let name = format!("m{writes}");
-        let killer = Killer::after(writes);
-        world.run(Interceptors::new(vec![killer.clone()])).await?;
+        let stop = StopAfter::counting(writes, writes_but_events);
+        world.run(Interceptors::new(vec![stop.clone()])).await?;
         let disks = json!([{"name": "a", "sizeGiB": 1}, {"name": "b", "sizeGiB": 1}]);
         let wanted = spec("pvscsi", json!({"dataDisks": disks, "failureDomain": zone}));
         world.machine_of(&name, whose.clone(), wanted, boot.clone()).await?;
-        let mut reached = until(&killer, async { world.ready(&name).await.map(|_| ()) }).await?;
+        let mut reached = until(&stop, async { world.ready(&name).await.map(|_| ()) }).await?;
         if reached == Reached::Done {
             world
                 .api::<VSphereMachine>()
                 .delete(&name, &DeleteParams::default())
                 .await?;
-            reached = until(&killer, world.gone::<VSphereMachine>(&name)).await?;
+            reached = until(&stop, world.gone::<VSphereMachine>(&name)).await?;
         }
         if reached == Reached::Done {
             // Past the test runner, which keeps back what a passing test prints.
@@ -123,7 +79,7 @@ async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Resu
             assert!(writes > 8, "a machine's life has more effects than {writes}");
             return Ok(());
         }
-        let last = killer.last.lock().unwrap().clone().context("killed by nothing")?;
+        let last = stop.last().context("killed by nothing")?;
         world.crash().await;
         world.run(Interceptors::default()).await?;
         finish(&world, &name)

@@ -38,7 +38,7 @@ async fn wrong_credentials_are_told_without_the_password_and_a_new_secret_is_eno
     world.crash().await;
     set(wrong).await?;
     world.vcsim.admin.reset_counters().await?;
-    world.ledger.0.lock().unwrap().clear();
+    world.ledger.clear();
     let started = std::time::Instant::now();
     world.run(Interceptors::new(vec![world.ledger.clone()])).await?;
     let names: Vec<String> = (0..5).map(|n| format!("m{n}")).collect();

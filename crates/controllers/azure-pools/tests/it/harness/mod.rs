@@ -2,7 +2,7 @@
 
 mod watch;
 
-pub use watch::{Bounds, Writes, say};
+pub use watch::{Bounds, say};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,11 +1,8 @@
 //! What a test sees of a pool: whether both bounds hold, and what it cost.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use capstan_core::interceptor::{self, Effect, Interceptor, Verdict};
 
 /// The two bounds, and the first state that broke one.
 #[derive(Default)]
@@ -34,45 +31,6 @@ impl Bounds {
     pub fn assert_kept(&self) {
         assert_eq!(*self.broken.lock().unwrap(), None, "a bound was broken");
         assert!(self.samples.load(Ordering::SeqCst) > 0, "nothing was observed");
-    }
-}
-
-/// Counts the writes to Kubernetes, by method and kind.
-#[derive(Default)]
-pub struct Writes(Mutex<BTreeMap<String, usize>>);
-
-impl Writes {
-    pub fn clear(&self) {
-        self.0.lock().unwrap().clear();
-    }
-
-    pub fn total(&self) -> usize {
-        self.0.lock().unwrap().values().sum()
-    }
-
-    pub fn told(&self) -> String {
-        let counts = self.0.lock().unwrap();
-        let told: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-        told.join(", ")
-    }
-}
-
-impl Interceptor for Writes {
-    fn before(&self, effect: &Effect) -> Verdict {
-        if effect.write && effect.system == interceptor::System::Kube {
-            let parts: Vec<&str> = effect.target.split('/').collect();
-            let kinds = [
-                "azuremachinepools",
-                "azuremachinepoolmachines",
-                "nodes",
-                "events",
-                "status",
-            ];
-            let kind: Vec<&str> = parts.into_iter().filter(|part| kinds.contains(part)).collect();
-            let what = format!("{} {}", effect.method, kind.join("/"));
-            *self.0.lock().unwrap().entry(what).or_default() += 1;
-        }
-        Verdict::Pass
     }
 }
 

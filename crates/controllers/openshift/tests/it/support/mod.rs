@@ -2,7 +2,7 @@
 use anyhow::{Context as _, Result, bail};
 use capstan_api::openshift::Machine;
 use capstan_azure::{Clients, Cloud, Settings};
-use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
+use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle};
 use capstan_testkit::ControlPlane;
@@ -13,7 +13,6 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -39,87 +38,6 @@ impl Running {
         self.task.abort();
         self.shutdown.cancel();
         let _ = self.task.await;
-    }
-}
-
-/// Counts writes, and stops answering after the n-th: the process is as good as dead from there on.
-#[derive(Default)]
-pub struct Killer {
-    pub writes: AtomicUsize,
-    pub at: Option<usize>,
-    pub dead: tokio::sync::Notify,
-    /// What was written, in order, as it is sent: what shows that a write has arrived finds it here.
-    pub log: std::sync::Mutex<Vec<String>>,
-}
-
-impl Killer {
-    pub fn after(n: usize) -> Arc<Self> {
-        Arc::new(Self {
-            at: Some(n),
-            ..Self::default()
-        })
-    }
-
-    fn is_dead(&self) -> bool {
-        self.at.is_some_and(|at| self.writes.load(Ordering::SeqCst) >= at)
-    }
-}
-
-impl Interceptor for Killer {
-    fn before(&self, effect: &Effect) -> Verdict {
-        if self.is_dead() {
-            return Verdict::Hang;
-        }
-        if effect.write {
-            self.log
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .push(format!("{:?} {} {}", effect.system, effect.method, effect.target));
-        }
-        Verdict::Pass
-    }
-
-    fn after(&self, effect: &Effect) -> Verdict {
-        if effect.write {
-            self.writes.fetch_add(1, Ordering::SeqCst);
-            if self.is_dead() {
-                self.dead.notify_one();
-                return Verdict::Hang;
-            }
-        }
-        Verdict::Pass
-    }
-}
-
-/// The n-th write is carried out, but its answer is lost on the way; everything else goes on.
-pub struct Loser {
-    writes: AtomicUsize,
-    at: usize,
-}
-
-impl Loser {
-    pub fn of(n: usize) -> Arc<Self> {
-        Arc::new(Self {
-            writes: AtomicUsize::new(0),
-            at: n,
-        })
-    }
-
-    pub fn struck(&self) -> bool {
-        self.writes.load(Ordering::SeqCst) >= self.at
-    }
-}
-
-impl Interceptor for Loser {
-    fn before(&self, _effect: &Effect) -> Verdict {
-        Verdict::Pass
-    }
-
-    fn after(&self, effect: &Effect) -> Verdict {
-        if effect.write && self.writes.fetch_add(1, Ordering::SeqCst) + 1 == self.at {
-            return Verdict::Refuse("the answer was lost".to_owned());
-        }
-        Verdict::Pass
     }
 }
 
@@ -179,10 +97,6 @@ impl World {
 
     pub async fn start(&self) -> Result<Running> {
         self.start_behind(Vec::new()).await
-    }
-
-    pub async fn start_killed(&self, killer: Arc<Killer>) -> Result<Running> {
-        self.start_behind(vec![killer]).await
     }
 
     pub async fn start_behind(&self, interceptors: Vec<Arc<dyn Interceptor>>) -> Result<Running> {

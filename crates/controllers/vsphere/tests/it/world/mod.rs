@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
-use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
+use capstan_core::interceptor::{Effect, Interceptors, System};
 use capstan_kube::capi::{Cluster, Machine};
+use capstan_testkit::interceptors::Ledger;
 use capstan_testkit::{ControlPlane, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
 use k8s_openapi::api::core::v1::{Event, Secret};
@@ -20,29 +21,9 @@ use tokio_util::sync::CancellationToken;
 /// Nothing in these tests takes longer, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Sees every write to Kubernetes, and every read of a secret.
-#[derive(Default)]
-pub struct Ledger(pub std::sync::Mutex<Vec<String>>);
-
-impl Ledger {
-    /// What was done to paths that contain this.
-    pub fn about(&self, path: &str) -> Vec<String> {
-        let all = self.0.lock().unwrap();
-        all.iter().filter(|line| line.contains(path)).cloned().collect()
-    }
-}
-
-impl Interceptor for Ledger {
-    fn before(&self, effect: &Effect) -> Verdict {
-        let secret = effect.target.contains("/secrets");
-        if effect.system == capstan_core::interceptor::System::Kube && (effect.write || secret) {
-            self.0
-                .lock()
-                .unwrap()
-                .push(format!("{} {}", effect.method, effect.target));
-        }
-        Verdict::Pass
-    }
+/// Whether an effect is a write to Kubernetes or a read of a secret.
+fn write_or_secret(effect: &Effect) -> bool {
+    effect.system == System::Kube && (effect.write || effect.target.contains("/secrets"))
 }
 
 pub struct World {
@@ -79,7 +60,7 @@ impl World {
             namespace: plane.namespace("vsphere").await?,
             plane,
             vcsim,
-            ledger: Default::default(),
+            ledger: Ledger::of(write_or_secret),
             anti_affinity: false,
             core,
             running: None,

@@ -116,8 +116,12 @@ impl Bench<'_> {
     async fn make_cluster(&self, sim: &capstan_sim::azure::Handle, kubeconfig: &std::path::Path) -> Result<()> {
         self.secret("azure", "clientSecret", &sim.client_secret).await?;
         self.secret("boot", "value", "#cloud-config\n{}\n").await?;
-        self.secret("c-kubeconfig", "value", &std::fs::read_to_string(kubeconfig)?)
-            .await?;
+        let object = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": { "name": "c-kubeconfig", "labels": { "cluster.x-k8s.io/cluster-name": "c" } },
+            "stringData": { "value": std::fs::read_to_string(kubeconfig)? },
+        });
+        self.make("v1/secrets", object).await?;
         let object = json!({
             "apiVersion": INFRASTRUCTURE, "kind": "AzureClusterIdentity", "metadata": { "name": "sp" },
             "spec": { "type": "ServicePrincipal", "tenantID": sim.tenant, "clientID": sim.client_id,

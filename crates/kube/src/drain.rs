@@ -22,10 +22,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache};
-use crate::error::{Error, code};
+use crate::error::{self, Error, code};
 use crate::evict::{Answer, evict};
 use crate::metrics::{BlockedLabels, Metrics};
 use crate::owners::Owners;
+use crate::workload::ClusterKey;
 
 /// A refused pod is tried again after this long, twice as long each time; a change of its budget cuts it short.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -101,6 +102,8 @@ struct Inner {
     no_retry: kube::Client,
     metrics: Metrics,
     shutdown: CancellationToken,
+    /// The cluster of the nodes. The answers of a workload cluster are classified and never repeated.
+    cluster: ClusterKey,
     nodes: Mutex<HashMap<String, Arc<Draining>>>,
     owners: Owners,
     budgets: Mutex<Option<tokio::task::AbortHandle>>,
@@ -129,7 +132,18 @@ struct Unschedulable {
 }
 
 impl Drainer {
+    /// Drains nodes of the cluster that Capstan runs in.
     pub fn new(client: kube::Client, no_retry: kube::Client, metrics: Metrics, shutdown: CancellationToken) -> Self {
+        Self::build(client, no_retry, metrics, shutdown, ClusterKey::default())
+    }
+
+    pub(crate) fn build(
+        client: kube::Client,
+        no_retry: kube::Client,
+        metrics: Metrics,
+        shutdown: CancellationToken,
+        cluster: ClusterKey,
+    ) -> Self {
         let owners = Owners::new(client.clone());
         let (nodes, budgets) = (Mutex::default(), Mutex::default());
         Self(Arc::new(Inner {
@@ -137,6 +151,7 @@ impl Drainer {
             no_retry,
             metrics,
             shutdown,
+            cluster,
             nodes,
             owners,
             budgets,
@@ -145,6 +160,27 @@ impl Drainer {
 
     /// One pass over `node`. `wake` is called when another pass is worth while.
     pub async fn pass(&self, node: &Node, options: Options, wake: Wake) -> Result<Outcome, Error> {
+        self.once(node, options, wake)
+            .await
+            .map_err(|error| self.explained(error))
+    }
+
+    /// Returns an error that may be shown to users.
+    fn explained(&self, error: Error) -> Error {
+        let cluster = &self.0.cluster;
+        match error {
+            Error::Api(error) if !cluster.is_itself() => {
+                tracing::info!(%cluster, code = error::code(&error), "the cluster refuses a request of a drain");
+                Error::Unreachable {
+                    cluster: cluster.to_string(),
+                    reason: error::classified(&error),
+                }
+            }
+            error => error,
+        }
+    }
+
+    async fn once(&self, node: &Node, options: Options, wake: Wake) -> Result<Outcome, Error> {
         let name = node.name_any();
         if !self.cordon(node).await? {
             self.stop(&name);
@@ -185,7 +221,8 @@ impl Drainer {
     pub async fn uncordon(&self, node: &Node) -> Result<(), Error> {
         self.stop(&node.name_any());
         if node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {
-            self.set_unschedulable(node, None).await?;
+            let done = self.set_unschedulable(node, None).await;
+            done.map_err(|error| self.explained(error))?;
         }
         Ok(())
     }
@@ -229,14 +266,13 @@ impl Drainer {
         match tokio::time::timeout(LIST_TIMEOUT, draining.pods.ready()).await {
             Ok(ready) => ready?,
             Err(_) => {
-                let reason = draining
-                    .pods
-                    .trouble()
-                    .unwrap_or_else(|| format!("no list of the pods on {node}"));
+                if let Some(error) = draining.pods.trouble() {
+                    tracing::info!(node, error, "the pods of the node cannot be listed");
+                }
                 self.stop(node);
                 return Err(Error::Unreachable {
-                    cluster: format!("of node {node}"),
-                    reason,
+                    cluster: self.0.cluster.to_string(),
+                    reason: format!("it does not list the pods on node {node}"),
                 });
             }
         }
@@ -374,7 +410,13 @@ impl Drainer {
             }
             Answer::SeveralBudgets => (Obstacle::SeveralBudgets, Some(SEVERAL_BUDGETS_RETRY)),
             Answer::NamespaceEnding => (Obstacle::NamespaceEnding, Some(LONGEST_RETRY)),
-            Answer::Refused { reason, after } => (Obstacle::Refused(reason), after),
+            Answer::Refused { code, reason, after } => {
+                let reason = match self.0.cluster.is_itself() {
+                    true => reason,
+                    false => format!("the API server answers {code}"),
+                };
+                (Obstacle::Refused(reason), after)
+            }
         };
         let now = Timestamp::now();
         let mut stubborn = lock(&draining.stubborn);

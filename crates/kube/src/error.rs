@@ -6,6 +6,8 @@ use std::time::Duration;
 use capstan_core::Class;
 pub use capstan_core::Classified;
 
+use crate::client::{Refused, TimedOut};
+
 /// How long to stay away when the API server says 429 without a `retryAfterSeconds`.
 const THROTTLED_DEFAULT: Duration = Duration::from_secs(1);
 
@@ -15,7 +17,7 @@ pub enum Error {
     Api(Box<kube::Error>),
     #[error("cannot read the client configuration of {what}: {reason}")]
     Config { what: String, reason: String },
-    #[error("workload cluster {cluster} does not answer: {reason}")]
+    #[error("cluster {cluster} is unreachable: {reason}")]
     Unreachable { cluster: String, reason: String },
     #[error("cannot serialize {what}: {reason}")]
     Serialize { what: &'static str, reason: String },
@@ -96,6 +98,60 @@ pub fn class_of(error: &kube::Error) -> Class {
         422 => Class::Terminal,
         _ => Class::Transient,
     }
+}
+
+/// One sentence of ours about an error of a cluster that somebody else runs. Neither the answer nor the names in it are
+/// repeated: they may come from any server that a kubeconfig leads to, and the sentence goes into a condition.
+pub fn classified(error: &kube::Error) -> String {
+    let sentence = match error {
+        kube::Error::Api(status) => {
+            let code = status.code;
+            return match code {
+                401 => "the API server rejects the credentials (401)".to_owned(),
+                403 => "the API server forbids the request (403)".to_owned(),
+                404 => "the API server does not know the resource (404)".to_owned(),
+                429 => "the API server is overloaded (429)".to_owned(),
+                500.. => format!("the API server fails ({code})"),
+                _ => format!("the API server rejects the request ({code})"),
+            };
+        }
+        kube::Error::Service(source) => match source.downcast_ref::<Refused>() {
+            Some(refused) => return refused.to_string(),
+            None => of_connection(source.as_ref()),
+        },
+        kube::Error::HyperError(source) => of_connection(source),
+        kube::Error::ReadEvents(source) => of_connection(source),
+        kube::Error::SerdeError(_)
+        | kube::Error::FromUtf8(_)
+        | kube::Error::HttpError(_)
+        | kube::Error::LinesCodecMaxLineLengthExceeded => "the answer is not one of a Kubernetes API server",
+        kube::Error::RustlsTls(_) => {
+            "the client certificate, its key or the certificate authority of the kubeconfig is not valid"
+        }
+        kube::Error::Auth(_) => "the token of the kubeconfig is not valid",
+        _ => "the request cannot be made",
+    };
+    sentence.to_owned()
+}
+
+/// Why there was no answer.
+fn of_connection(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let sentence = causes.find_map(|cause| {
+        if cause.is::<TimedOut>() {
+            return Some("the API server does not answer in time");
+        }
+        // rustls reaches us inside an I/O error, as text.
+        if cause.to_string().contains("certificate") {
+            return Some("the certificate of the API server, or ours, is not accepted");
+        }
+        match cause.downcast_ref::<std::io::Error>()?.kind() {
+            std::io::ErrorKind::ConnectionRefused => Some("the API server refuses the connection"),
+            std::io::ErrorKind::TimedOut => Some("the API server does not answer in time"),
+            _ => None,
+        }
+    });
+    sentence.unwrap_or("no connection to the API server")
 }
 
 /// The API server's own sentence, without the debug dump that kube appends.

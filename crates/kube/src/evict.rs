@@ -19,10 +19,17 @@ use crate::error::Error;
 pub(crate) enum Answer {
     Going,
     Gone,
-    Blocked { budget: String, after: Option<Duration> },
+    Blocked {
+        budget: String,
+        after: Option<Duration>,
+    },
     SeveralBudgets,
     NamespaceEnding,
-    Refused { reason: String, after: Option<Duration> },
+    Refused {
+        code: u16,
+        reason: String,
+        after: Option<Duration>,
+    },
 }
 
 impl Answer {
@@ -73,6 +80,7 @@ fn read(status: &Status, namespace: &str) -> Answer {
     let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     let after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
     let refused = |reason: &str| Answer::Refused {
+        code: status.code,
         reason: reason.to_owned(),
         after,
     };
@@ -151,8 +159,8 @@ mod tests {
         Answer::SeveralBudgets
     )]
     #[case::ending(status(403, "", Some(("NamespaceTerminating", "")), 0), Answer::NamespaceEnding)]
-    #[case::forbidden(status(403, "no", None, 0), Answer::Refused { reason: "no".into(), after: None })]
-    #[case::overloaded(status(429, "busy", None, 1), Answer::Refused { reason: "busy".into(), after: Some(Duration::from_secs(1)) })]
+    #[case::forbidden(status(403, "no", None, 0), Answer::Refused { code: 403, reason: "no".into(), after: None })]
+    #[case::overloaded(status(429, "busy", None, 1), Answer::Refused { code: 429, reason: "busy".into(), after: Some(Duration::from_secs(1)) })]
     fn each_answer_has_its_meaning(#[case] status: Status, #[case] expected: Answer) {
         assert_eq!(read(&status, "ns"), expected);
     }

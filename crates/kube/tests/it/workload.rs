@@ -44,8 +44,9 @@ impl World {
     async fn secret(&self, kubeconfig: &str) -> Result<()> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": "demo-kubeconfig"}, "stringData": {"value": kubeconfig},
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": {"name": "demo-kubeconfig", "labels": {"cluster.x-k8s.io/cluster-name": "demo"}},
+            "stringData": {"value": kubeconfig},
         });
         api.patch("demo-kubeconfig", &PatchParams::apply("test"), &Patch::Apply(secret))
             .await?;
@@ -126,7 +127,7 @@ async fn a_cluster_that_does_not_answer_is_unreachable_until_its_secret_is_mende
         loop {
             events.next().await;
             match cluster.by_name("any").await {
-                Lookup::Unreachable(reason) if reason.contains("does not answer") => return Ok(()),
+                Lookup::Unreachable(reason) if reason.contains("refuses the connection") => return Ok(()),
                 // What was told may be of the time before.
                 Lookup::Unreachable(_) => {}
                 _ => bail!("nobody answers there"),
@@ -141,6 +142,47 @@ async fn a_cluster_that_does_not_answer_is_unreachable_until_its_secret_is_mende
         }
     };
     within("the mended secret is used", mended).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_in_a_kubeconfig_is_never_run_and_the_field_is_named() -> Result<()> {
+    let world = World::new().await?;
+    let marker = std::env::temp_dir().join(format!("capstan-{}", world.namespace));
+    let good = world.kubeconfig()?;
+    let users = good.find("users:").context("no users")?;
+    let exec = format!(
+        "users:\n- name: capstan\n  user:\n    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, \
+         args: [{}]}}\n",
+        marker.display()
+    );
+    world.secret(&format!("{}{exec}", &good[..users])).await?;
+    let cluster = world.workloads.cluster(&world.namespace, "demo");
+    let Lookup::Unreachable(reason) = cluster.by_name("any").await else {
+        bail!("it must be refused")
+    };
+    assert!(reason.contains("users[].user.exec is not allowed"), "{reason}");
+    assert!(!marker.exists(), "the command was run");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rejected_token_is_explained_without_the_answer_of_the_server() -> Result<()> {
+    let world = World::new().await?;
+    let good = world.kubeconfig()?;
+    let users = good.find("users:").context("no users")?;
+    let token = "users:\n- name: capstan\n  user:\n    token: very-secret\n";
+    world.secret(&format!("{}{token}", &good[..users])).await?;
+    let cluster = world.workloads.cluster(&world.namespace, "demo");
+    let Lookup::Unreachable(reason) = cluster.by_name("any").await else {
+        bail!("the token is wrong")
+    };
+    let expected = format!(
+        "cluster {0}/demo is unreachable: the API server rejects the credentials (401): renew the kubeconfig in Secret \
+         {0}/demo-kubeconfig",
+        world.namespace
+    );
+    assert_eq!(reason, expected);
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

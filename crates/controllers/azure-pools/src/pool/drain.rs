@@ -11,9 +11,6 @@ use capstan_core::drain::{Options, describe};
 use capstan_kube::drain::{Outcome, Wake};
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::ListParams;
 
 use super::observe::{Member, NodeState};
 use crate::error::Error;
@@ -93,14 +90,7 @@ pub async fn pass(member: &Member, cluster: &Cluster, terms: &Terms, since: Time
 
 /// The provider ids of all nodes of a cluster, past its cache; or why they cannot be told.
 pub async fn listed(cluster: &Cluster) -> Result<BTreeSet<String>, String> {
-    let connection = cluster.connection().await.map_err(|error| error.to_string())?;
-    let nodes = Api::<Node>::all(connection.no_retry.clone());
-    let listed = nodes
-        .list(&ListParams::default())
-        .await
-        .map_err(|error| error.to_string())?;
-    let ids = listed.items.into_iter().filter_map(|node| node.spec?.provider_id);
-    Ok(ids.map(|id| id.to_ascii_lowercase()).collect())
+    cluster.live_provider_ids().await.map_err(|error| error.to_string())
 }
 
 /// Why a node that the cache does not have may be there all the same.

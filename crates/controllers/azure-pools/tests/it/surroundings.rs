@@ -202,7 +202,11 @@ async fn nodes_in_another_cluster_are_found_there_and_never_taken_for_missing() 
         let change = json!({ "stringData": { "value": text } });
         world.patch::<Secret>("c-kubeconfig", change).await
     };
-    told_to(&dead).await?;
+    let hostile = alive.replace(
+        "    client-key-data:",
+        "    tokenFile: /etc/hostname\n    client-key-data:",
+    );
+    told_to(&hostile).await?;
     let condition = async |type_: &str| -> Result<Option<String>> {
         let found = world
             .api::<AzureMachinePoolMachine>()
@@ -217,6 +221,20 @@ async fn nodes_in_another_cluster_are_found_there_and_never_taken_for_missing() 
             Ok(condition("NodeHealthy")
                 .await?
                 .filter(|text| text.starts_with("Unknown")))
+        })
+        .await?;
+    // A kubeconfig that names a file is refused, and the condition names the field.
+    world
+        .until("the refused field", async || {
+            let refused = |text: &String| text.contains("users[].user.tokenFile is not allowed");
+            Ok(condition("NodeHealthy").await?.filter(refused))
+        })
+        .await?;
+    told_to(&dead).await?;
+    world
+        .until("the unreachable cluster", async || {
+            let refused = |text: &String| text.contains("refuses the connection");
+            Ok(condition("NodeHealthy").await?.filter(refused))
         })
         .await?;
     world.sim.clear_requests();

@@ -238,8 +238,13 @@ impl Vms {
         let Some(cluster) = cluster_name(vm) else { return };
         if from_api::memory(vm).seen {
             let cluster = self.workloads.cluster(&vm.namespace().unwrap_or_default(), &cluster);
-            let Lookup::Found(node) = cluster.by_name(&vm.name_any()).await else {
-                return;
+            let node = match cluster.by_name(&vm.name_any()).await {
+                Lookup::Found(node) => node,
+                Lookup::Missing => return,
+                Lookup::Unreachable(reason) => {
+                    tracing::warn!(vm = %vm.name_any(), %reason, "the machine's Node is not removed");
+                    return;
+                }
             };
             let ours = vm
                 .spec

@@ -1,6 +1,11 @@
 //! The clusters whose nodes our machines are. Invariant: one connection and one trimmed Node watch per cluster, made
-//! from its `<cluster>-kubeconfig` secret and replaced when that changes; a cluster that does not answer is never taken
+//! from its `<cluster>-kubeconfig` Secret and replaced when that changes; a cluster that does not answer is never taken
 //! for one without the node that was asked for.
+//!
+//! A tenant writes the Secret and runs the cluster: [`kubeconfig`] takes from the first only data, and no answer of the
+//! second is repeated in a reason, because reasons go into conditions.
+
+mod kubeconfig;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +15,6 @@ use futures::{FutureExt, Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher;
 use tokio::sync::{broadcast, watch};
 
@@ -18,10 +22,8 @@ use crate::cache::{self, Cache, Change, Object};
 use crate::client::{self, Profile};
 use crate::context::Context;
 use crate::drain::Drainer;
-use crate::error::Error;
+use crate::error::{self, Error};
 
-/// The key of the kubeconfig in its secret, as Cluster API has it.
-const SECRET_KEY: &str = "value";
 /// How long the first list of a cluster is waited for before it counts as unreachable.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 /// A silently dead watch is noticed after this long; kube's own default is five minutes.
@@ -30,6 +32,8 @@ const WATCH_SECONDS: u32 = 120;
 const FAILED_PROBE: Duration = Duration::from_secs(5);
 /// A listener that lags behind by more than this is told to look at everything again.
 const BACKLOG: usize = 1024;
+/// At most so many characters of an error of a cluster are logged.
+const LOGGED: usize = 300;
 
 /// A cluster, by the namespace and name of its Cluster object; the management cluster itself has neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,9 +42,21 @@ pub struct ClusterKey {
     pub name: String,
 }
 
+impl ClusterKey {
+    /// Whether this is the cluster that Capstan runs in.
+    pub(crate) fn is_itself(&self) -> bool {
+        self.name.is_empty()
+    }
+
+    /// The namespace and name of the Secret with the cluster's kubeconfig.
+    fn secret(&self) -> String {
+        format!("{}/{}-kubeconfig", self.namespace, self.name)
+    }
+}
+
 impl std::fmt::Display for ClusterKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.name.is_empty() {
+        if self.is_itself() {
             f.write_str("itself")
         } else {
             write!(f, "{}/{}", self.namespace, self.name)
@@ -80,6 +96,7 @@ pub struct Connection {
     pub no_retry: kube::Client,
     pub nodes: Cache<Node>,
     pub drainer: Drainer,
+    key: ClusterKey,
     index: Arc<Mutex<Index>>,
     failed: Mutex<Option<(Instant, String)>>,
     feeder: tokio::task::AbortHandle,
@@ -187,7 +204,7 @@ impl Cluster {
         let state = match tokio::time::timeout(FIRST_ANSWER, settled).await {
             Ok(Ok(state)) => state.clone(),
             Ok(Err(_)) => State::Down("no longer watched".to_owned()),
-            Err(_) => State::Down("its kubeconfig secret cannot be read".to_owned()),
+            Err(_) => State::Down(format!("Secret {} cannot be read", self.key.secret())),
         };
         match state {
             State::Up(connection) => Ok(connection),
@@ -236,6 +253,13 @@ impl Cluster {
         }
     }
 
+    /// Returns the provider ids of all nodes, in lower case, read past the cache.
+    pub async fn live_provider_ids(&self) -> Result<BTreeSet<String>, Error> {
+        let connection = self.connection().await?;
+        let nodes = connection.list().await.map_err(|reason| self.unreachable(reason))?;
+        Ok(nodes.iter().filter_map(provider_id).collect())
+    }
+
     fn unreachable(&self, reason: String) -> Error {
         Error::Unreachable {
             cluster: self.key.to_string(),
@@ -257,28 +281,45 @@ impl Connection {
         ready && self.nodes.trouble().is_none()
     }
 
-    /// Look past the cache.
+    /// Finds a node past the cache.
     async fn live(&self, matches: impl Fn(&Node) -> bool) -> Result<Option<Node>, String> {
         if let Some((at, reason)) = lock(&self.failed).clone()
             && at.elapsed() < FAILED_PROBE
         {
             return Err(reason);
         }
-        match Api::<Node>::all(self.no_retry.clone())
-            .list(&ListParams::default())
-            .await
-        {
-            Ok(nodes) => Ok(nodes.items.into_iter().find(|node| matches(node)).map(|mut node| {
-                cache::trim_node(&mut node);
-                node
-            })),
+        let mut found = self.list().await?.into_iter().find(matches);
+        found.iter_mut().for_each(cache::trim_node);
+        Ok(found)
+    }
+
+    /// Lists the nodes past the cache.
+    async fn list(&self) -> Result<Vec<Node>, String> {
+        let nodes: Api<Node> = Api::all(self.no_retry.clone());
+        match nodes.list(&ListParams::default()).await {
+            Ok(nodes) => Ok(nodes.items),
             Err(error) => {
-                let reason = Error::from(error).to_string();
+                tracing::info!(cluster = %self.key, error = %shortened(&error), "the cluster does not list its nodes");
+                let reason = self.explain(&error);
                 *lock(&self.failed) = Some((Instant::now(), reason.clone()));
                 Err(reason)
             }
         }
     }
+
+    fn explain(&self, error: &kube::Error) -> String {
+        let reason = error::classified(error);
+        match error::code(error) {
+            Some(401 | 403) => format!("{reason}: renew the kubeconfig in Secret {}", self.key.secret()),
+            _ => reason,
+        }
+    }
+}
+
+/// An answer for the log: it may be long and of many lines.
+fn shortened(error: &kube::Error) -> String {
+    let text = error.to_string();
+    text.chars().filter(|c| !c.is_control()).take(LOGGED).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -386,58 +427,54 @@ impl Workloads {
     }
 }
 
-/// Follow the secret and keep the connection that it describes.
+/// Follow the Secret and keep the connection that it describes.
 async fn keep(context: Context, key: ClusterKey, state: watch::Sender<State>, events: broadcast::Sender<NodeEvent>) {
     let name = format!("{}-kubeconfig", key.name);
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &key.namespace);
     let secrets = Cache::start(api, config, cache::trim, context.shutdown.clone());
     let mut changes = Box::pin(secrets.subscribe());
-    let mut used: Option<Vec<u8>> = None;
+    let missing = || Err(format!("Secret {} does not exist", key.secret()));
+    let mut used: Option<Result<String, String>> = None;
     if secrets.ready().await.is_ok() && secrets.get(Some(&key.namespace), &name).is_none() {
-        state.send_replace(State::Down(format!("secret {}/{name} does not exist", key.namespace)));
+        state.send_replace(State::Down(format!("Secret {} does not exist", key.secret())));
         let _ = events.send(NodeEvent::Cluster(key.clone()));
     }
     while let Some(change) = changes.next().await {
-        let value = (!change.gone).then(|| value_of(&change.object)).flatten();
-        if value.is_some() && value == used {
+        let kubeconfig = match change.gone {
+            true => missing(),
+            false => kubeconfig::of_secret(&change.object, &key),
+        };
+        if used.as_ref() == Some(&kubeconfig) {
             continue;
         }
-        let next = match &value {
-            None => State::Down(format!("secret {}/{name} has no key {SECRET_KEY}", key.namespace)),
-            Some(value) => match connect(&context, &key, value, &events).await {
-                Ok(connection) => State::Up(connection),
-                Err(error) => State::Down(error.to_string()),
-            },
+        let connection = match &kubeconfig {
+            Ok(text) => connect(&context, &key, text, &events).await,
+            Err(reason) => Err(reason.clone()),
         };
-        used = value;
-        state.send_replace(next);
+        used = Some(kubeconfig);
+        state.send_replace(connection.map_or_else(State::Down, State::Up));
         let _ = events.send(NodeEvent::Cluster(key.clone()));
     }
 }
 
-fn value_of(secret: &Secret) -> Option<Vec<u8>> {
-    Some(secret.data.as_ref()?.get(SECRET_KEY)?.0.clone())
-}
-
+/// Connects to the cluster that the kubeconfig describes, or returns why it is refused.
 async fn connect(
     context: &Context,
     key: &ClusterKey,
-    kubeconfig: &[u8],
+    text: &str,
     events: &broadcast::Sender<NodeEvent>,
-) -> Result<Arc<Connection>, Error> {
-    // The text itself is never put into an error: it holds credentials.
-    let broken = |reason: &str| Error::Config {
-        what: format!("workload cluster {key}"),
-        reason: reason.to_owned(),
+) -> Result<Arc<Connection>, String> {
+    let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
+    let config = kubeconfig::config(text).await.map_err(refused)?;
+    let client = |profile| {
+        let client = client::connect(config.clone(), profile, &context.interceptors, &context.metrics);
+        client.map_err(|error| match error {
+            Error::Api(error) => refused(error::classified(&error)),
+            _ => refused("the client cannot be built".to_owned()),
+        })
     };
-    let text = std::str::from_utf8(kubeconfig).map_err(|_| broken("the kubeconfig is not UTF-8"))?;
-    let parsed = Kubeconfig::from_yaml(text).map_err(|_| broken("the kubeconfig is not valid YAML"))?;
-    let config = kube::Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default()).await;
-    let config = config.map_err(|error| broken(&error.to_string()))?;
-    let (interceptors, metrics) = (&context.interceptors, &context.metrics);
-    let client = client::connect(config.clone(), Profile::Retrying, interceptors, metrics)?;
-    let no_retry = client::connect(config, Profile::Once, interceptors, metrics)?;
+    let (client, no_retry) = (client(Profile::Retrying)?, client(Profile::Once)?);
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let nodes = Cache::start(
         Api::all(client.clone()),
@@ -455,11 +492,12 @@ fn connection(
     nodes: Cache<Node>,
     events: broadcast::Sender<NodeEvent>,
 ) -> Arc<Connection> {
-    let drainer = Drainer::new(
+    let drainer = Drainer::build(
         client.clone(),
         no_retry.clone(),
         context.metrics.clone(),
         context.shutdown.clone(),
+        key.clone(),
     );
     let index = Arc::new(Mutex::new(Index::default()));
     let (mut changes, feed, cluster) = (Box::pin(nodes.subscribe()), index.clone(), key.clone());
@@ -480,6 +518,7 @@ fn connection(
         no_retry,
         nodes,
         drainer,
+        key: key.clone(),
         index,
         failed,
         feeder,

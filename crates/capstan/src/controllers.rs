@@ -45,6 +45,8 @@ impl std::fmt::Display for Name {
 pub struct Settings {
     /// Shared, so that tokens and request budgets are too.
     pub azure: capstan_azure::Clients,
+    /// How AzureClusters sign in.
+    pub azure_sign_in: capstan_azure_pools::SignIn,
     /// How often everything is looked at again although nothing seems to have changed.
     pub resync: Option<Duration>,
 }
@@ -58,7 +60,10 @@ pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()>
             capstan_openshift::run(context, settings.azure, options).await?;
         }
         Name::AzurePools => {
-            let mut options = capstan_azure_pools::Options::default();
+            let mut options = capstan_azure_pools::Options {
+                sign_in: settings.azure_sign_in,
+                ..Default::default()
+            };
             options.resync = settings.resync.unwrap_or(options.resync);
             capstan_azure_pools::run(context, settings.azure, options).await?;
         }

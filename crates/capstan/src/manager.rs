@@ -36,6 +36,7 @@ pub struct Manager {
     pub controllers: Vec<Name>,
     pub namespace: Option<String>,
     pub azure: capstan_azure::Settings,
+    pub azure_sign_in: capstan_azure_pools::SignIn,
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
@@ -148,6 +149,7 @@ impl Manager {
         self.status.leading(context.metrics.clone());
         let settings = controllers::Settings {
             azure,
+            azure_sign_in: self.azure_sign_in.clone(),
             resync: self.resync,
         };
         let mut tasks = JoinSet::new();

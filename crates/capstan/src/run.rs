@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use capstan_azure_pools::{Namespaces, SignIn};
 use capstan_kube::lease::{self, Identity};
 use capstan_openshift::webhook;
 use clap::{ArgAction, Args};
@@ -168,9 +169,30 @@ pub struct Azure {
     /// Roots to trust besides the system's, PEM
     #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
     azure_ca_file: Option<String>,
+    /// Let AzureClusters without identityRef use the credential of this process, in these namespaces [without names: in all]
+    #[arg(long, num_args = 0.., require_equals = true, default_missing_value = "*", value_delimiter = ',', value_name = "NAMESPACE,...")]
+    allow_environment_identity: Vec<String>,
+    /// Folder from which AzureClusterIdentities may name certificates and credential files; repeat it for several [default: none]
+    #[arg(long, value_name = "DIR")]
+    azure_credential_folder: Vec<PathBuf>,
 }
 
 impl Azure {
+    /// How AzureClusters sign in.
+    fn sign_in(&self) -> Result<SignIn> {
+        let names = &self.allow_environment_identity;
+        let environment_identity = match () {
+            () if names.is_empty() => Namespaces::None,
+            () if names.iter().any(|name| name == "*") => Namespaces::All,
+            () => Namespaces::Only(names.iter().cloned().collect()),
+        };
+        Ok(SignIn {
+            environment_identity,
+            folders: self.azure_credential_folder.clone(),
+            ..SignIn::from_vars(|name| std::env::var(name).ok())?
+        })
+    }
+
     fn settings(&self) -> Result<capstan_azure::Settings> {
         let settings = capstan_azure::Settings::from_vars(|name| match name {
             "AZURE_ENVIRONMENT" => self.azure_environment.clone(),
@@ -271,6 +293,7 @@ pub async fn run(args: Run) -> Result<()> {
         },
         namespace: args.namespace.filter(|namespace| !namespace.is_empty()),
         azure: args.azure.settings()?,
+        azure_sign_in: args.azure.sign_in()?,
         resync: args.resync,
         lease: args.election.settings(&config)?,
         webhook: args.admission.options(&config, args.kubeconfig.is_none())?,
@@ -345,6 +368,23 @@ mod tests {
         if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
             TcpStream::connect((Ipv6Addr::LOCALHOST, port)).unwrap();
         }
+    }
+
+    #[test]
+    fn the_operator_names_who_may_use_the_environments_identity() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            azure: Azure,
+        }
+        let read = |flags: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from(["capstan"].iter().chain(flags)).unwrap();
+            line.azure.sign_in().unwrap().environment_identity
+        };
+        let both = Namespaces::Only(["team-a".to_owned(), "team-b".to_owned()].into());
+        assert_eq!(read(&[]), Namespaces::None);
+        assert_eq!(read(&["--allow-environment-identity"]), Namespaces::All);
+        assert_eq!(read(&["--allow-environment-identity=team-a,team-b"]), both);
     }
 
     #[test]

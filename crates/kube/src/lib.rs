@@ -13,6 +13,7 @@ pub mod error;
 pub mod events;
 mod evict;
 pub mod expectations;
+pub mod grant;
 pub mod lease;
 pub mod metrics;
 mod owners;

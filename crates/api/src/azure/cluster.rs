@@ -1,6 +1,7 @@
 //! AzureCluster: subscription, region and network of a cluster.
 
 use super::{
+    names,
     network::{BastionSpec, NetworkSpec},
     vm::Future,
 };
@@ -127,10 +128,16 @@ pub struct CloudProviderConfigOverrides {
 pub struct AzureClusterSpec {
     /// Subscription that everything is made in.
     #[serde(rename = "subscriptionID", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
+    #[schemars(
+        extend("pattern" = names::SUBSCRIPTION),
+        extend("x-kubernetes-validations" = [immutable("field is immutable")])
+    )]
     pub subscription_id: Option<String>,
     /// Azure region.
-    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
+    #[schemars(
+        extend("pattern" = names::LOCATION),
+        extend("x-kubernetes-validations" = [immutable("field is immutable")])
+    )]
     pub location: String,
     /// Edge zone to use instead of the region itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +163,10 @@ pub struct AzureClusterSpec {
     pub network_spec: NetworkSpec,
     /// Resource group that it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
+    #[schemars(
+        extend("pattern" = names::RESOURCE_GROUP),
+        extend("x-kubernetes-validations" = [immutable("field is immutable")])
+    )]
     pub resource_group: Option<String>,
     /// The way in for administrators.
     #[serde(default, skip_serializing_if = "is_default")]

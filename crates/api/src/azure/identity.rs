@@ -25,13 +25,14 @@ string_enum! {
     }
 }
 
-/// The namespaces whose clusters may use an identity: those listed and those selected; all when both are empty.
+/// The namespaces whose clusters may use an identity: those listed and those selected. An object without both fields
+/// allows all namespaces; an empty list or an empty selector names none.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllowedNamespaces {
     /// Names of namespaces.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub list: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub list: Option<Vec<String>>,
     /// Labels of namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
@@ -52,13 +53,14 @@ pub struct AzureClusterIdentitySpec {
     /// Client ID of the application or managed identity.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// Secret with the password or certificate, in its key clientSecret.
+    /// Secret with the password or certificate, in its key clientSecret. A Secret of another namespace must allow the
+    /// namespace of the identity by its annotation capstan.dev/allowed-namespaces.
     #[serde(default, skip_serializing_if = "is_default")]
     pub client_secret: SecretReference,
-    /// Path of a certificate that is mounted.
+    /// Path of a mounted certificate, in a folder that the operator of Capstan allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_path: Option<String>,
-    /// Path of the mounted credentials of a user assigned identity.
+    /// Path of the mounted credentials of a user assigned identity, in a folder that the operator of Capstan allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_assigned_identity_credentials_path: Option<String>,
     /// Which Azure those credentials are for.
@@ -67,7 +69,7 @@ pub struct AzureClusterIdentitySpec {
     /// Tenant to sign in to.
     #[serde(rename = "tenantID")]
     pub tenant_id: String,
-    /// Who may use the identity; nobody outside its own namespace when unset.
+    /// Namespaces whose clusters may use the identity. Unset allows none, not even the identity's own namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<AllowedNamespaces>,
 }

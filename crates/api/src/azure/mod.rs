@@ -2,6 +2,7 @@
 
 mod cluster;
 mod identity;
+mod names;
 mod network;
 mod pool;
 mod pool_machine;

@@ -1,5 +1,6 @@
 //! The network of an Azure cluster.
 
+use super::names;
 use crate::cel::immutable;
 use crate::common::{is_default, is_false};
 use schemars::JsonSchema;
@@ -82,8 +83,10 @@ pub struct VnetPeeringProperties {
 pub struct VnetPeeringSpec {
     /// Resource group that it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE_GROUP))]
     pub resource_group: Option<String>,
     /// The other virtual network.
+    #[schemars(extend("pattern" = names::VIRTUAL_NETWORK))]
     pub remote_vnet_name: String,
     /// From us to the other.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -99,11 +102,13 @@ pub struct VnetPeeringSpec {
 pub struct VnetSpec {
     /// Resource group that it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE_GROUP))]
     pub resource_group: Option<String>,
     /// Resource ID of a virtual network that exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Its name.
+    #[schemars(extend("pattern" = names::VIRTUAL_NETWORK))]
     pub name: String,
     /// Other virtual networks to connect with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -295,6 +300,7 @@ pub struct SubnetSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat_gateway: NatGateway,
     /// Its name.
+    #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: String,
     /// Which machines go there.
     pub role: SubnetRole,
@@ -332,6 +338,7 @@ pub struct FrontendIp {
 pub struct BackendPool {
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: Option<String>,
 }
 
@@ -344,6 +351,7 @@ pub struct LoadBalancerSpec {
     pub id: Option<String>,
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: Option<String>,
     /// Addresses that it answers on.
     #[serde(rename = "frontendIPs", default, skip_serializing_if = "Vec::is_empty")]
@@ -416,7 +424,10 @@ pub struct NetworkSpec {
     pub private_dns_zone_name: Option<String>,
     /// Resource group of the private DNS zone.
     #[serde(rename = "privateDNSZoneResourceGroup", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
+    #[schemars(
+        extend("pattern" = names::RESOURCE_GROUP),
+        extend("x-kubernetes-validations" = [immutable("field is immutable")])
+    )]
     pub private_dns_zone_resource_group: Option<String>,
 }
 

@@ -1,5 +1,6 @@
 //! AzureMachinePool: a scale set, its model and how a change of it rolls out.
 
+use super::names;
 use super::vm::{
     AdditionalCapabilities, DataDisk, Diagnostics, Future, Image, NetworkInterface, OsDisk, SecurityProfile,
     SpotVmOptions, SystemAssignedIdentityRole, UserAssignedIdentity, VmExtension,
@@ -66,6 +67,7 @@ string_enum! {
 #[schemars(extend("x-kubernetes-validations" = template_rules()))]
 pub struct AzureMachinePoolTemplate {
     /// Azure's name of the machine size.
+    #[schemars(extend("pattern" = names::VM_SIZE))]
     pub vm_size: String,
     /// What the machines start from; an image for the Kubernetes version when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,6 +102,7 @@ pub struct AzureMachinePoolTemplate {
     pub spot_vm_options: Option<SpotVmOptions>,
     /// Deprecated: set it on a network interface.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE))]
     pub subnet_name: Option<String>,
     /// Extensions that run on each machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -155,6 +158,7 @@ pub struct Strategy {
 #[schemars(extend("x-kubernetes-validations" = pool_rules()))]
 pub struct AzureMachinePoolSpec {
     /// Azure region.
+    #[schemars(extend("pattern" = names::LOCATION))]
     pub location: String,
     /// What the machines are like.
     pub template: AzureMachinePoolTemplate,

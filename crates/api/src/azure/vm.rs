@@ -1,5 +1,6 @@
 //! The parts of a virtual machine: image, disks, network interfaces, identity.
 
+use super::names;
 use crate::cel::{Rule, rule};
 use crate::common::Quantity;
 use crate::disk::{CachingType, StorageAccountType};
@@ -375,6 +376,7 @@ pub struct VmExtension {
 pub struct NetworkInterface {
     /// Subnet that it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = names::RESOURCE))]
     pub subnet_name: Option<String>,
     /// How many private addresses it has; 1 when unset.
     #[serde(rename = "privateIPConfigs", skip_serializing_if = "Option::is_none")]

@@ -269,6 +269,7 @@ fn start_manager(
         controllers: controllers.to_vec(),
         namespace: None,
         azure: clouds.azure_settings()?,
+        azure_sign_in: Default::default(),
         resync: None,
         // Nobody else runs here.
         lease: None,

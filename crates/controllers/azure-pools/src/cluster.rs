@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureClusterStatus};
 use capstan_api::capi::PAUSED_ANNOTATION;
+use capstan_core::Class;
 use capstan_kube::capi::Cluster;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::{Next, patch};
@@ -45,6 +46,12 @@ pub async fn pass(world: Arc<World>, object: Arc<AzureCluster>) -> Result<Next, 
         .context
         .api::<AzureCluster>(&object.namespace().unwrap_or_default());
     patch::status(&api, object.as_ref(), &after, patch::Lock::Open).await?;
+    if let Err(error) = &found
+        && (error.class() == Class::Terminal || error.is_about_the_identity())
+    {
+        let message = error.to_string();
+        world.recorder.warning(object.as_ref(), error.reason(), message).await;
+    }
     match found? {
         None => Ok(Next::Wait),
         Some(_) => Ok(Next::After(LOOK_AGAIN)),
@@ -87,10 +94,9 @@ fn mark(status: &mut AzureClusterStatus, found: &Result<Option<String>, Error>, 
 /// The first part of the network that is not there.
 async fn missing(world: &World, object: &AzureCluster, cluster_name: &str) -> Result<Option<String>, Error> {
     let spec = &object.spec;
-    let subscription = spec.subscription_id.clone().filter(|id| !id.is_empty());
-    let subscription = subscription.or_else(|| std::env::var("AZURE_SUBSCRIPTION_ID").ok());
-    let subscription = subscription.ok_or_else(|| Error::Spec("spec.subscriptionID: Required value".to_owned()))?;
-    let credential = crate::identity::credential(&world.context.client, object).await?;
+    let sign_in = &world.options.sign_in;
+    let subscription = sign_in.subscription(object)?;
+    let credential = sign_in.credential(&world.context.client, object).await?;
     let client = world.azure.client(&credential, &subscription).at(&spec.location);
     let vnet = &spec.network_spec.vnet;
     let group = vnet.resource_group.clone().filter(|group| !group.is_empty());

@@ -1,4 +1,4 @@
-//! What can keep a pool from where it should be.
+//! Why a pool or a cluster is not in its desired state.
 
 use capstan_core::Class;
 use capstan_kube::Classified;
@@ -12,12 +12,12 @@ pub enum Error {
     /// The identity cannot be used by this cluster.
     #[error("identity {identity}: {reason}")]
     Identity { identity: String, reason: String },
-    /// The spec cannot be carried out, and only its author can change that.
+    /// The user must change something: the message names the field, the value and what to do.
     #[error("{0}")]
-    Spec(String),
-    /// Something that is needed does not exist yet.
+    Invalid(String),
+    /// The message names what does not exist yet.
     #[error("{0}")]
-    Missing(String),
+    NotReady(String),
 }
 
 impl From<kube::Error> for Error {
@@ -32,18 +32,18 @@ impl Error {
             Self::Azure(error) => error.class(),
             Self::Kube(error) => error.class(),
             // The identity, its secret and its namespace's labels are changed without a change of the pool.
-            Self::Identity { .. } | Self::Missing(_) => Class::Transient,
-            Self::Spec(_) => Class::Terminal,
+            Self::Identity { .. } | Self::NotReady(_) => Class::Transient,
+            Self::Invalid(_) => Class::Terminal,
         }
     }
 
-    /// Whether nobody gets in with what was signed in with. The secret changes without a change of the pool.
+    /// Whether Azure refuses the credential. Its Secret changes without a change of the pool.
     pub fn is_about_credentials(&self) -> bool {
         use capstan_azure::Error::{Credential, SignIn};
         matches!(self, Self::Azure(Credential { .. } | SignIn { .. }))
     }
 
-    /// Whether somebody has to look after the identity.
+    /// Whether somebody has to change the identity.
     pub fn is_about_the_identity(&self) -> bool {
         matches!(
             self,
@@ -61,8 +61,8 @@ impl Error {
                 Class::Terminal => "InvalidConfiguration",
             },
             Self::Kube(_) => "KubernetesError",
-            Self::Spec(_) => "InvalidConfiguration",
-            Self::Missing(_) => "WaitingForDependency",
+            Self::Invalid(_) => "InvalidConfiguration",
+            Self::NotReady(_) => "WaitingForDependency",
         }
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_that_cannot_be_used_is_tried_again_and_told_as_the_identitys_fault() {
+    fn a_credential_that_cannot_be_used_is_retried_and_reported_as_the_identitys_fault() {
         let error = Error::from(capstan_azure::Error::Credential {
             identity: "sp".to_owned(),
             reason: "no such file".to_owned(),

@@ -1,51 +1,229 @@
-//! Who we are towards Azure for a cluster.
+//! The credential by which a cluster's resources are managed in Azure.
 //!
-//! Invariant: an AzureClusterIdentity is used only by clusters in namespaces that it allows, and its secret is read only
-//! after that has been checked.
+//! Invariants: an AzureClusterIdentity is used only by clusters in namespaces that it allows, and its Secret is read only
+//! after that was checked. The Secret is in the identity's own namespace, or grants that namespace. The manager's own
+//! credential is used only where the operator allows it. A file is read only from the operator's folders.
 
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use capstan_api::azure::{AllowedNamespaces, AzureCluster, AzureClusterIdentity, IdentityType};
 use capstan_azure::{Credential, Secret as Hidden};
+use capstan_kube::grant;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{Api, ResourceExt};
-use std::collections::BTreeMap;
+use tokio::io::AsyncReadExt;
 
 use crate::error::Error;
 
-/// Where the projected service account token is mounted, unless the SDKs' own variable says otherwise.
+/// The mount path of the projected service account token, unless the SDKs' own variable names another.
 const TOKEN_FILE: &str = "/var/run/secrets/azure/tokens/azure-identity-token";
-const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
 const SECRET_KEY: &str = "clientSecret";
 const CERTIFICATE_KEYS: [&str; 2] = ["certificate", SECRET_KEY];
+/// Certificates and credential files are a few KiB.
+const LARGEST_FILE: u64 = 1 << 20;
 
-/// The credential of a cluster. Without an identityRef, that of the environment we run in.
-pub async fn credential(client: &kube::Client, cluster: &AzureCluster) -> Result<Credential, Error> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let Some(reference) = &cluster.spec.identity_ref else {
-        return from_environment();
-    };
-    let name = reference.name.clone().unwrap_or_default();
-    let home = reference
-        .namespace
-        .clone()
-        .filter(|home| !home.is_empty())
-        .unwrap_or_else(|| namespace.clone());
-    let found = Api::<AzureClusterIdentity>::namespaced(client.clone(), &home)
-        .get_opt(&name)
-        .await?;
-    let refuse = |reason: String| Error::Identity {
-        identity: format!("{home}/{name}"),
-        reason,
-    };
-    let identity = found.ok_or_else(|| refuse("does not exist".to_owned()))?;
-    if !permitted(client, &identity, &namespace).await? {
-        return Err(refuse(format!(
-            "does not allow namespace {namespace}: add it to allowedNamespaces"
-        )));
+/// The namespaces whose clusters may use the manager's own identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Namespaces {
+    #[default]
+    None,
+    All,
+    Only(BTreeSet<String>),
+}
+
+impl Namespaces {
+    fn contain(&self, namespace: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Only(names) => names.contains(namespace),
+        }
     }
-    read(client, &identity).await
+}
+
+/// What the operator gives and allows for signing in to Azure; read once, at start.
+#[derive(Clone, Debug)]
+pub struct SignIn {
+    /// The clusters that may leave out `identityRef`: the manager's own credential is used for them.
+    pub environment_identity: Namespaces,
+    /// The credential that the environment of the process describes.
+    pub environment: Option<Credential>,
+    /// The subscription of clusters that name none.
+    pub subscription: Option<String>,
+    /// The token that WorkloadIdentity signs in with.
+    pub token_file: PathBuf,
+    /// The folders from which an identity may name a file.
+    pub folders: Vec<PathBuf>,
+}
+
+impl Default for SignIn {
+    fn default() -> Self {
+        Self {
+            environment_identity: Namespaces::None,
+            environment: None,
+            subscription: None,
+            token_file: TOKEN_FILE.into(),
+            folders: Vec::new(),
+        }
+    }
+}
+
+impl SignIn {
+    /// Reads the variables that Azure's SDKs read.
+    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, capstan_azure::Error> {
+        let set = |name: &str| var(name).filter(|value| !value.is_empty());
+        Ok(Self {
+            environment: Some(Credential::from_vars(set)?),
+            subscription: set("AZURE_SUBSCRIPTION_ID"),
+            token_file: set("AZURE_FEDERATED_TOKEN_FILE").map_or_else(|| TOKEN_FILE.into(), PathBuf::from),
+            ..Self::default()
+        })
+    }
+
+    /// Returns the subscription of a cluster.
+    pub fn subscription(&self, cluster: &AzureCluster) -> Result<String, Error> {
+        let written = cluster.spec.subscription_id.clone().filter(|id| !id.is_empty());
+        written.or_else(|| self.subscription.clone()).ok_or_else(|| {
+            let name = cluster.name_any();
+            Error::Invalid(format!(
+                "AzureCluster {name}: spec.subscriptionID: Required value: name a subscription, or set \
+                 AZURE_SUBSCRIPTION_ID for capstan"
+            ))
+        })
+    }
+
+    /// Returns the credential of a cluster.
+    pub async fn credential(&self, client: &kube::Client, cluster: &AzureCluster) -> Result<Credential, Error> {
+        let namespace = cluster.namespace().unwrap_or_default();
+        let Some(reference) = &cluster.spec.identity_ref else {
+            return self.from_environment(cluster, &namespace);
+        };
+        let name = reference.name.clone().unwrap_or_default();
+        let home = reference.namespace.clone().filter(|home| !home.is_empty());
+        let home = home.unwrap_or_else(|| namespace.clone());
+        let found = Api::<AzureClusterIdentity>::namespaced(client.clone(), &home)
+            .get_opt(&name)
+            .await?;
+        let refuse = |reason: &str| Error::Identity {
+            identity: format!("{home}/{name}"),
+            reason: reason.to_owned(),
+        };
+        let identity = found.ok_or_else(|| refuse("does not exist"))?;
+        if !permitted(client, &identity, &namespace).await? {
+            return Err(refuse(&format!(
+                "does not allow namespace {namespace}: add it to allowedNamespaces"
+            )));
+        }
+        self.read(client, &identity).await
+    }
+
+    fn from_environment(&self, cluster: &AzureCluster, namespace: &str) -> Result<Credential, Error> {
+        let allowed = self.environment_identity.contain(namespace);
+        let credential = self.environment.as_ref().filter(|_| allowed).cloned();
+        credential.ok_or_else(|| {
+            let name = cluster.name_any();
+            Error::Invalid(format!(
+                "AzureCluster {name}: spec.identityRef: Required value: name an AzureClusterIdentity, or start capstan \
+                 with --allow-environment-identity={namespace}"
+            ))
+        })
+    }
+
+    async fn read(&self, client: &kube::Client, identity: &AzureClusterIdentity) -> Result<Credential, Error> {
+        let spec = &identity.spec;
+        let (tenant, client_id) = (spec.tenant_id.clone(), spec.client_id.clone());
+        let refuse = |reason: String| Error::Identity {
+            identity: identity.name_any(),
+            reason,
+        };
+        match &spec.type_ {
+            IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal => Ok(Credential::Secret {
+                tenant,
+                client_id,
+                secret: secret(client, identity, &[SECRET_KEY]).await?,
+            }),
+            IdentityType::ServicePrincipalCertificate => {
+                let pem = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
+                    Some(path) => {
+                        let bytes = self.file("certPath", path).await.map_err(refuse)?;
+                        // The client reports bytes that are no text as "no PEM".
+                        Hidden::new(String::from_utf8_lossy(&bytes))
+                    }
+                    None => secret(client, identity, &CERTIFICATE_KEYS).await?,
+                };
+                Ok(Credential::Certificate { tenant, client_id, pem })
+            }
+            IdentityType::WorkloadIdentity => Ok(Credential::WorkloadIdentity {
+                tenant,
+                client_id,
+                token_file: self.token_file.clone(),
+            }),
+            IdentityType::UserAssignedMsi => Ok(Credential::ManagedIdentity {
+                client_id: Some(client_id),
+            }),
+            IdentityType::UserAssignedIdentityCredential => {
+                let path = spec.user_assigned_identity_credentials_path.as_deref();
+                self.credentials_file(path, tenant).await.map_err(refuse)
+            }
+            IdentityType::Other(other) => Err(refuse(format!("type {other:?} is not known"))),
+        }
+    }
+
+    /// Reads the certificate credential that Azure's managed platform writes to a file, as JSON.
+    async fn credentials_file(&self, path: Option<&str>, tenant: String) -> Result<Credential, String> {
+        const FIELD: &str = "userAssignedIdentityCredentialsPath";
+        #[derive(serde::Deserialize)]
+        struct File {
+            client_id: String,
+            tenant_id: Option<String>,
+            client_secret: String,
+        }
+        let path = path.filter(|path| !path.is_empty());
+        let path = path.ok_or_else(|| format!("{FIELD} is not set"))?;
+        let bytes = self.file(FIELD, path).await?;
+        let file: File =
+            serde_json::from_slice(&bytes).map_err(|_| format!("{FIELD} {path} is not a credential of Azure's"))?;
+        Ok(Credential::Certificate {
+            tenant: file.tenant_id.unwrap_or(tenant),
+            client_id: file.client_id,
+            pem: Hidden::new(file.client_secret),
+        })
+    }
+
+    /// Reads a file that an identity names. All refusals are alike: they tell nothing of files elsewhere.
+    async fn file(&self, field: &str, path: &str) -> Result<Vec<u8>, String> {
+        let read = async {
+            // A mounted Secret is full of links: only their targets count.
+            let target = tokio::fs::canonicalize(path).await.ok()?;
+            self.contain(&target).await.then_some(())?;
+            let described = tokio::fs::metadata(&target).await.ok()?;
+            (described.is_file() && described.len() <= LARGEST_FILE).then_some(())?;
+            let mut bytes = Vec::new();
+            let file = tokio::fs::File::open(&target).await.ok()?;
+            file.take(LARGEST_FILE).read_to_end(&mut bytes).await.ok()?;
+            Some(bytes)
+        };
+        read.await.ok_or_else(|| {
+            let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+            let folders = match folders.is_empty() {
+                true => "a folder that --azure-credential-folder names".to_owned(),
+                false => folders.join(" or "),
+            };
+            format!("{field} {path:?} is not a readable file of at most 1 MiB in {folders}")
+        })
+    }
+
+    async fn contain(&self, target: &Path) -> bool {
+        for folder in &self.folders {
+            if let Ok(folder) = tokio::fs::canonicalize(folder).await
+                && target.starts_with(folder)
+            {
+                return true;
+            }
+        }
+        false
+    }
 }
 
 async fn permitted(client: &kube::Client, identity: &AzureClusterIdentity, namespace: &str) -> Result<bool, Error> {
@@ -60,160 +238,56 @@ async fn permitted(client: &kube::Client, identity: &AzureClusterIdentity, names
             .unwrap_or_default(),
         false => BTreeMap::new(),
     };
-    Ok(is_allowed(allowed, namespace, &labels))
+    is_allowed(allowed, namespace, &labels).map_err(|reason| Error::Identity {
+        identity: identity.name_any(),
+        reason: format!("spec.allowedNamespaces.selector cannot be read: {reason}"),
+    })
 }
 
-/// Unset allows none, not even the identity's own namespace; an empty object allows all; a list or a selector those that
-/// it names.
-fn is_allowed(allowed: Option<&AllowedNamespaces>, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
-    let Some(allowed) = allowed else { return false };
-    match (&allowed.list[..], &allowed.selector) {
-        ([], None) => true,
-        (list, selector) => {
-            list.iter().any(|name| name == namespace) || selector.as_ref().is_some_and(|s| selects(s, labels))
-        }
+/// Whether a namespace may use an identity. Unset allows none, not even the identity's own namespace; an empty object
+/// allows all; a list or a selector those that it names. As upstream, an empty list and an empty selector name nobody.
+fn is_allowed(
+    allowed: Option<&AllowedNamespaces>,
+    namespace: &str,
+    labels: &BTreeMap<String, String>,
+) -> Result<bool, String> {
+    let Some(allowed) = allowed else { return Ok(false) };
+    if allowed.list.is_none() && allowed.selector.is_none() {
+        return Ok(true);
+    }
+    if allowed.list.iter().flatten().any(|name| name == namespace) {
+        return Ok(true);
+    }
+    match &allowed.selector {
+        Some(selector) if !grant::is_empty(selector) => grant::selects(selector, labels),
+        Some(_) | None => Ok(false),
     }
 }
 
-fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-    let expressions = selector.match_expressions.iter().flatten();
-    // An empty selector would match every namespace; nobody means that when naming namespaces.
-    let empty = selector.match_labels.iter().flatten().next().is_none() && expressions.clone().next().is_none();
-    !empty
-        && selector.match_labels.iter().flatten().all(equal)
-        && expressions.clone().all(|expression| {
-            let value = labels.get(&expression.key);
-            let listed = value.is_some_and(|value| expression.values.iter().flatten().any(|v| v == value));
-            match expression.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                "Exists" => value.is_some(),
-                "DoesNotExist" => value.is_none(),
-                _ => false,
-            }
-        })
-}
-
-async fn read(client: &kube::Client, identity: &AzureClusterIdentity) -> Result<Credential, Error> {
-    let spec = &identity.spec;
-    let (tenant, client_id) = (spec.tenant_id.clone(), spec.client_id.clone());
+/// Returns a value of the identity's Secret.
+async fn secret(client: &kube::Client, identity: &AzureClusterIdentity, keys: &[&str]) -> Result<Hidden, Error> {
+    let reference = &identity.spec.client_secret;
+    let own = identity.namespace().unwrap_or_default();
+    let home = reference.namespace.clone().filter(|home| !home.is_empty());
+    let (home, name) = (
+        home.unwrap_or_else(|| own.clone()),
+        reference.name.clone().unwrap_or_default(),
+    );
     let refuse = |reason: String| Error::Identity {
         identity: identity.name_any(),
         reason,
     };
-    match &spec.type_ {
-        IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal => {
-            let secret = secret(client, identity, &[SECRET_KEY]).await?;
-            Ok(Credential::Secret {
-                tenant,
-                client_id,
-                secret,
-            })
-        }
-        IdentityType::ServicePrincipalCertificate => {
-            let pem = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
-                Some(path) => {
-                    let bytes = tokio::fs::read(path).await;
-                    let bytes = bytes.map_err(|error| refuse(format!("certPath {path}: {error}")))?;
-                    // What is no text is said to be no PEM when it is used.
-                    Hidden::new(String::from_utf8_lossy(&bytes))
-                }
-                None => secret(client, identity, &CERTIFICATE_KEYS).await?,
-            };
-            Ok(Credential::Certificate { tenant, client_id, pem })
-        }
-        IdentityType::WorkloadIdentity => {
-            let token_file = std::env::var_os(TOKEN_FILE_VARIABLE).map_or_else(|| TOKEN_FILE.into(), PathBuf::from);
-            Ok(Credential::WorkloadIdentity {
-                tenant,
-                client_id,
-                token_file,
-            })
-        }
-        IdentityType::UserAssignedMsi => Ok(Credential::ManagedIdentity {
-            client_id: Some(client_id),
-        }),
-        IdentityType::UserAssignedIdentityCredential => {
-            credentials_file(spec.user_assigned_identity_credentials_path.as_deref(), tenant)
-                .await
-                .map_err(refuse)
-        }
-        IdentityType::Other(other) => Err(refuse(format!("type {other:?} is not known"))),
-    }
-}
-
-/// Azure's managed platform writes a certificate credential to a file, as JSON.
-async fn credentials_file(path: Option<&str>, tenant: String) -> Result<Credential, String> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        client_id: String,
-        tenant_id: Option<String>,
-        client_secret: String,
-    }
-    let path = path
-        .filter(|path| !path.is_empty())
-        .ok_or("userAssignedIdentityCredentialsPath is not set")?;
-    let text = tokio::fs::read_to_string(path)
-        .await
-        .map_err(|error| format!("{path}: {error}"))?;
-    let file: File = serde_json::from_str(&text).map_err(|_| format!("{path} is not a credential of Azure's"))?;
-    let tenant = file.tenant_id.unwrap_or(tenant);
-    Ok(Credential::Certificate {
-        tenant,
-        client_id: file.client_id,
-        pem: Hidden::new(file.client_secret),
-    })
-}
-
-/// A value of the identity's secret. Its namespace is the one the identity names, else the identity's own.
-async fn secret(client: &kube::Client, identity: &AzureClusterIdentity, keys: &[&str]) -> Result<Hidden, Error> {
-    let reference = &identity.spec.client_secret;
-    let home = reference
-        .namespace
-        .clone()
-        .filter(|home| !home.is_empty())
-        .or_else(|| identity.namespace());
-    let (home, name) = (home.unwrap_or_default(), reference.name.clone().unwrap_or_default());
-    let refuse = |reason: &str| Error::Identity {
-        identity: identity.name_any(),
-        reason: format!("secret {home}/{name} {reason}"),
-    };
     let found = Api::<Secret>::namespaced(client.clone(), &home).get_opt(&name).await?;
-    let data = found.ok_or_else(|| refuse("does not exist"))?.data.unwrap_or_default();
-    let value = keys
-        .iter()
-        .find_map(|key| data.get(*key))
-        .ok_or_else(|| refuse("has no such key: clientSecret"))?;
-    let text = std::str::from_utf8(&value.0).map_err(|_| refuse("is not text"))?;
-    Ok(Hidden::new(text.trim_end_matches('\n')))
-}
-
-/// The credential that Azure's SDKs would find by themselves.
-fn from_environment() -> Result<Credential, Error> {
-    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let Some(client_id) = set("AZURE_CLIENT_ID") else {
-        return Ok(Credential::ManagedIdentity { client_id: None });
-    };
-    let tenant = set("AZURE_TENANT_ID").ok_or_else(|| Error::Identity {
-        identity: client_id.clone(),
-        reason: "AZURE_TENANT_ID is not set".to_owned(),
+    let granted = found.filter(|secret| grant::allows(secret, &own));
+    let secret = granted.ok_or_else(|| match home == own {
+        true => refuse(format!("secret {home}/{name} does not exist")),
+        false => refuse(grant::refusal(&home, &name, &own)),
     })?;
-    Ok(match (set("AZURE_CLIENT_SECRET"), set(TOKEN_FILE_VARIABLE)) {
-        (Some(secret), _) => Credential::Secret {
-            tenant,
-            client_id,
-            secret: Hidden::new(secret),
-        },
-        (None, Some(file)) => Credential::WorkloadIdentity {
-            tenant,
-            client_id,
-            token_file: file.into(),
-        },
-        (None, None) => Credential::ManagedIdentity {
-            client_id: Some(client_id),
-        },
-    })
+    let data = secret.data.unwrap_or_default();
+    let value = keys.iter().find_map(|key| data.get(*key));
+    let value = value.ok_or_else(|| refuse(format!("secret {home}/{name} has no key {SECRET_KEY}")))?;
+    let text = std::str::from_utf8(&value.0).map_err(|_| refuse(format!("secret {home}/{name} is not text")))?;
+    Ok(Hidden::new(text.trim_end_matches('\n')))
 }
 
 #[cfg(test)]
@@ -225,6 +299,7 @@ mod tests {
     #[rstest]
     #[case::unset_is_none(Value::Null, false)]
     #[case::empty_is_all(json!({}), true)]
+    #[case::an_empty_list_is_none(json!({ "list": [] }), false)]
     #[case::listed(json!({ "list": ["team-a"] }), true)]
     #[case::not_listed(json!({ "list": ["team-b"] }), false)]
     #[case::selected(json!({ "selector": { "matchLabels": { "env": "prod" } } }), true)]
@@ -237,6 +312,79 @@ mod tests {
     fn an_identity_is_used_where_it_allows(#[case] allowed: Value, #[case] expected: bool) {
         let allowed: Option<AllowedNamespaces> = serde_json::from_value(allowed).unwrap();
         let labels = BTreeMap::from([("env".to_owned(), "prod".to_owned())]);
-        assert_eq!(is_allowed(allowed.as_ref(), "team-a", &labels), expected);
+        assert_eq!(is_allowed(allowed.as_ref(), "team-a", &labels), Ok(expected));
+    }
+
+    #[test]
+    fn an_empty_list_stays_a_list_when_it_is_written_again() {
+        let allowed: AllowedNamespaces = serde_json::from_value(json!({ "list": [] })).unwrap();
+        assert_eq!(serde_json::to_value(allowed).unwrap(), json!({ "list": [] }));
+    }
+
+    fn cluster() -> AzureCluster {
+        let cluster = json!({ "metadata": { "name": "c", "namespace": "team-a" }, "spec": { "location": "l" } });
+        serde_json::from_value(cluster).unwrap()
+    }
+
+    #[rstest]
+    #[case::nobody(Namespaces::None, false)]
+    #[case::everybody(Namespaces::All, true)]
+    #[case::this_namespace(Namespaces::Only(["team-a".to_owned()].into()), true)]
+    #[case::another_namespace(Namespaces::Only(["team-b".to_owned()].into()), false)]
+    fn the_managers_own_identity_is_used_where_the_operator_allows_it(
+        #[case] environment_identity: Namespaces,
+        #[case] expected: bool,
+    ) {
+        let sign_in = SignIn {
+            environment_identity,
+            ..SignIn::from_vars(|_| None).unwrap()
+        };
+        let found = sign_in.from_environment(&cluster(), "team-a");
+        match expected {
+            true => assert_eq!(found.unwrap(), Credential::ManagedIdentity { client_id: None }),
+            false => {
+                let refusal = found.unwrap_err().to_string();
+                assert!(refusal.contains("spec.identityRef: Required value"), "{refusal}");
+                assert!(refusal.contains("--allow-environment-identity=team-a"), "{refusal}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_identity_reads_small_regular_files_of_the_operators_folders_only() {
+        let home = std::env::temp_dir().join(format!("capstan-identity-{}", std::process::id()));
+        let (inside, outside) = (home.join("inside"), home.join("outside"));
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::write(inside.join("cert"), "pem").unwrap();
+        std::fs::write(inside.join("large"), vec![0; 1 + LARGEST_FILE as usize]).unwrap();
+        std::fs::write(outside.join("cert"), "pem").unwrap();
+        std::os::unix::fs::symlink(inside.join("cert"), inside.join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.join("cert"), inside.join("way-out")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", inside.join("endless")).unwrap();
+        let sign_in = SignIn {
+            folders: vec![home.join("missing"), inside.clone()],
+            ..SignIn::default()
+        };
+        let read = async |path: &Path| sign_in.file("certPath", &path.display().to_string()).await;
+        for readable in ["cert", "link", "../inside/cert"] {
+            assert_eq!(read(&inside.join(readable)).await.unwrap(), b"pem");
+        }
+        let refused = [
+            "large",
+            "way-out",
+            "endless",
+            "missing",
+            ".",
+            "../outside/cert",
+            "../missing",
+        ];
+        for refused in refused.map(|name| inside.join(name)) {
+            let refusal = read(&refused).await.unwrap_err();
+            let same = format!("certPath {refused:?} is not a readable file of at most 1 MiB in ");
+            assert!(refusal.starts_with(&same), "{refusal}");
+        }
+        assert!(read(Path::new("/dev/zero")).await.is_err());
+        std::fs::remove_dir_all(home).unwrap();
     }
 }

@@ -10,6 +10,7 @@ pub mod model;
 pub mod pool;
 
 pub use error::Error;
+pub use identity::{Namespaces, SignIn};
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,17 +28,19 @@ use kube::runtime::reflector::ObjectRef;
 const TOGETHER: Duration = Duration::from_millis(250);
 const COMPONENT: &str = "azuremachinepool-controller";
 
-/// What can be set about these controllers.
+/// The settings of these controllers.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How often a pool is looked at in Azure when nothing else calls for it.
+    /// How often a pool is read from Azure when nothing else calls for it.
     pub resync: Duration,
+    pub sign_in: SignIn,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             resync: Duration::from_secs(600),
+            sign_in: SignIn::default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::case::{Case, changing, creating, with};
 use serde_json::{Value, json};
 
 const POOL: &str = "AzureMachinePool";
+const SUBSCRIPTION: &str = "00000000-0000-0000-0000-000000000000";
 const ULTRA: &str = "UltraSSD_LRS";
 
 fn pool() -> Value {
@@ -324,14 +325,20 @@ fn machine_cases() -> Vec<Case> {
 fn cluster_cases() -> Vec<Case> {
     const KIND: &str = "AzureCluster";
     let cluster = json!({
-        "location": "westeurope", "resourceGroup": "g", "subscriptionID": "s", "azureEnvironment": "AzurePublicCloud",
+        "location": "westeurope", "resourceGroup": "g", "subscriptionID": SUBSCRIPTION, "azureEnvironment": "AzurePublicCloud",
         "controlPlaneEndpoint": { "host": "h", "port": 6443 },
         "networkSpec": { "vnet": { "name": "v" }, "privateDNSZoneName": "z", "privateDNSZoneResourceGroup": "g", "privateDNSZone": "System",
             "subnets": [{ "name": "nodes", "role": "node" }] },
     });
-    let mut cases: Vec<_> = ["location", "resourceGroup", "subscriptionID", "azureEnvironment"]
-        .map(|field| {
-            let after = with(&cluster, &format!("/{field}"), json!("other"));
+    let frozen = [
+        ("location", "other"),
+        ("resourceGroup", "other"),
+        ("subscriptionID", "00000000-0000-0000-0000-000000000001"),
+        ("azureEnvironment", "other"),
+    ];
+    let mut cases: Vec<_> = frozen
+        .map(|(field, other)| {
+            let after = with(&cluster, &format!("/{field}"), json!(other));
             changing(KIND, cluster.clone(), after).refused(&[&format!("spec.{field}"), "field is immutable"])
         })
         .into();
@@ -356,6 +363,83 @@ fn cluster_cases() -> Vec<Case> {
         creating(KIND, with(&cluster, "/networkSpec/subnets/0/role", json!("guest")))
             .refused(&["subnets[0].role", "\"control-plane\""]),
     ]);
+    cases.extend(cluster_name_cases(&cluster));
+    cases
+}
+
+/// Values that would leave their segment of a Resource Manager address.
+const HOSTILE: [&str; 6] = ["g?api-version=2021-04-01&x=", "a/b", "..", "a%2Fb", "a#b", "a\nb"];
+
+fn cluster_name_cases(cluster: &Value) -> Vec<Case> {
+    const KIND: &str = "AzureCluster";
+    let names = [
+        ("/resourceGroup", "spec.resourceGroup", "My-RG_(1).größe"),
+        ("/subscriptionID", "spec.subscriptionID", SUBSCRIPTION),
+        ("/location", "spec.location", "West Europe"),
+        ("/networkSpec/vnet/name", "spec.networkSpec.vnet.name", "v.1_"),
+        (
+            "/networkSpec/vnet/resourceGroup",
+            "spec.networkSpec.vnet.resourceGroup",
+            "net(1)",
+        ),
+        (
+            "/networkSpec/subnets/0/name",
+            "spec.networkSpec.subnets[0].name",
+            "nodes-1",
+        ),
+        (
+            "/networkSpec/nodeOutboundLB/name",
+            "spec.networkSpec.nodeOutboundLB.name",
+            "lb",
+        ),
+        (
+            "/networkSpec/nodeOutboundLB/backendPool/name",
+            "spec.networkSpec.nodeOutboundLB.backendPool.name",
+            "lb-outboundBackendPool",
+        ),
+        (
+            "/networkSpec/privateDNSZoneResourceGroup",
+            "spec.networkSpec.privateDNSZoneResourceGroup",
+            "dns",
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (pointer, field, good) in names {
+        cases.push(creating(KIND, with(cluster, pointer, json!(good))));
+        cases.extend(
+            HOSTILE.map(|name| creating(KIND, with(cluster, pointer, json!(name))).refused(&[field, "should match"])),
+        );
+    }
+    let peering = |name: &str, group: &str| {
+        let peerings = json!([{ "remoteVnetName": name, "resourceGroup": group }]);
+        creating(KIND, with(cluster, "/networkSpec/vnet/peerings", peerings))
+    };
+    cases.extend([
+        peering("hub", "net"),
+        peering("hub/x", "net").refused(&["spec.networkSpec.vnet.peerings[0].remoteVnetName", "should match"]),
+        peering("hub", "net?").refused(&["spec.networkSpec.vnet.peerings[0].resourceGroup", "should match"]),
+    ]);
+    cases
+}
+
+fn pool_name_cases() -> Vec<Case> {
+    let names = [
+        ("/location", "spec.location", "West Europe"),
+        ("/template/vmSize", "spec.template.vmSize", "Standard_M128-32ms"),
+        ("/template/subnetName", "spec.template.subnetName", "nodes_1"),
+    ];
+    let mut cases = Vec::new();
+    for (pointer, field, good) in names {
+        cases.push(creating(POOL, with(&pool(), pointer, json!(good))));
+        cases.extend(
+            HOSTILE.map(|name| creating(POOL, with(&pool(), pointer, json!(name))).refused(&[field, "should match"])),
+        );
+    }
+    let interface = |name: &str| {
+        let interfaces = json!([{ "subnetName": name }]);
+        creating(POOL, with(&pool(), "/template/networkInterfaces", interfaces))
+    };
+    cases.push(interface("a/b").refused(&["spec.template.networkInterfaces[0].subnetName", "should match"]));
     cases
 }
 
@@ -370,6 +454,7 @@ fn identity_cases() -> Vec<Case> {
     let managed = with(&identity, "/type", json!("UserAssignedMSI"));
     vec![
         creating(KIND, identity.clone()),
+        creating(KIND, with(&identity, "/allowedNamespaces/list", json!([]))),
         creating(KIND, with(&identity, "/type", json!("Password"))).refused(&["spec.type", "\"WorkloadIdentity\""]),
         changing(
             KIND,
@@ -397,6 +482,7 @@ pub fn cases() -> Vec<Case> {
         data_disk_cases,
         strategy_cases,
         pool_cases,
+        pool_name_cases,
         machine_cases,
         cluster_cases,
         identity_cases,

@@ -186,7 +186,7 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
 /// What only Azure's catalogue can tell: the size exists where the pool wants it, and can do what the pool asks of it.
 pub fn check_size(input: &Input<'_>, size: &Size) -> Result<(), Error> {
     let refusal = size_refusal(&input.pool.spec, &input.zones(), size);
-    refusal.map_or(Ok(()), |refusal| Err(Error::Spec(refusal)))
+    refusal.map_or(Ok(()), |refusal| Err(Error::Invalid(refusal)))
 }
 
 /// Why instances of this size cannot carry what the pool asks for in these zones.

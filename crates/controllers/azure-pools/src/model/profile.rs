@@ -45,7 +45,7 @@ fn default_image(input: &Input<'_>) -> Result<Image, Error> {
     if version.is_empty() {
         let text =
             "spec.template.image: Required value: the MachinePool has no version that an image could be chosen by";
-        return Err(Error::Spec(text.to_owned()));
+        return Err(Error::Invalid(text.to_owned()));
     }
     let windows = input.pool.spec.template.os_disk.os_type.as_deref() == Some("Windows");
     let name = if windows {
@@ -106,7 +106,7 @@ fn reference(image: &Image, subscription: &str) -> Result<(ImageReference, Optio
             plan = Some(sold(publisher, offer, sku));
         }
     } else {
-        return Err(Error::Spec(
+        return Err(Error::Invalid(
             "spec.template.image: Required value: names no image".to_owned(),
         ));
     }
@@ -276,7 +276,7 @@ fn subnet_id(input: &Input<'_>, name: Option<&str>) -> Result<String, Error> {
     }
     let Some(subnet) = found.map(|subnet| subnet.name.as_str()).or(name) else {
         let text = "networkSpec.subnets of the AzureCluster has none with the role node: add one, or name a subnet";
-        return Err(Error::Missing(text.to_owned()));
+        return Err(Error::NotReady(text.to_owned()));
     };
     let group = network.vnet.resource_group.clone().filter(|group| !group.is_empty());
     let group = group.unwrap_or_else(|| input.group());
@@ -399,7 +399,7 @@ pub fn spot(input: &Input<'_>) -> Result<VirtualMachineProfile, Error> {
     {
         None => None,
         Some(text) => Some(text.parse::<f64>().map_err(|_| {
-            Error::Spec(format!(
+            Error::Invalid(format!(
                 "spec.template.spotVMOptions.maxPrice: Invalid value: {text:?}: must be a number"
             ))
         })?),

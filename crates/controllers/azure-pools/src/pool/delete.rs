@@ -111,7 +111,7 @@ async fn end(
             let Some(cluster) = clusters.first() else {
                 return Ok(None);
             };
-            let credential = crate::identity::credential(&world.context.client, cluster).await?;
+            let credential = world.options.sign_in.credential(&world.context.client, cluster).await?;
             let client = world.azure.client(&credential, &set.subscription);
             client.at(&pool.spec.location)
         }

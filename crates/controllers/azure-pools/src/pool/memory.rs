@@ -390,7 +390,7 @@ impl Memory {
     pub fn refusal(&self, ask: &Ask) -> Result<(), Error> {
         let mut same = self.refused.iter().filter(|(refused, ..)| refused == ask);
         match same.next() {
-            Some((_, why, at)) if at.elapsed() < REFUSED => Err(Error::Spec(why.clone())),
+            Some((_, why, at)) if at.elapsed() < REFUSED => Err(Error::Invalid(why.clone())),
             _ => Ok(()),
         }
     }

@@ -163,20 +163,7 @@ impl<'a> Actor<'a> {
     }
 
     fn subscription(&self) -> Result<String, Error> {
-        let written = self
-            .owners
-            .azure_cluster
-            .spec
-            .subscription_id
-            .clone()
-            .filter(|id| !id.is_empty());
-        let variable = || std::env::var("AZURE_SUBSCRIPTION_ID").ok().filter(|id| !id.is_empty());
-        written.or_else(variable).ok_or_else(|| {
-            let name = self.owners.azure_cluster.name_any();
-            Error::Spec(format!(
-                "AzureCluster {name}: spec.subscriptionID: Required value: and AZURE_SUBSCRIPTION_ID is not set"
-            ))
-        })
+        self.world.options.sign_in.subscription(&self.owners.azure_cluster)
     }
 
     async fn client(&mut self) -> Result<capstan_azure::Client, Error> {
@@ -185,7 +172,12 @@ impl<'a> Actor<'a> {
         {
             return Ok(client.clone());
         }
-        let credential = crate::identity::credential(&self.world.context.client, &self.owners.azure_cluster).await?;
+        let credential = self
+            .world
+            .options
+            .sign_in
+            .credential(&self.world.context.client, &self.owners.azure_cluster)
+            .await?;
         let client = self
             .world
             .azure
@@ -232,7 +224,7 @@ impl<'a> Actor<'a> {
             done => return done,
         };
         let wait = match &error {
-            Error::Spec(_) => self.carry_on().await?,
+            Error::Invalid(_) => self.carry_on().await?,
             _ => self.go_on().await?,
         };
         let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(wait);
@@ -260,7 +252,7 @@ impl<'a> Actor<'a> {
         }
         let findings = azure_pool::validate(self.pool);
         if !findings.is_ok() {
-            return Err(Error::Spec(findings.message()));
+            return Err(Error::Invalid(findings.message()));
         }
         if self.needs_ssh_key(&api).await? {
             return Ok(Next::Wait);
@@ -362,13 +354,13 @@ impl<'a> Actor<'a> {
         let namespace = self.pool.namespace().unwrap_or_default();
         let api = self.world.context.api::<k8s_openapi::api::core::v1::Secret>(&namespace);
         let Some(secret) = api.get_opt(&name).await? else {
-            return Err(Error::Missing(format!(
+            return Err(Error::NotReady(format!(
                 "bootstrap secret {namespace}/{name} does not exist"
             )));
         };
         let value = secret.data.unwrap_or_default().remove("value").map(|bytes| bytes.0);
         let data =
-            value.ok_or_else(|| Error::Missing(format!("bootstrap secret {namespace}/{name} has no key value")))?;
+            value.ok_or_else(|| Error::NotReady(format!("bootstrap secret {namespace}/{name} has no key value")))?;
         self.memory.bootstrap = Some((name, data.clone(), Instant::now()));
         Ok(Some(data))
     }

@@ -334,20 +334,76 @@ async fn an_identity_is_used_once_it_allows_the_namespace() -> Result<()> {
         .patch::<AzureClusterIdentity>("sp", json!({ "spec": labelled }))
         .await?;
     let world = world.started().await?;
-    let refused = async || {
-        let cluster: capstan_api::azure::AzureCluster = world.api().get("c").await?;
-        let status = cluster.status.unwrap_or_default();
-        let network = capstan_kube::conditions::get(&status.conditions, "NetworkInfrastructureReady");
-        let message = network.and_then(|condition| condition.message.clone());
-        Ok(message.filter(|message| message.contains("does not allow namespace")))
-    };
-    world.until("the refusal", refused).await?;
+    until_refused(&world, &["does not allow namespace"]).await?;
     assert_eq!(world.sim.sign_ins(), 0);
     // The namespace gets the label: nothing else has to change.
     let namespaces = kube::Api::<k8s_openapi::api::core::v1::Namespace>::all(world.client.clone());
     let label = json!({ "metadata": { "labels": { "team": "a" } } });
     let merge = kube::api::Patch::Merge(label);
     namespaces.patch(&world.namespace, &Default::default(), &merge).await?;
+    world.until_ready(1).await?;
+    Ok(())
+}
+
+/// Returns the AzureCluster's condition once its message has all these parts.
+async fn until_refused(world: &World, parts: &[&str]) -> Result<()> {
+    let refused = async || {
+        let cluster: capstan_api::azure::AzureCluster = world.api().get("c").await?;
+        let status = cluster.status.unwrap_or_default();
+        let network = capstan_kube::conditions::get(&status.conditions, "NetworkInfrastructureReady");
+        let message = network.and_then(|condition| condition.message.clone());
+        Ok(message.filter(|message| parts.iter().all(|part| message.contains(part))))
+    };
+    world.until("the refusal", refused).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_without_an_identity_is_refused_with_a_condition_and_an_event() -> Result<()> {
+    let world = World::prepare(Options {
+        replicas: 1,
+        ..Options::default()
+    })
+    .await?;
+    let without = json!({ "spec": { "identityRef": null } });
+    world.patch::<capstan_api::azure::AzureCluster>("c", without).await?;
+    let world = world.started().await?;
+    let parts = ["spec.identityRef: Required value", "--allow-environment-identity="];
+    until_refused(&world, &parts).await?;
+    let told = async || {
+        let events = world.api::<Event>().list(&ListParams::default()).await?;
+        let told = |event: &Event| {
+            let message = event.message.as_deref().unwrap_or_default();
+            event.type_.as_deref() == Some("Warning") && parts.iter().all(|part| message.contains(part))
+        };
+        Ok(events.items.iter().any(told).then_some(()))
+    };
+    world.until("the event", told).await?;
+    assert_eq!(world.sim.sign_ins(), 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_another_namespace_is_used_once_its_owner_grants_it() -> Result<()> {
+    let world = World::prepare(Options {
+        replicas: 1,
+        ..Options::default()
+    })
+    .await?;
+    let other = world.plane.namespace("others").await?;
+    let secrets = kube::Api::<Secret>::namespaced(world.client.clone(), &other);
+    let secret = serde_json::from_value(json!({
+        "metadata": { "name": "azure" }, "stringData": { "clientSecret": world.sim.client_secret }
+    }))?;
+    secrets.create(&Default::default(), &secret).await?;
+    let named = json!({ "spec": { "clientSecret": { "name": "azure", "namespace": other } } });
+    world.patch::<AzureClusterIdentity>("sp", named).await?;
+    let world = world.started().await?;
+    until_refused(&world, &["capstan.dev/allowed-namespaces", &world.namespace]).await?;
+    assert_eq!(world.sim.sign_ins(), 0);
+    let granted = json!({ "metadata": { "annotations": { "capstan.dev/allowed-namespaces": world.namespace } } });
+    let merge = kube::api::Patch::Merge(granted);
+    secrets.patch("azure", &Default::default(), &merge).await?;
     world.until_ready(1).await?;
     Ok(())
 }

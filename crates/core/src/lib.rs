@@ -9,7 +9,10 @@ pub mod clock;
 pub mod disks;
 pub mod drain;
 pub mod interceptor;
+pub mod machineset;
 pub mod memo;
+pub mod order;
+pub mod plan;
 pub mod rollout;
 pub mod validate;
 

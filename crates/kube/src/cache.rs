@@ -5,7 +5,7 @@
 //! and store are kube's.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,9 +57,42 @@ struct Shared<K: Object> {
     store: Store<K>,
     /// kube's own `wait_until_ready` wakes only the last of several waiters, and caches are shared.
     listed: watch::Receiver<bool>,
-    trouble: Arc<Mutex<Option<String>>>,
-    subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
+    feed: Arc<Feed<K>>,
     task: tokio::task::AbortHandle,
+}
+
+/// What the watch fills beside the store.
+struct Feed<K> {
+    /// The last error of the watch.
+    trouble: Mutex<Option<String>>,
+    subscribers: Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>,
+    removed: Mutex<Removed>,
+}
+
+impl<K> Default for Feed<K> {
+    fn default() -> Self {
+        Self {
+            trouble: Mutex::default(),
+            subscribers: Mutex::default(),
+            removed: Mutex::default(),
+        }
+    }
+}
+
+/// UIDs of the objects that left the cache last: an object that is not there may have been shown and removed since.
+#[derive(Default)]
+struct Removed(VecDeque<String>);
+
+impl Removed {
+    /// More than are ever waited for at a time.
+    const KEPT: usize = 4096;
+
+    fn note(&mut self, uid: String) {
+        if self.0.len() >= Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(uid);
+    }
 }
 
 impl<K: Object> Drop for Shared<K> {
@@ -82,10 +115,9 @@ impl<K: Object> Cache<K> {
     pub fn start(api: Api<K>, config: watcher::Config, trim: fn(&mut K), shutdown: CancellationToken) -> Self {
         let writer = Writer::<K>::default();
         let store = writer.as_reader();
-        let subscribers = Arc::new(Mutex::new(Vec::new()));
-        let trouble = Arc::new(Mutex::new(None));
+        let feed = Arc::<Feed<K>>::default();
         let (tell, listed) = watch::channel(false);
-        let keep = keep(api, config, trim, writer, tell, subscribers.clone(), trouble.clone());
+        let keep = keep(api, config, trim, writer, tell, feed.clone());
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -95,8 +127,7 @@ impl<K: Object> Cache<K> {
         Self(Arc::new(Shared {
             store,
             listed,
-            trouble,
-            subscribers,
+            feed,
             task: task.abort_handle(),
         }))
     }
@@ -117,7 +148,12 @@ impl<K: Object> Cache<K> {
 
     /// The last error of the watch, until the server has told what there is again: the cache may be out of date.
     pub fn trouble(&self) -> Option<String> {
-        lock(&self.0.trouble).clone()
+        lock(&self.0.feed.trouble).clone()
+    }
+
+    /// Whether an object with this UID was in the cache and has left it lately.
+    pub fn has_removed(&self, uid: &str) -> bool {
+        lock(&self.0.feed.removed).0.iter().any(|removed| removed == uid)
     }
 
     pub fn get(&self, namespace: Option<&str>, name: &str) -> Option<Arc<K>> {
@@ -137,7 +173,7 @@ impl<K: Object> Cache<K> {
     /// Everything there is, then every change.
     pub fn subscribe(&self) -> impl Stream<Item = Change<K>> + Send + use<K> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let mut subscribers = lock(&self.0.subscribers);
+        let mut subscribers = lock(&self.0.feed.subscribers);
         for object in self.0.store.state() {
             let _ = sender.send(Change { object, gone: false });
         }
@@ -168,8 +204,7 @@ async fn keep<K: Object>(
     trim: fn(&mut K),
     mut writer: Writer<K>,
     listed: watch::Sender<bool>,
-    subscribers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>>,
-    trouble: Arc<Mutex<Option<String>>>,
+    feed: Arc<Feed<K>>,
 ) {
     let reader = writer.as_reader();
     let mut events = std::pin::pin!(watcher(api, config).default_backoff());
@@ -178,19 +213,24 @@ async fn keep<K: Object>(
             Ok(event) => {
                 // The beginning of a list comes before the list is asked for, and proves nothing.
                 if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
-                    *lock(&trouble) = None;
+                    *lock(&feed.trouble) = None;
                 }
                 event.modify(trim)
             }
             Err(error) => {
-                *lock(&trouble) = Some(error.to_string());
+                *lock(&feed.trouble) = Some(error.to_string());
                 tracing::warn!(kind = %K::kind(&()), %error, "watch interrupted");
                 continue;
             }
         };
         // Subscribing reads the store under this lock: a change is either in what it reads or sent to it after.
-        let mut subscribers = lock(&subscribers);
+        let mut subscribers = lock(&feed.subscribers);
         let changes = apply(&mut writer, &reader, &event);
+        for change in changes.iter().filter(|change| change.gone) {
+            if let Some(uid) = &change.object.meta().uid {
+                lock(&feed.removed).note(uid.clone());
+            }
+        }
         subscribers.retain(|subscriber| {
             !subscriber.is_closed() && changes.iter().all(|change| subscriber.send(change.clone()).is_ok())
         });

@@ -2,7 +2,9 @@
 //! token.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use capstan_core::Clock;
 use capstan_core::interceptor::Interceptors;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
@@ -16,14 +18,33 @@ use crate::error::Error;
 use crate::events::Recorder;
 use crate::metrics::Metrics;
 
+/// A cloud tells no one what others change in it: every controller observes its objects again this often.
+const RESYNC: Duration = Duration::from_secs(10 * 60);
+
 /// How to reach a cluster and what to do on the way.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     pub interceptors: Interceptors,
     /// Work in this namespace only; all of them when `None`.
     pub namespace: Option<String>,
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
+    pub clock: Clock,
+    /// How often every controller observes its objects again although nothing has changed.
+    pub resync: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            interceptors: Interceptors::default(),
+            namespace: None,
+            metrics: Metrics::default(),
+            shutdown: CancellationToken::default(),
+            clock: Clock::system(),
+            resync: RESYNC,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -35,6 +56,8 @@ pub struct Context {
     pub interceptors: Interceptors,
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
+    pub clock: Clock,
+    pub resync: Duration,
     recorder: Recorder,
     caches: Arc<Caches>,
 }
@@ -47,6 +70,8 @@ impl Context {
             namespace,
             metrics,
             shutdown,
+            clock,
+            resync,
         } = options;
         let client = client::connect(config.clone(), Profile::Retrying, &interceptors, &metrics)?;
         let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics)?;
@@ -58,6 +83,8 @@ impl Context {
             interceptors,
             metrics,
             shutdown,
+            clock,
+            resync,
             recorder,
             caches: Arc::default(),
         })

@@ -97,7 +97,7 @@ impl Recorder {
         self.record(Level::Warning, object, reason, message.into()).await;
     }
 
-    async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
+    pub async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
         let (message, now) = (shorten(message), Timestamp::now());
         let uid = object.uid().unwrap_or_default();
         let said = Said {

@@ -19,6 +19,7 @@ pub mod metrics;
 mod owners;
 pub mod patch;
 pub mod reconciler;
+pub mod runtime;
 mod served;
 #[cfg(test)]
 mod stub;

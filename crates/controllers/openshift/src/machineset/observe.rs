@@ -1,13 +1,18 @@
-//! Reads a set, its machines and their nodes into what the planner needs.
+//! Reads a set, its machines and their nodes into what the plan depends on.
 
-use capstan_api::openshift::{DeletePolicy, Machine, MachineSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::openshift::{DeletePolicy, Machine, MachineAuthority, MachineSet};
+use capstan_core::machineset::{self, Desired, Member, Owner};
+use capstan_kube::runtime::Scope;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 
-use super::plan::{Member, Owner, Wanted};
-use super::{Error, invalid};
+use super::{Controller, Error, Observed};
 
 /// Annotations that ask for a machine to be deleted first; the second is the older name.
 const DELETE_ANNOTATIONS: [&str; 2] = [
@@ -15,51 +20,118 @@ const DELETE_ANNOTATIONS: [&str; 2] = [
     "machine.openshift.io/cluster-api-delete-machine",
 ];
 
-/// The set's selector, refused where it would make machines without end.
+impl Controller {
+    pub(super) async fn observe_set(&self, scope: &mut Scope<MachineSet>) -> Result<Option<Observed>, Error> {
+        let set = scope.object.clone();
+        if scope.is_deleting() || is_managed_elsewhere(&set) {
+            return Ok(None);
+        }
+        let selector = selector(&set)?;
+        let machines = if scope.live {
+            self.list_live(scope, &selector).await?
+        } else {
+            let matches = |machine: &Machine| selector.matches(machine.labels());
+            self.machines.select(Some(&scope.key.namespace), matches)
+        };
+        let members: Vec<_> = machines
+            .iter()
+            .map(|machine| {
+                let node = node_name(machine).and_then(|name| self.nodes.get(None, name));
+                member(&set, machine, node.as_deref())
+            })
+            .collect();
+        let orphans = members.iter().any(|member| member.owner == Owner::Nobody);
+        Ok(Some(Observed {
+            plan: machineset::Observed {
+                desired: desired(&set),
+                members,
+                set_confirmed: orphans && is_there(scope).await?,
+            },
+            selector,
+        }))
+    }
+
+    /// Lists the machines from the API server, and waits from then on until the cache shows them.
+    async fn list_live(&self, scope: &mut Scope<MachineSet>, selector: &Selector) -> Result<Vec<Arc<Machine>>, Error> {
+        let params = ListParams::default().labels(&selector.to_string());
+        let listed = scope.api_of::<Machine>().list(&params).await;
+        let machines = listed.map_err(capstan_kube::Error::from)?.items;
+        for machine in &machines {
+            if owner(&scope.object, machine) == Owner::Set {
+                scope.wrote(&self.machines, machine);
+            }
+        }
+        Ok(machines.into_iter().map(Arc::new).collect())
+    }
+}
+
+/// Whether the API server says that the set is there and stays.
+async fn is_there(scope: &Scope<MachineSet>) -> Result<bool, Error> {
+    let live = scope.api_of::<MachineSet>().get_opt(&scope.key.name).await;
+    let live = live.map_err(capstan_kube::Error::from)?;
+    Ok(live.is_some_and(|live| {
+        live.metadata.uid.as_ref() == Some(&scope.key.uid) && live.metadata.deletion_timestamp.is_none()
+    }))
+}
+
+/// Whether the set moves to, or has moved to, Cluster API.
+fn is_managed_elsewhere(set: &MachineSet) -> bool {
+    let authority = set.status.as_ref().and_then(|status| status.authoritative_api.as_ref());
+    matches!(
+        authority,
+        Some(MachineAuthority::ClusterApi | MachineAuthority::Migrating)
+    )
+}
+
+pub fn node_name(machine: &Machine) -> Option<&str> {
+    machine.status.as_ref()?.node_ref.as_ref()?.name.as_deref()
+}
+
+/// The set's selector. One that would create machines without end is invalid.
 pub fn selector(set: &MachineSet) -> Result<Selector, Error> {
-    let selector =
-        Selector::try_from(set.spec.selector.clone()).map_err(|error| invalid("spec.selector", error.to_string()))?;
+    let invalid = |detail: String| Error::Invalid {
+        path: "spec.selector",
+        detail,
+    };
+    let selector = Selector::try_from(set.spec.selector.clone()).map_err(|error| invalid(error.to_string()))?;
     if selector.selects_all() {
-        return Err(invalid(
-            "spec.selector",
-            "an empty selector would take in every machine".to_owned(),
-        ));
+        return Err(invalid("an empty selector would match every machine".to_owned()));
     }
     if !selector.matches(&set.spec.template.metadata.labels) {
         let detail = format!("`{selector}` does not match the labels of spec.template.metadata");
-        return Err(invalid("spec.selector", detail));
+        return Err(invalid(detail));
     }
     Ok(selector)
 }
 
-pub fn wanted(set: &MachineSet) -> Wanted {
+fn desired(set: &MachineSet) -> Desired {
     let seconds = set.spec.min_ready_seconds.unwrap_or_default().max(0).unsigned_abs();
-    Wanted {
+    Desired {
         // The CRD's default, for objects made before it had one.
         replicas: usize::try_from(set.spec.replicas.unwrap_or(1)).unwrap_or_default(),
         policy: set.spec.delete_policy.clone().unwrap_or(DeletePolicy::Random),
-        min_ready: std::time::Duration::from_secs(seconds.into()),
+        min_ready: Duration::from_secs(seconds.into()),
     }
 }
 
-pub fn owner(set: &MachineSet, machine: &Machine) -> Owner {
+fn owner(set: &MachineSet, machine: &Machine) -> Owner {
     match machine
         .owner_references()
         .iter()
         .find(|owner| owner.controller == Some(true))
     {
         None => Owner::Nobody,
-        Some(owner) if Some(&owner.uid) == set.metadata.uid.as_ref() => Owner::Us,
+        Some(owner) if Some(&owner.uid) == set.metadata.uid.as_ref() => Owner::Set,
         Some(_) => Owner::Other,
     }
 }
 
-pub fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Member {
+fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Member {
     let status = machine.status.as_ref();
     let labels = machine.labels();
     Member {
         name: machine.name_any(),
-        uid: machine.uid().unwrap_or_default(),
+        uid: machine.metadata.uid.clone().unwrap_or_default(),
         created: machine
             .creation_timestamp()
             .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
@@ -114,6 +186,6 @@ mod tests {
 
     #[test]
     fn replicas_are_one_by_default() {
-        assert_eq!(wanted(&set(json!({}), json!({}))).replicas, 1);
+        assert_eq!(desired(&set(json!({}), json!({}))).replicas, 1);
     }
 }

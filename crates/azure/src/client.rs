@@ -2,8 +2,10 @@
 
 use crate::budget::policy::{Kind, Policy};
 use crate::budget::{Ask, Budget, Held, Throttled};
-use crate::error::null_is_empty;
+use crate::error::{null_is_empty, optional};
 use crate::operation::retry_after;
+use crate::owned::{Owned, Resource};
+use crate::path::{Followed, Path};
 use crate::skus::Catalogues;
 use crate::token::Tokens;
 use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
@@ -90,8 +92,8 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
         .https_only(false)
         .user_agent(concat!("capstan/", env!("CARGO_PKG_VERSION")));
     if let Some(path) = &settings.ca_file {
-        let refuse = |reason: String| Error::Setting {
-            name: "SSL_CERT_FILE",
+        let refuse = |reason: String| Error::Invalid {
+            field: "SSL_CERT_FILE",
             value: path.display().to_string(),
             reason,
         };
@@ -139,12 +141,20 @@ pub enum When {
     Unchanged(String),
 }
 
+/// Where a request goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Address {
+    /// Built by us. The api-version and the rest of the query are ours too.
+    Path(Path),
+    /// Given by Azure, with its own query. Only ever read.
+    Followed(Followed),
+}
+
 /// One request to be made.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub method: Method,
-    /// `/subscriptions/…`, with or without a query.
-    pub path: String,
+    pub address: Address,
     pub version: &'static str,
     pub query: Vec<(&'static str, String)>,
     pub body: Option<Bytes>,
@@ -159,11 +169,24 @@ pub(crate) struct Answer {
 }
 
 impl Call {
-    pub(crate) fn new(method: Method, path: impl Into<String>, version: &'static str, policy: Policy) -> Self {
+    pub(crate) fn new(method: Method, path: Path, version: &'static str, policy: Policy) -> Self {
         Self {
             method,
-            path: path.into(),
+            address: Address::Path(path),
             version,
+            query: Vec::new(),
+            body: None,
+            when: When::Always,
+            policy,
+        }
+    }
+
+    /// Reads an address that Azure gave.
+    pub(crate) fn follow(address: &str, policy: Policy) -> Self {
+        Self {
+            method: Method::GET,
+            address: Address::Followed(Followed::new(address)),
+            version: "",
             query: Vec::new(),
             body: None,
             when: When::Always,
@@ -194,8 +217,12 @@ impl Call {
         format!("{} {}", self.method, self.target())
     }
 
-    fn target(&self) -> &str {
-        self.path.split('?').next().unwrap_or_default()
+    /// The path, for people and for the budget.
+    fn target(&self) -> String {
+        match &self.address {
+            Address::Path(path) => path.to_string(),
+            Address::Followed(followed) => followed.path().to_owned(),
+        }
     }
 
     fn kind(&self) -> Kind {
@@ -208,10 +235,9 @@ impl Call {
 
     /// The resource without the action of a POST, as operations remember it.
     fn resource(&self) -> String {
-        let target = self.target();
-        let resource = match self.method {
-            Method::POST => target.rsplit_once('/').map_or(target, |(resource, _)| resource),
-            _ => target,
+        let resource = match (&self.address, &self.method) {
+            (Address::Path(path), &Method::POST) => path.parent().to_string(),
+            _ => self.target(),
         };
         format!("{resource}?api-version={}", self.version)
     }
@@ -245,21 +271,18 @@ impl Client {
     }
 
     fn url(&self, call: &Call) -> Result<reqwest::Url, Error> {
-        let mut url = self.shared.settings.cloud.resource_manager.clone();
-        // An operation's or a page's address is followed by path and query only: our token goes to our Azure alone.
-        let (path, query) = call
-            .path
-            .split_once('?')
-            .map_or((call.path.as_str(), None), |(p, q)| (p, Some(q)));
-        url.set_path(path);
-        url.set_query(query);
-        if query.is_none() {
-            let mut pairs = url.query_pairs_mut();
-            pairs.append_pair("api-version", call.version);
-            call.query.iter().for_each(|(name, value)| {
-                pairs.append_pair(name, value);
-            });
-        }
+        let manager = &self.shared.settings.cloud.resource_manager;
+        let path = match &call.address {
+            Address::Path(path) => path,
+            Address::Followed(followed) => return Ok(followed.url(manager)),
+        };
+        let mut url = path.url(manager)?;
+        let mut pairs = url.query_pairs_mut();
+        pairs.append_pair("api-version", call.version);
+        call.query.iter().for_each(|(name, value)| {
+            pairs.append_pair(name, value);
+        });
+        drop(pairs);
         Ok(url)
     }
 
@@ -275,7 +298,7 @@ impl Client {
         let effect = Effect {
             system: System::Azure,
             method: call.method.to_string(),
-            target: call.target().to_owned(),
+            target: call.target(),
             write: call.kind() != Kind::Read,
         };
         let token = self.shared.tokens.get(&self.credential).await?;
@@ -296,9 +319,9 @@ impl Client {
         };
         self.shared.settings.metrics.calls.get_or_create(&labels).inc();
         if effect.write {
-            tracing::info!(method = %call.method, path = call.target(), code, "azure call");
+            tracing::info!(method = %call.method, path = effect.target, code, "azure call");
         } else {
-            tracing::debug!(method = %call.method, path = call.target(), code, "azure call");
+            tracing::debug!(method = %call.method, path = effect.target, code, "azure call");
         }
         if let Ok(answer) = &result {
             self.learn(&ask, answer);
@@ -368,6 +391,32 @@ impl Client {
         })
     }
 
+    /// Reads one resource; what Azure answers has the type that was asked for.
+    pub(crate) async fn get<T: Resource + DeserializeOwned>(&self, call: Call) -> Result<Option<T>, Error> {
+        let name = call.name();
+        let Some(found) = optional(self.read::<T>(call).await)? else {
+            return Ok(None);
+        };
+        of_type(name, found).map(Some)
+    }
+
+    /// The names by which a proven resource is deleted: it must be in this client's subscription.
+    pub(crate) fn own<'a, T>(&self, owned: &'a Owned<T>) -> Result<(&'a str, &'a str), Error> {
+        let id = owned.id();
+        if !id.subscription.eq_ignore_ascii_case(&self.subscription) {
+            return Err(Error::NotOwned {
+                resource: id.to_string(),
+                reason: format!("this client works in subscription {}", self.subscription),
+            });
+        }
+        Ok((&id.group, id.name()))
+    }
+
+    /// A resource group of this subscription.
+    pub(crate) fn group(&self, name: &str) -> Result<Path, Error> {
+        Path::subscription(&self.subscription)?.group(name)
+    }
+
     /// PUT, PATCH: the resource as answered, and what is still under way.
     pub(crate) async fn change<T: DeserializeOwned>(&self, call: Call) -> Result<Put<T>, Error> {
         let answer = self.send(&call).await?;
@@ -395,17 +444,17 @@ impl Client {
         while let Some(call) = next.take() {
             let page: Page<T> = self.read(call.clone()).await?;
             items.extend(page.value);
-            next = page.next_link.filter(|link| !link.is_empty()).map(|link| Call {
-                path: relative(&link),
-                ..call
-            });
+            next = page
+                .next_link
+                .filter(|link| !link.is_empty())
+                .map(|link| Call::follow(&link, call.policy));
         }
         Ok(items)
     }
 
     /// Asks once how an operation is doing. Its failure is an error with Azure's words.
     pub async fn poll(&self, operation: &mut Operation) -> Result<Progress, Error> {
-        let call = Call::new(Method::GET, relative(operation.address()), "", Policy::Operation);
+        let call = Call::follow(operation.address(), Policy::Operation);
         let answer = self.exchange(&call).await?;
         operation.answered(answer.status, &answer.headers, &answer.body)
     }
@@ -438,8 +487,7 @@ impl Client {
 
     /// The resource that an operation has worked on.
     pub async fn outcome<T: DeserializeOwned>(&self, operation: &Operation) -> Result<T, Error> {
-        let path = operation.resource.clone();
-        self.read(Call::new(Method::GET, path, "", Policy::Other)).await
+        self.read(Call::follow(&operation.resource, Policy::Other)).await
     }
 }
 
@@ -451,6 +499,18 @@ struct Page<T> {
     next_link: Option<String>,
 }
 
+/// Refuses an answer that says it is something else. Only a proof of ownership insists that the type is there.
+fn of_type<T: Resource>(call: String, found: T) -> Result<T, Error> {
+    match found.kind() {
+        Some(kind) if !kind.eq_ignore_ascii_case(T::TYPE) => Err(Error::WrongType {
+            call,
+            expected: T::TYPE,
+            found: kind.to_owned(),
+        }),
+        _ => Ok(found),
+    }
+}
+
 fn started(call: &Call, answer: &Answer) -> Option<Operation> {
     Operation::started(
         call.method.as_str(),
@@ -459,15 +519,6 @@ fn started(call: &Call, answer: &Answer) -> Option<Operation> {
         &answer.headers,
         &answer.body,
     )
-}
-
-/// Path and query of an address.
-fn relative(address: &str) -> String {
-    let Some((_, rest)) = address.split_once("://") else {
-        return address.to_owned();
-    };
-    rest.find('/')
-        .map_or_else(|| "/".to_owned(), |start| rest[start..].to_owned())
 }
 
 async fn pass(verdict: Verdict, call: &Call) -> Result<(), Error> {
@@ -484,3 +535,6 @@ async fn pass(verdict: Verdict, call: &Call) -> Result<(), Error> {
         Verdict::Hang => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -75,8 +75,8 @@ impl Credential {
         }
         if let Some(path) = set("AZURE_CLIENT_CERTIFICATE_PATH") {
             // Also what is no text: that it is not PEM, and what to do, is said where it is read.
-            let pem = std::fs::read(&path).map_err(|error| Error::Setting {
-                name: "AZURE_CLIENT_CERTIFICATE_PATH",
+            let pem = std::fs::read(&path).map_err(|error| Error::Invalid {
+                field: "AZURE_CLIENT_CERTIFICATE_PATH",
                 value: path,
                 reason: error.to_string(),
             })?;

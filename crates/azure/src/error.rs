@@ -1,6 +1,7 @@
 //! What can go wrong with Azure, without losing a word of what Azure said.
 
 use capstan_core::Class;
+use capstan_core::azure_names::InvalidName;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -173,14 +174,33 @@ pub enum Error {
     Credential { identity: String, reason: String },
     #[error("{call}: azure's answer does not fit: {source}")]
     Answer { call: String, source: serde_json::Error },
-    #[error("setting {name}={value:?}: {reason}")]
-    Setting {
-        name: &'static str,
+    /// A setting or a name that has to be changed. Nothing was sent.
+    #[error("{field} {value:?}: {reason}")]
+    Invalid {
+        field: &'static str,
         value: String,
         reason: String,
     },
-    #[error("resource id {0:?} does not name a resource of azure")]
-    Id(String),
+    /// Azure answered with a resource of another type.
+    #[error("{call}: azure answered with a resource of type {found:?}, not {expected}")]
+    WrongType {
+        call: String,
+        expected: &'static str,
+        found: String,
+    },
+    /// The resource is somebody else's, or its answer does not show whose it is. Nothing was sent.
+    #[error("{resource} is not deleted: {reason}")]
+    NotOwned { resource: String, reason: String },
+}
+
+impl From<InvalidName> for Error {
+    fn from(error: InvalidName) -> Self {
+        Self::Invalid {
+            field: error.kind.noun(),
+            value: error.shown(),
+            reason: error.reason(),
+        }
+    }
 }
 
 impl Error {
@@ -194,8 +214,9 @@ impl Error {
             | Error::SignIn { .. }
             | Error::Credential { .. }
             | Error::Unseen { .. }
+            | Error::WrongType { .. }
             | Error::Answer { .. } => Class::Transient,
-            Error::Setting { .. } | Error::Id(_) => Class::Terminal,
+            Error::Invalid { .. } | Error::NotOwned { .. } => Class::Terminal,
         }
     }
 

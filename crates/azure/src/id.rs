@@ -1,6 +1,9 @@
 //! Resource ids, parsed once at the edge. Azure compares them without regard to case, and so do we.
+//!
+//! Invariant: a parsed id holds valid names only, and no name adds a segment to a printed id.
 
 use crate::Error;
+use capstan_core::azure_names::AzureName;
 use std::fmt;
 use std::str::FromStr;
 
@@ -49,6 +52,15 @@ impl ResourceId {
         self.segments.last().map_or("", |(kind, _)| kind)
     }
 
+    /// `Microsoft.Compute/virtualMachineScaleSets/virtualMachines`
+    pub fn full_type(&self) -> String {
+        let kinds = self.segments.iter().map(|(kind, _)| kind.as_str());
+        std::iter::once(self.provider.as_str())
+            .chain(kinds)
+            .collect::<Vec<_>>()
+            .join("/")
+    }
+
     /// As Kubernetes nodes carry it: `azure://` and the id.
     pub fn provider_id(&self) -> String {
         format!("azure://{self}")
@@ -79,11 +91,28 @@ impl fmt::Display for ResourceId {
         write!(
             f,
             "/subscriptions/{}/resourceGroups/{}/providers/{}",
-            self.subscription, self.group, self.provider
+            Segment(&self.subscription),
+            Segment(&self.group),
+            Segment(&self.provider)
         )?;
         self.segments
             .iter()
-            .try_for_each(|(kind, name)| write!(f, "/{kind}/{name}"))
+            .try_for_each(|(kind, name)| write!(f, "/{}/{}", Segment(kind), Segment(name)))
+    }
+}
+
+/// One segment of an id. Characters that no name has are escaped, so that Azure refuses the id instead of reading another.
+struct Segment<'a>(&'a str);
+
+impl fmt::Display for Segment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if AzureName::Resource.check(self.0).is_ok() {
+            return f.write_str(self.0);
+        }
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => write!(f, "{}", char::from(byte)),
+            _ => write!(f, "%{byte:02X}"),
+        })
     }
 }
 
@@ -92,7 +121,11 @@ impl FromStr for ResourceId {
 
     /// Reads an id, with or without the `azure://` of a provider id.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = || Error::Id(text.to_owned());
+        let bad = || Error::Invalid {
+            field: "resource id",
+            value: text.to_owned(),
+            reason: "does not name a resource of azure".to_owned(),
+        };
         let path = text.strip_prefix("azure://").unwrap_or(text);
         let parts: Vec<&str> = path.strip_prefix('/').ok_or_else(bad)?.split('/').collect();
         let [
@@ -110,7 +143,10 @@ impl FromStr for ResourceId {
         let fixed = subscriptions.eq_ignore_ascii_case("subscriptions")
             && groups.eq_ignore_ascii_case("resourceGroups")
             && providers.eq_ignore_ascii_case("providers");
-        if !fixed || rest.is_empty() || rest.len() % 2 != 0 || parts.iter().any(|part| part.is_empty()) {
+        if !fixed || rest.is_empty() || rest.len() % 2 != 0 {
+            return Err(bad());
+        }
+        if parts.iter().any(|part| AzureName::Resource.check(part).is_err()) {
             return Err(bad());
         }
         Ok(Self {
@@ -148,8 +184,23 @@ mod tests {
             "/subscriptions/s/resourceGroups/g/providers/P/vm",
             "vsphere://x",
             "/a/b/c/d/e/f/g/h",
+            "/subscriptions/s/resourceGroups/g?x=/providers/P/vm/m",
+            "/subscriptions/s/resourceGroups/../providers/P/vm/m",
+            "/subscriptions/s/resourceGroups/g/providers/P/vm/m#",
+            "/subscriptions/s/resourceGroups/g%2F/providers/P/vm/m",
+            "/subscriptions/s/resourceGroups/g/providers/P/vm/m\n",
         ] {
             assert!(text.parse::<ResourceId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_name_adds_no_segment_to_an_id() {
+        for name in ["a/b", "..", "x?y=z", "a#b", "%2e%2e", "a\u{0}"] {
+            let id = ResourceId::compute("s", name, "virtualMachines", name).to_string();
+            assert_eq!(id.split('/').count(), 9, "{id}");
+            assert!(!id.contains(['?', '#', '\0']) && !id.contains("/../"), "{id}");
+            assert!(id.parse::<ResourceId>().is_err(), "{id}");
         }
     }
 }

@@ -5,6 +5,7 @@
 //! - one sign-in per identity until its token is about to expire, however many callers ask at once;
 //! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
 //! - every request passes the [`capstan_core::interceptor::Interceptors`], so that tests can count, fail or stop each effect;
+//! - names never change where a request goes, and only a resource that was read and proven owned is deleted;
 //! - errors keep what Azure said, and answer [`Error::class`].
 
 pub mod assertion;
@@ -19,6 +20,8 @@ pub mod metrics;
 pub mod model;
 pub mod network;
 pub mod operation;
+pub mod owned;
+mod path;
 pub mod scale_sets;
 pub mod settings;
 pub mod skus;
@@ -31,6 +34,7 @@ pub use error::{ArmError, Error};
 pub use id::ResourceId;
 pub use metrics::Metrics;
 pub use operation::{Operation, Progress};
+pub use owned::{Owned, Resource};
 pub use settings::{Cloud, Settings};
 pub use skus::{Ability, Catalogue, Size};
 pub use stage::Stage;

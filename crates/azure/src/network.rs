@@ -2,46 +2,29 @@
 
 use crate::budget::policy::Policy;
 use crate::client::{Call, Client, Put, When};
-use crate::error::optional;
 use crate::model::{LoadBalancer, NetworkInterface, PublicIpAddress, Subnet};
+use crate::owned::Owned;
+use crate::path::Path;
 use crate::{Error, Operation};
+use capstan_core::azure_names::AzureName;
 use http::Method;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 const NETWORK: &str = "2024-05-01";
 
 impl Client {
-    fn network(&self, method: Method, group: &str, rest: &str) -> Call {
-        let policy = if method == Method::GET {
-            Policy::NetworkRead
-        } else {
-            Policy::NetworkWrite
-        };
-        let path = format!(
-            "/subscriptions/{}/resourceGroups/{group}/providers/Microsoft.Network/{rest}",
-            self.subscription()
-        );
-        Call::new(method, path, NETWORK, policy)
+    fn network(&self, group: &str) -> Result<Path, Error> {
+        Ok(self.group(group)?.provider("Microsoft.Network"))
     }
 
-    async fn get_network<T: DeserializeOwned>(&self, group: &str, rest: &str) -> Result<Option<T>, Error> {
-        optional(self.read(self.network(Method::GET, group, rest)).await)
-    }
-
-    async fn put_network<T: Serialize + DeserializeOwned>(
-        &self,
-        group: &str,
-        rest: &str,
-        value: &T,
-        when: When,
-    ) -> Result<Put<T>, Error> {
-        self.change(self.network(Method::PUT, group, rest).when(when).body(value)?)
-            .await
+    pub(crate) fn nic(&self, method: Method, group: &str, name: &str) -> Result<Call, Error> {
+        let path = self
+            .network(group)?
+            .resource("networkInterfaces", AzureName::NetworkInterface, name)?;
+        Ok(network_call(method, path))
     }
 
     pub async fn get_nic(&self, group: &str, name: &str) -> Result<Option<NetworkInterface>, Error> {
-        self.get_network(group, &format!("networkInterfaces/{name}")).await
+        self.get(self.nic(Method::GET, group, name)?).await
     }
 
     pub async fn put_nic(
@@ -51,24 +34,24 @@ impl Client {
         nic: &NetworkInterface,
         when: When,
     ) -> Result<Put<NetworkInterface>, Error> {
-        self.put_network(group, &format!("networkInterfaces/{name}"), nic, when)
+        self.change(self.nic(Method::PUT, group, name)?.when(when).body(nic)?)
             .await
     }
 
-    pub async fn delete_nic(&self, group: &str, name: &str) -> Result<Option<Operation>, Error> {
-        self.start(self.network(Method::DELETE, group, &format!("networkInterfaces/{name}")))
-            .await
+    pub async fn delete_nic(&self, nic: &Owned<NetworkInterface>) -> Result<Option<Operation>, Error> {
+        let (group, name) = self.own(nic)?;
+        self.start(self.nic(Method::DELETE, group, name)?).await
     }
 
-    /// The interfaces of a Uniform scale set's instances, all in one list.
-    pub async fn list_scale_set_nics(&self, group: &str, set: &str) -> Result<Vec<NetworkInterface>, Error> {
-        let path = self.compute(group, &format!("virtualMachineScaleSets/{set}/networkInterfaces"));
-        self.list(Call::new(Method::GET, path, "2018-10-01", Policy::NetworkRead))
-            .await
+    pub(crate) fn public_ip(&self, method: Method, group: &str, name: &str) -> Result<Call, Error> {
+        let path = self
+            .network(group)?
+            .resource("publicIPAddresses", AzureName::PublicIpAddress, name)?;
+        Ok(network_call(method, path))
     }
 
     pub async fn get_public_ip(&self, group: &str, name: &str) -> Result<Option<PublicIpAddress>, Error> {
-        self.get_network(group, &format!("publicIPAddresses/{name}")).await
+        self.get(self.public_ip(Method::GET, group, name)?).await
     }
 
     pub async fn put_public_ip(
@@ -78,21 +61,44 @@ impl Client {
         address: &PublicIpAddress,
         when: When,
     ) -> Result<Put<PublicIpAddress>, Error> {
-        self.put_network(group, &format!("publicIPAddresses/{name}"), address, when)
-            .await
+        let call = self.public_ip(Method::PUT, group, name)?;
+        self.change(call.when(when).body(address)?).await
     }
 
-    pub async fn delete_public_ip(&self, group: &str, name: &str) -> Result<Option<Operation>, Error> {
-        self.start(self.network(Method::DELETE, group, &format!("publicIPAddresses/{name}")))
-            .await
+    pub async fn delete_public_ip(&self, address: &Owned<PublicIpAddress>) -> Result<Option<Operation>, Error> {
+        let (group, name) = self.own(address)?;
+        self.start(self.public_ip(Method::DELETE, group, name)?).await
+    }
+
+    pub(crate) fn subnet(&self, group: &str, vnet: &str, name: &str) -> Result<Call, Error> {
+        let path = self
+            .network(group)?
+            .resource("virtualNetworks", AzureName::VirtualNetwork, vnet)?
+            .resource("subnets", AzureName::Subnet, name)?;
+        Ok(network_call(Method::GET, path))
     }
 
     pub async fn get_subnet(&self, group: &str, vnet: &str, name: &str) -> Result<Option<Subnet>, Error> {
-        self.get_network(group, &format!("virtualNetworks/{vnet}/subnets/{name}"))
-            .await
+        self.get(self.subnet(group, vnet, name)?).await
+    }
+
+    pub(crate) fn load_balancer(&self, group: &str, name: &str) -> Result<Call, Error> {
+        let path = self
+            .network(group)?
+            .resource("loadBalancers", AzureName::LoadBalancer, name)?;
+        Ok(network_call(Method::GET, path))
     }
 
     pub async fn get_load_balancer(&self, group: &str, name: &str) -> Result<Option<LoadBalancer>, Error> {
-        self.get_network(group, &format!("loadBalancers/{name}")).await
+        self.get(self.load_balancer(group, name)?).await
     }
+}
+
+fn network_call(method: Method, path: Path) -> Call {
+    let policy = if method == Method::GET {
+        Policy::NetworkRead
+    } else {
+        Policy::NetworkWrite
+    };
+    Call::new(method, path, NETWORK, policy)
 }

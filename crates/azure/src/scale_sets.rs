@@ -1,45 +1,39 @@
-//! Scale sets and the instances of Uniform ones. Instances are read by list and deleted in batches: calls per instance
-//! are what gets a controller throttled.
+//! Scale sets and the instances of Uniform ones. Instances are read by list and deleted in batches: Azure throttles a
+//! controller that makes calls for each instance.
 
 use crate::budget::policy::Policy;
 use crate::client::{Call, Client, Put, When};
 use crate::compute::COMPUTE;
 use crate::error::optional;
-use crate::model::{
-    Instance, InstanceIds, InstanceUpdate, InstanceUpdateProperties, ProtectionPolicy, ScaleSet, ScaleSetView,
-};
+use crate::model::{Instance, InstanceIds, ScaleSet, ScaleSetView};
+use crate::owned::Owned;
+use crate::path::Path;
 use crate::{Error, Operation};
+use capstan_core::azure_names::AzureName;
 use http::Method;
 
 impl Client {
-    fn scale_set(&self, method: Method, group: &str, rest: &str, policy: Policy) -> Call {
-        Call::new(
-            method,
-            self.compute(group, &format!("virtualMachineScaleSets/{rest}")),
-            COMPUTE,
-            policy,
-        )
+    fn scale_set_path(&self, group: &str, name: &str) -> Result<Path, Error> {
+        self.compute(group)?
+            .resource("virtualMachineScaleSets", AzureName::ScaleSet, name)
+    }
+
+    pub(crate) fn scale_set(&self, method: Method, group: &str, name: &str, policy: Policy) -> Result<Call, Error> {
+        Ok(Call::new(method, self.scale_set_path(group, name)?, COMPUTE, policy))
     }
 
     pub async fn get_scale_set(&self, group: &str, name: &str) -> Result<Option<ScaleSet>, Error> {
-        optional(
-            self.read(self.scale_set(Method::GET, group, name, Policy::ScaleSetGet))
-                .await,
-        )
-    }
-
-    pub async fn list_scale_sets(&self, group: &str) -> Result<Vec<ScaleSet>, Error> {
-        let path = self.compute(group, "virtualMachineScaleSets");
-        self.list(Call::new(Method::GET, path, COMPUTE, Policy::ScaleSetList))
+        self.get(self.scale_set(Method::GET, group, name, Policy::ScaleSetGet)?)
             .await
     }
 
+    pub(crate) fn scale_set_view(&self, group: &str, name: &str) -> Result<Call, Error> {
+        let path = self.scale_set_path(group, name)?.word("instanceView");
+        Ok(Call::new(Method::GET, path, COMPUTE, Policy::ScaleSetList))
+    }
+
     pub async fn get_scale_set_view(&self, group: &str, name: &str) -> Result<Option<ScaleSetView>, Error> {
-        let rest = format!("{name}/instanceView");
-        optional(
-            self.read(self.scale_set(Method::GET, group, &rest, Policy::ScaleSetList))
-                .await,
-        )
+        optional(self.read(self.scale_set_view(group, name)?).await)
     }
 
     /// Creates it, with [`When::Absent`], or changes it.
@@ -55,8 +49,8 @@ impl Client {
         } else {
             Policy::ScaleSetUpdate
         };
-        self.change(self.scale_set(Method::PUT, group, name, policy).when(when).body(set)?)
-            .await
+        let call = self.scale_set(Method::PUT, group, name, policy)?;
+        self.change(call.when(when).body(set)?).await
     }
 
     /// Changes only what `set` names: its capacity, its model, its tags.
@@ -67,91 +61,53 @@ impl Client {
         set: &ScaleSet,
         when: When,
     ) -> Result<Put<ScaleSet>, Error> {
-        self.change(
-            self.scale_set(Method::PATCH, group, name, Policy::ScaleSetUpdate)
-                .when(when)
-                .body(set)?,
-        )
-        .await
+        let call = self.scale_set(Method::PATCH, group, name, Policy::ScaleSetUpdate)?;
+        self.change(call.when(when).body(set)?).await
     }
 
-    pub async fn delete_scale_set(&self, group: &str, name: &str) -> Result<Option<Operation>, Error> {
-        self.start(self.scale_set(Method::DELETE, group, name, Policy::ScaleSetDelete))
+    /// Deletes the scale set with all of its instances.
+    pub async fn delete_scale_set(&self, set: &Owned<ScaleSet>) -> Result<Option<Operation>, Error> {
+        let (group, name) = self.own(set)?;
+        self.start(self.scale_set(Method::DELETE, group, name, Policy::ScaleSetDelete)?)
             .await
+    }
+
+    pub(crate) fn instances(&self, group: &str, set: &str) -> Result<Call, Error> {
+        let path = self.scale_set_path(group, set)?.word("virtualMachines");
+        Ok(Call::new(Method::GET, path, COMPUTE, Policy::ScaleSetList).query("$expand", "instanceView"))
     }
 
     /// All instances, each with its instance view.
     pub async fn list_instances(&self, group: &str, set: &str) -> Result<Vec<Instance>, Error> {
-        let rest = format!("{set}/virtualMachines");
-        self.list(
-            self.scale_set(Method::GET, group, &rest, Policy::ScaleSetList)
-                .query("$expand", "instanceView"),
-        )
-        .await
+        self.list(self.instances(group, set)?).await
     }
 
-    pub async fn get_instance(&self, group: &str, set: &str, id: &str) -> Result<Option<Instance>, Error> {
-        let rest = format!("{set}/virtualMachines/{id}");
-        let call = self
-            .scale_set(Method::GET, group, &rest, Policy::InstanceGet)
-            .query("$expand", "instanceView");
-        optional(self.read(call).await)
-    }
-
-    async fn for_instances(
+    pub(crate) fn for_instances(
         &self,
-        group: &str,
-        set: &str,
-        action: &str,
+        (group, set): (&str, &str),
+        action: &'static str,
         ids: &[String],
-        policy: Policy,
-    ) -> Result<Option<Operation>, Error> {
+    ) -> Result<Call, Error> {
+        let path = self.scale_set_path(group, set)?.word(action);
         let body = InstanceIds {
             instance_ids: Some(ids.to_vec()),
         };
-        self.start(
-            self.scale_set(Method::POST, group, &format!("{set}/{action}"), policy)
-                .body(&body)?,
-        )
-        .await
+        Call::new(Method::POST, path, COMPUTE, Policy::InstanceUpdate).body(&body)
     }
 
     /// Deletes these instances in one call.
-    pub async fn delete_instances(&self, group: &str, set: &str, ids: &[String]) -> Result<Option<Operation>, Error> {
-        self.for_instances(group, set, "delete", ids, Policy::InstanceUpdate)
-            .await
+    pub async fn delete_instances(&self, set: &Owned<ScaleSet>, ids: &[String]) -> Result<Option<Operation>, Error> {
+        self.start(self.for_instances(self.own(set)?, "delete", ids)?).await
     }
 
-    /// Brings these instances to the latest model (`manualupgrade`).
+    /// Brings these instances to the latest model (`manualupgrade`). Custom data stays as it is on them.
     pub async fn upgrade_instances(&self, group: &str, set: &str, ids: &[String]) -> Result<Option<Operation>, Error> {
-        self.for_instances(group, set, "manualupgrade", ids, Policy::InstanceUpdate)
+        self.start(self.for_instances((group, set), "manualupgrade", ids)?)
             .await
     }
 
-    pub async fn reimage_instances(&self, group: &str, set: &str, ids: &[String]) -> Result<Option<Operation>, Error> {
-        self.for_instances(group, set, "reimage", ids, Policy::InstanceUpdate)
-            .await
-    }
-
-    /// Protects an instance from scale-in, or lifts that.
-    pub async fn protect_instance(
-        &self,
-        group: &str,
-        set: &str,
-        id: &str,
-        protection: ProtectionPolicy,
-    ) -> Result<Put<Instance>, Error> {
-        let body = InstanceUpdate {
-            location: Some(self.location().to_owned()).filter(|location| !location.is_empty()),
-            properties: Some(InstanceUpdateProperties {
-                protection_policy: Some(protection),
-            }),
-        };
-        let rest = format!("{set}/virtualMachines/{id}");
-        self.change(
-            self.scale_set(Method::PUT, group, &rest, Policy::InstanceUpdate)
-                .body(&body)?,
-        )
-        .await
+    /// Makes the operating system disks of these instances anew from their model.
+    pub async fn reimage_instances(&self, set: &Owned<ScaleSet>, ids: &[String]) -> Result<Option<Operation>, Error> {
+        self.start(self.for_instances(self.own(set)?, "reimage", ids)?).await
     }
 }

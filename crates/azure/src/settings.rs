@@ -37,8 +37,8 @@ impl Cloud {
                 "https://management.chinacloudapi.cn",
             ),
             _ => {
-                return Err(Error::Setting {
-                    name: "AZURE_ENVIRONMENT",
+                return Err(Error::Invalid {
+                    field: "AZURE_ENVIRONMENT",
                     value: name.to_owned(),
                     reason: "no cloud of this name; use AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud"
                         .to_owned(),
@@ -67,8 +67,8 @@ impl Cloud {
 }
 
 fn https(name: &'static str, value: &str) -> Result<Url, Error> {
-    let refuse = |reason: String| Error::Setting {
-        name,
+    let refuse = |reason: String| Error::Invalid {
+        field: name,
         value: value.to_owned(),
         reason,
     };

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::budget::policy::Policy;
 use crate::client::{Call, Client};
 use crate::error::{ArmError, null_is_empty};
+use crate::path::Path;
 use http::Method;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
@@ -245,6 +246,14 @@ impl Client {
         Ok(self.catalogue_within(location, RECHECK).await?.size(name).cloned())
     }
 
+    pub(crate) fn skus(&self, location: &str) -> Result<Call, Error> {
+        let path = Path::subscription(self.subscription())?
+            .provider("Microsoft.Compute")
+            .word("skus");
+        let filter = format!("location eq '{}'", location.replace('\'', "''"));
+        Ok(Call::new(Method::GET, path, SKUS, Policy::Other).query("$filter", filter))
+    }
+
     async fn catalogue_within(&self, location: &str, age: Duration) -> Result<Arc<Catalogue>, Error> {
         let slot = {
             let mut slots = self.shared.catalogues.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,13 +271,7 @@ impl Client {
             }
             _ => {}
         }
-        let path = format!(
-            "/subscriptions/{}/providers/Microsoft.Compute/skus",
-            self.subscription()
-        );
-        let call = Call::new(Method::GET, path, SKUS, Policy::Other)
-            .query("$filter", format!("location eq '{}'", location.replace('\'', "''")));
-        let raw: Vec<RawSku> = match self.list(call).await {
+        let raw: Vec<RawSku> = match self.list(self.skus(location)?).await {
             Ok(raw) => raw,
             Err(error) => {
                 if let Error::Arm { call, error } = &error

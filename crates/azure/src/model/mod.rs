@@ -54,7 +54,6 @@ model! {
         kind: String,
         user_assigned_identities: BTreeMap<String, serde_json::Value>,
     }
-    ResourceGroup { id: String, name: String, location: String, tags: Tags }
 }
 
 view! {

@@ -158,9 +158,6 @@ view! {
     InstanceOsProfile { computer_name: String }
     ScaleSetInstanceView { statuses: Vec<InstanceViewStatus>, computer_name: String }
     ProtectionPolicy { protect_from_scale_in: bool, protect_from_scale_set_actions: bool }
-    /// The body that changes an instance's protection only.
-    InstanceUpdate { location: String, properties: InstanceUpdateProperties }
-    InstanceUpdateProperties { protection_policy: ProtectionPolicy }
     /// The body of `manualupgrade`, `delete`, `reimage` and their like.
     InstanceIds { instance_ids: Vec<String> }
     ScaleSetView { virtual_machine: ScaleSetViewSummary, statuses: Vec<InstanceViewStatus> }

@@ -1,11 +1,13 @@
 //! Azure's published limits over the wire: the simulator counts every call as Azure does, and refuses beyond.
 
 use anyhow::{Context as _, Result};
-use capstan_azure::{Client, Clients, Cloud, Credential, Secret, Settings};
+use capstan_azure::model::NetworkInterface;
+use capstan_azure::{Client, Clients, Cloud, Credential, Owned, Resource as _, Secret, Settings};
 use capstan_core::Class;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
 use capstan_sim::azure::{Azure, Config, Handle, Request};
 use futures::future::{join_all, try_join_all};
+use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -48,7 +50,12 @@ fn refusals(requests: &[Request]) -> usize {
 /// Deletes, and comes back when told to wait, as the controllers do.
 async fn delete(client: &Client, name: String) -> Result<()> {
     loop {
-        match client.delete_nic(GROUP, &name).await {
+        let id = format!(
+            "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Network/networkInterfaces/{name}",
+            client.subscription()
+        );
+        let nic: NetworkInterface = serde_json::from_value(json!({ "id": id, "type": NetworkInterface::TYPE }))?;
+        match client.delete_nic(&Owned::by_tags(&nic, |_| true)?).await {
             Ok(_) => return Ok(()),
             Err(error) => match error.class() {
                 Class::Throttled(after) => tokio::time::sleep(after).await,

@@ -23,7 +23,7 @@ async fn child() -> Result<()> {
         let credential = Credential::ManagedIdentity { client_id };
         let client = clients.client(&credential, &var("SIM_SUBSCRIPTION")?).at("eastus");
         for _ in 0..3 {
-            client.list_vms("capstan").await?;
+            client.list_disks("capstan").await?;
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use capstan_azure::client::When;
 use capstan_azure::model::*;
-use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Secret, Settings, Stage};
+use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Owned, Resource, Secret, Settings, Stage};
 use capstan_core::Class;
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle};
 use serde_json::json;
@@ -39,6 +39,10 @@ fn client(sim: &Handle) -> Result<Client> {
 
 fn of<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> Result<T> {
     Ok(serde_json::from_value(value)?)
+}
+
+fn owned<T: Resource>(resource: &T) -> Result<Owned<T>> {
+    Ok(Owned::by_tags(resource, |_| true)?)
 }
 
 fn subnet(sim: &Handle) -> String {
@@ -91,7 +95,6 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
         .await
         .unwrap_err();
     assert!(again.is_precondition_failed(), "{again}");
-    assert_eq!(client.list_vms(GROUP).await?.len(), 1);
 
     let disk: Disk = of(
         json!({"location": "eastus", "zones": ["1"], "sku": {"name": "UltraSSD_LRS"}, "properties": {
@@ -103,16 +106,17 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
     assert!(!disk.is_attached());
     assert_eq!(client.list_disks(GROUP).await?.len(), 2);
 
-    let operation = client.delete_vm(GROUP, "m").await?.context("deleting takes a while")?;
+    let made = owned(&made)?;
+    let operation = client.delete_vm(&made).await?.context("deleting takes a while")?;
     client.wait(operation).await?;
     assert!(client.get_vm(GROUP, "m").await?.is_none());
     assert!(
-        client.delete_vm(GROUP, "m").await?.is_none(),
+        client.delete_vm(&made).await?.is_none(),
         "deleting what is not there succeeds"
     );
     for operation in [
         client.delete_disk(GROUP, "d").await?,
-        client.delete_nic(GROUP, "n").await?,
+        client.delete_nic(&owned(&nic)?).await?,
     ]
     .into_iter()
     .flatten()
@@ -197,7 +201,6 @@ async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
             .iter()
             .all(|instance| instance.latest_model_applied() && instance.power_state() == Some("running"))
     );
-    assert_eq!(client.list_scale_set_nics(GROUP, "p").await?.len(), 3);
 
     let change: ScaleSet = of(json!({"properties": {"virtualMachineProfile": {"storageProfile": {
         "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "2"}}}}}))?;
@@ -215,19 +218,13 @@ async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
     if let Some(operation) = client.upgrade_instances(GROUP, "p", &stale[..1]).await? {
         client.wait(operation).await?;
     }
-    let upgraded = client.get_instance(GROUP, "p", &stale[0]).await?.context("there")?;
-    assert!(upgraded.latest_model_applied());
-    let protection = ProtectionPolicy {
-        protect_from_scale_in: Some(true),
-        ..ProtectionPolicy::default()
-    };
-    let put = client.protect_instance(GROUP, "p", &stale[0], protection).await?;
-    if let Some(operation) = put.operation {
-        client.wait(operation).await?;
-    }
+    let instances = client.list_instances(GROUP, "p").await?;
+    let upgraded = instances.iter().find(|i| i.instance_id.as_ref() == Some(&stale[0]));
+    assert!(upgraded.context("there")?.latest_model_applied());
+    let set = owned(&made)?;
     for operation in [
-        client.reimage_instances(GROUP, "p", &stale[..1]).await?,
-        client.delete_instances(GROUP, "p", &stale[1..]).await?,
+        client.reimage_instances(&set, &stale[..1]).await?,
+        client.delete_instances(&set, &stale[1..]).await?,
     ]
     .into_iter()
     .flatten()
@@ -236,7 +233,7 @@ async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
     }
     assert_eq!(client.list_instances(GROUP, "p").await?.len(), 1);
     assert!(client.get_scale_set_view(GROUP, "p").await?.is_some());
-    if let Some(operation) = client.delete_scale_set(GROUP, "p").await? {
+    if let Some(operation) = client.delete_scale_set(&set).await? {
         client.wait(operation).await?;
     }
     assert!(client.get_scale_set(GROUP, "p").await?.is_none());
@@ -244,32 +241,28 @@ async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_tags_addresses_sets_and_sizes_are_read_and_written() -> Result<()> {
+async fn addresses_sets_and_sizes_are_read_and_written() -> Result<()> {
     let sim = Azure::start(Config::instant()).await?;
     let client = client(&sim)?;
-    let group = ResourceGroup {
-        location: Some("eastus".into()),
-        ..ResourceGroup::default()
-    };
-    client.put_resource_group("other", &group).await?;
-    assert!(client.get_resource_group("other").await?.is_some() && client.get_resource_group("nope").await?.is_none());
-
-    let address: PublicIpAddress = of(json!({"location": "eastus", "sku": {"name": "Standard"},
-        "properties": {"publicIPAllocationMethod": "Static"}}))?;
-    let address = client
-        .settled(client.put_public_ip("other", "a", &address, When::Always).await?)
-        .await?;
-    let id = address.id.context("an id")?;
+    let address: PublicIpAddress = of(
+        json!({"location": "eastus", "sku": {"name": "Standard"}, "tags": {"owner": "me"},
+        "properties": {"publicIPAllocationMethod": "Static"}}),
+    )?;
     client
-        .merge_tags(&id, &[("owner".to_owned(), "me".to_owned())].into())
+        .settled(client.put_public_ip(GROUP, "a", &address, When::Always).await?)
         .await?;
-    let tagged = client.get_public_ip("other", "a").await?.context("there")?;
-    assert_eq!(tagged.tags.context("tags")?["owner"], "me");
+    let address = client.get_public_ip(GROUP, "a").await?.context("there")?;
+    let others = Owned::by_tags(&address, |tags| tags.get("owner").is_some_and(|owner| owner == "you"));
+    assert!(matches!(others, Err(Error::NotOwned { .. })), "{others:?}");
+    if let Some(operation) = client.delete_public_ip(&owned(&address)?).await? {
+        client.wait(operation).await?;
+    }
+    assert!(client.get_public_ip(GROUP, "a").await?.is_none());
 
     let set: AvailabilitySet = of(json!({"location": "eastus", "sku": {"name": "Aligned"}}))?;
-    client.put_availability_set("other", "s", &set).await?;
-    assert!(client.get_availability_set("other", "s").await?.is_some());
-    client.delete_availability_set("other", "s").await?;
+    client.put_availability_set(GROUP, "s", &set).await?;
+    let set = client.get_availability_set(GROUP, "s").await?.context("there")?;
+    client.delete_availability_set(&owned(&set)?).await?;
     assert!(client.get_subnet(GROUP, "capstan-vnet", "default").await?.is_some());
 
     let size = client.size("eastus", "standard_d4s_v3").await?.context("known")?;
@@ -282,9 +275,54 @@ async fn groups_tags_addresses_sets_and_sizes_are_read_and_written() -> Result<(
             .count(),
         1
     );
-    if let Some(operation) = client.delete_resource_group("other").await? {
-        client.wait(operation).await?;
+    Ok(())
+}
+
+/// Names that would turn the address of a machine into that of its group, or of another subscription.
+const HOSTILE: [&str; 8] = [
+    "prod-rg?api-version=2021-04-01&x=",
+    "prod-rg#",
+    "..",
+    "../../resourceGroups/prod-rg?api-version=2021-04-01&x=",
+    "prod-rg/../prod-rg",
+    "prod-rg%3Fapi-version=2021-04-01",
+    "prod-rg\n",
+    "",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_names_delete_nothing_and_are_not_even_sent() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let client = client(&sim)?;
+    let nic = nic(&client, &sim, "n").await?;
+    let machine = vm(&nic, json!({}))?;
+    client
+        .settled(client.put_vm(GROUP, "m", &machine, When::Absent).await?)
+        .await?;
+    let before = sim.arm_requests().len();
+    let group = format!("{GROUP}?api-version=2021-04-01&x=");
+    for name in HOSTILE.into_iter().chain([group.as_str()]) {
+        // What deleting a machine of this group, or of this name, would send.
+        for (group, machine) in [(name, "m"), (GROUP, name)] {
+            let outcomes = [
+                client.get_vm(group, machine).await.map(drop),
+                client.get_nic(group, machine).await.map(drop),
+                client.get_public_ip(group, machine).await.map(drop),
+                client.get_scale_set(group, machine).await.map(drop),
+                client.delete_disk(group, machine).await.map(drop),
+            ];
+            for outcome in outcomes {
+                assert!(matches!(outcome, Err(Error::Invalid { .. })), "{name:?}: {outcome:?}");
+            }
+        }
+        let id = format!(
+            "azure:///subscriptions/{}/resourceGroups/{name}/providers/Microsoft.Compute/virtualMachines/m",
+            sim.subscription
+        );
+        assert!(id.parse::<capstan_azure::ResourceId>().is_err(), "{id:?}");
     }
+    assert_eq!(sim.arm_requests().len(), before, "nothing was sent");
+    assert!(client.get_vm(GROUP, "m").await?.is_some() && client.get_nic(GROUP, "n").await?.is_some());
     Ok(())
 }
 
@@ -406,7 +444,7 @@ async fn a_certificate_and_a_federated_token_sign_in_once_each() -> Result<()> {
         for _ in 0..3 {
             let client = clients.client(&credential, &sim.subscription).at("eastus");
             client
-                .list_vms(GROUP)
+                .list_disks(GROUP)
                 .await
                 .with_context(|| format!("{credential:?}"))?;
         }

@@ -247,15 +247,15 @@ fn identity(input: &Input<'_>) -> Option<ManagedIdentities> {
     })
 }
 
+/// The tag that shows which cluster owns a resource begins so; its value is `owned`.
+pub const CLUSTER_TAG_PREFIX: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_";
+
 /// The cluster's tags, the pool's own over them, and the marks by which the resource is known as the cluster's.
 fn tags(input: &Input<'_>) -> Tags {
     let mut tags = input.azure_cluster.spec.additional_tags.clone();
     tags.extend(input.pool.spec.additional_tags.clone());
     let cluster = input.cluster_name;
-    tags.insert(
-        format!("sigs.k8s.io_cluster-api-provider-azure_cluster_{cluster}"),
-        "owned".to_owned(),
-    );
+    tags.insert(format!("{CLUSTER_TAG_PREFIX}{cluster}"), "owned".to_owned());
     tags.insert(
         "sigs.k8s.io_cluster-api-provider-azure_role".to_owned(),
         "node".to_owned(),

@@ -7,8 +7,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use capstan_azure::client::When;
-use capstan_azure::model::{ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Tags, VirtualMachineProfile};
-use capstan_azure::{Client, Operation, Progress};
+use capstan_azure::model::{
+    ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Tags, VirtualMachine, VirtualMachineProfile,
+};
+use capstan_azure::{Client, Operation, Owned, Progress};
 use capstan_core::Class;
 use jiff::Timestamp;
 
@@ -153,13 +155,22 @@ impl Cloud<'_> {
     async fn instances(&self, set: &Set) -> Result<Vec<Seen>, Error> {
         if set.flexible {
             let vms = self.client.list_flexible_vms(&self.group, &set.id).await?;
-            return Ok(vms.iter().filter_map(|vm| Seen::flexible(vm, &set.id)).collect());
+            let owned = set.owned().ok();
+            let seen = |vm: &VirtualMachine| Seen::flexible(vm, &set.id, owned.as_ref());
+            return Ok(vms.iter().filter_map(seen).collect());
         }
         let listed = match self.client.list_instances(&self.group, &self.name).await {
             Err(error) if error.is_not_found() => Vec::new(),
             listed => listed?,
         };
         Ok(listed.iter().filter_map(Seen::uniform).collect())
+    }
+
+    /// Proof that the scale set, as last read, belongs to a cluster of ours.
+    fn owned(&self) -> Result<Owned<ScaleSet>, Error> {
+        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        let set = set.ok_or_else(|| Error::NotReady(format!("scale set {} was not read yet", self.name)))?;
+        Ok(set.owned()?)
     }
 
     fn flexible(&self) -> bool {
@@ -371,7 +382,15 @@ impl Cloud<'_> {
         }
         if self.flexible() {
             for id in &ids {
-                match self.client.delete_vm(&self.group, id).await {
+                let listed = self.memory.look.iter().flat_map(|look| &look.instances);
+                let found = listed.filter(|seen| seen.id == *id).find_map(|seen| seen.vm.clone());
+                let vm = found.ok_or_else(|| {
+                    Error::NotReady(format!(
+                        "virtual machine {id} is not a proven member of scale set {}",
+                        self.name
+                    ))
+                })?;
+                match self.client.delete_vm(&vm).await {
                     Ok(operation) => self.deleted(BTreeSet::from([id.clone()]), operation),
                     Err(error) => {
                         self.doubt_ours();
@@ -382,7 +401,8 @@ impl Cloud<'_> {
             return Ok(());
         }
         let list: Vec<String> = ids.iter().cloned().collect();
-        match self.client.delete_instances(&self.group, &self.name, &list).await {
+        let set = self.owned()?;
+        match self.client.delete_instances(&set, &list).await {
             Ok(operation) => self.deleted(ids, operation),
             // One of them is gone already: look before asking again.
             Err(error) if is_about_instances(&error) => self.memory.stale = true,
@@ -427,7 +447,7 @@ impl Cloud<'_> {
         if self.memory.busy(Kind::Remove) {
             return Ok(false);
         }
-        let operation = self.client.delete_scale_set(&self.group, &self.name).await?;
+        let operation = self.client.delete_scale_set(&self.owned()?).await?;
         let gone = operation.is_none();
         self.track(Kind::Remove, BTreeSet::new(), operation);
         Ok(gone)
@@ -440,7 +460,8 @@ impl Cloud<'_> {
         if self.memory.busy(Kind::Remove) {
             return Ok(false);
         }
-        if self.client.get_scale_set(&self.group, &self.name).await?.is_none() {
+        self.read_set().await?;
+        if self.memory.look.as_ref().is_none_or(|look| look.set.is_none()) {
             return Ok(true);
         }
         self.remove().await

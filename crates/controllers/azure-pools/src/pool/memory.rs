@@ -11,11 +11,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::Future;
 use capstan_azure::model::{ImageReference, Instance, ScaleSet, Tags, VirtualMachine};
-use capstan_azure::{Client, Operation, ResourceId};
+use capstan_azure::{Client, Operation, Owned, ResourceId};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::model::{CUSTOM_DATA_TAG, HASH_TAG, Model};
+use crate::model::{CLUSTER_TAG_PREFIX, CUSTOM_DATA_TAG, HASH_TAG, Model};
 
 /// The name under which operations stand in the status.
 const SERVICE: &str = "scalesets";
@@ -128,6 +128,14 @@ impl Set {
         }
     }
 
+    /// Proof by its tags that the scale set belongs to a cluster of ours.
+    pub fn owned(&self) -> Result<Owned<ScaleSet>, capstan_azure::Error> {
+        Owned::by_tags(self.whole.as_ref(), |tags| {
+            tags.iter()
+                .any(|(key, value)| key.starts_with(CLUSTER_TAG_PREFIX) && value == "owned")
+        })
+    }
+
     /// Whether Azure is at work on it.
     pub fn moves(&self) -> bool {
         moves(&self.state)
@@ -174,6 +182,8 @@ pub struct Seen {
     /// Numbers may be used again; this never is.
     pub vm_id: Option<String>,
     pub make: Make,
+    /// Proof that the VM of a Flexible set may be deleted.
+    pub vm: Option<Owned<VirtualMachine>>,
 }
 
 impl Seen {
@@ -205,11 +215,12 @@ impl Seen {
                 properties.and_then(|p| p.storage_profile.as_ref()?.image_reference.as_ref()),
                 instance.sku.as_ref().and_then(|sku| sku.name.as_deref()),
             ),
+            vm: None,
         })
     }
 
     /// A VM of a Flexible set, if it is one of `set`.
-    pub fn flexible(vm: &VirtualMachine, set: &str) -> Option<Self> {
+    pub fn flexible(vm: &VirtualMachine, set: &str, owned: Option<&Owned<ScaleSet>>) -> Option<Self> {
         let properties = vm.properties.as_ref()?;
         let owner: ResourceId = properties
             .virtual_machine_scale_set
@@ -247,6 +258,7 @@ impl Seen {
                     .as_ref()
                     .and_then(|hardware| hardware.vm_size.as_deref()),
             ),
+            vm: owned.and_then(|set| Owned::member(vm, set).ok()),
         })
     }
 

@@ -12,7 +12,7 @@ use super::status::{self, Ending, has_vm};
 use super::{Controller, Flow, Target, Work, link};
 use crate::sizes;
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
-use capstan_azure::{Client, Operation, Progress, Stage};
+use capstan_azure::{Client, Operation, Owned, Progress, Stage};
 use capstan_core::drain::{self, Options as DrainOptions};
 use capstan_kube::drain::Outcome;
 use capstan_kube::{Next, patch};
@@ -227,7 +227,6 @@ impl Controller {
         let mut ties = Ties {
             public_ip: target.spec.public_ip || status::has_public_ip(&work.machine),
             lent: false,
-            ours: false,
             inherited: status::is_inherited(&work.machine),
         };
         if !self.memory.vm_gone(&work.uid) {
@@ -240,7 +239,6 @@ impl Controller {
                 VmGone::NotOurs => ties.lent = true,
             }
         }
-        ties.ours = has_vm(&work.machine);
         let Leaving { disks, network, .. } = leaving;
         let (disks, network) = futures::join!(self.disks_gone(work, target, disks), network.go(target, ties));
         if let Some(after) = [disks?, network?].into_iter().flatten().min() {
@@ -279,13 +277,14 @@ impl Controller {
             return Ok(VmGone::Gone);
         };
         let known = has_vm(&work.machine);
-        if !known && !names.owns(vm.tags.as_ref()) {
-            tracing::warn!(
-                machine = names.machine,
-                "a virtual machine of this name is not ours and stays"
-            );
-            return Ok(VmGone::NotOurs);
-        }
+        // A provider id proves nothing: whoever may edit the Machine can write one.
+        let owned = match Owned::by_tags(&vm, |tags| names.owns(Some(tags))) {
+            Ok(owned) => owned,
+            Err(error) => {
+                tracing::warn!(machine = names.machine, %error, "the virtual machine stays");
+                return Ok(VmGone::NotOurs);
+            }
+        };
         let seen = fate::attached(names, &vm);
         if !known || fate::is_untold(&target.spec, names, &status::attached(&work.machine), &seen) {
             // Before it goes: once it is gone, nobody could tell that it was ours and what it had.
@@ -302,7 +301,7 @@ impl Controller {
                 return Ok(VmGone::NotYet(after));
             }
         }
-        let operation = client.delete_vm(&names.group, &names.machine).await.map_err(doing())?;
+        let operation = client.delete_vm(&owned).await.map_err(doing())?;
         self.memory.follow(&work.uid, operation.clone());
         let (machine, id) = (work.machine.clone(), status::id_of(&vm));
         let ending = Ending {
@@ -463,6 +462,9 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
     else {
         return Ok(());
     };
+    let Ok(owned) = Owned::by_tags(&set, |tags| names.owns(Some(tags))) else {
+        return Ok(());
+    };
     let members = set
         .properties
         .and_then(|properties| properties.virtual_machines)
@@ -470,7 +472,7 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
     if !members.is_empty() {
         return Ok(());
     }
-    match client.delete_availability_set(&names.group, &name).await {
+    match client.delete_availability_set(&owned).await {
         // Another machine has joined it meanwhile.
         Err(error) if error.arm().is_some_and(|arm| arm.status == 409) => Ok(()),
         result => result.map_err(doing()),

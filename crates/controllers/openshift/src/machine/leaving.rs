@@ -6,7 +6,7 @@
 use super::Target;
 use super::error::Error;
 use super::fate::Fate;
-use capstan_azure::{Client, Error as AzureError, Operation, Stage};
+use capstan_azure::{Client, Error as AzureError, Operation, Owned, Stage};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -92,8 +92,6 @@ pub struct Ties {
     pub public_ip: bool,
     /// Its interface may be another machine's by now.
     pub lent: bool,
-    /// A virtual machine of ours had it. Where none ever was, only what was made for this machine is deleted.
-    pub ours: bool,
     /// The controller before this one worked on the machine.
     pub inherited: bool,
 }
@@ -135,25 +133,25 @@ impl Network {
 async fn delete_interface(target: &Target, ties: Ties) -> Result<Option<Operation>, AzureError> {
     let Target { names, account, .. } = target;
     let (client, name) = (&account.client, names.nic());
-    if !ties.ours {
-        let found = client.get_nic(&names.group, &name).await?;
-        if found.is_none_or(|found| !names.has_made(found.tags.as_ref(), ties.inherited)) {
-            return Ok(None);
-        }
+    let Some(found) = client.get_nic(&names.group, &name).await? else {
+        return Ok(None);
+    };
+    match Owned::by_tags(&found, |tags| names.has_made(Some(tags), ties.inherited)) {
+        Ok(owned) => client.delete_nic(&owned).await,
+        Err(_) => Ok(None),
     }
-    client.delete_nic(&names.group, &name).await
 }
 
 async fn delete_address(target: &Target, ties: Ties) -> Result<Option<Operation>, AzureError> {
     let Target { names, account, .. } = target;
     let (client, name) = (&account.client, names.public_ip());
-    if !ties.ours {
-        let found = client.get_public_ip(&names.group, &name).await?;
-        if found.is_none_or(|found| !names.has_made(found.tags.as_ref(), ties.inherited)) {
-            return Ok(None);
-        }
+    let Some(found) = client.get_public_ip(&names.group, &name).await? else {
+        return Ok(None);
+    };
+    match Owned::by_tags(&found, |tags| names.has_made(Some(tags), ties.inherited)) {
+        Ok(owned) => client.delete_public_ip(&owned).await,
+        Err(_) => Ok(None),
     }
-    client.delete_public_ip(&names.group, &name).await
 }
 
 /// A virtual machine still has the interface.

@@ -92,6 +92,38 @@ pub struct ClusterFailureDomain {
 #[serde(transparent)]
 pub struct Quantity(pub String);
 
+impl Quantity {
+    /// Returns the number, as Kubernetes counts it: `250m` is 0.25, `1k` is 1000. `None` where it is no number.
+    pub fn value(&self) -> Option<f64> {
+        const SUFFIXES: [(&str, f64); 15] = [
+            ("Ki", 1024.0),
+            ("Mi", 1_048_576.0),
+            ("Gi", 1_073_741_824.0),
+            ("Ti", 1_099_511_627_776.0),
+            ("Pi", 1_125_899_906_842_624.0),
+            ("Ei", 1_152_921_504_606_846_976.0),
+            ("n", 1e-9),
+            ("u", 1e-6),
+            ("m", 1e-3),
+            ("k", 1e3),
+            ("M", 1e6),
+            ("G", 1e9),
+            ("T", 1e12),
+            ("P", 1e15),
+            ("E", 1e18),
+        ];
+        let text = self.0.trim();
+        let scaled = SUFFIXES
+            .iter()
+            .find_map(|(suffix, scale)| Some((text.strip_suffix(suffix)?, *scale)));
+        let (digits, scale) = scaled.unwrap_or((text, 1.0));
+        // Rust also reads words such as `inf`.
+        let plain = digits.chars().all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
+        let number: f64 = digits.parse().ok().filter(|_| plain)?;
+        Some(number * scale)
+    }
+}
+
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -169,9 +169,15 @@ fn machine(object: &Object) -> anyhow::Result<Findings> {
     let value = machine.spec.provider_spec.value;
     let mounts =
         validate::openshift::validate_mounts(mounts(&machine.metadata), value.as_ref().unwrap_or(&Value::Null));
+    let user_data = user_data(&machine.metadata, value.as_ref());
     let mut findings = provider_spec(object.name(), &machine.metadata, value);
-    findings.errors.extend(mounts);
+    findings.errors.extend(mounts.into_iter().chain(user_data));
     Ok(findings)
+}
+
+/// Judges the user data's namespace where the manifest names its own.
+fn user_data(metadata: &ObjectMeta, value: Option<&Value>) -> Option<validate::FieldError> {
+    validate::openshift::validate_user_data(metadata.namespace.as_deref()?, value?)
 }
 
 fn mounts(metadata: &ObjectMeta) -> Option<&String> {
@@ -193,8 +199,9 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
     let value = template.spec.provider_spec.value.clone();
     let mounts = own.or_else(|| mounts(&set.metadata));
     let mounts = validate::openshift::validate_mounts(mounts, value.as_ref().unwrap_or(&Value::Null));
+    let user_data = user_data(&set.metadata, value.as_ref());
     let mut findings = provider_spec(&longest, &set.metadata, value);
-    findings.errors.extend(mounts);
+    findings.errors.extend(mounts.into_iter().chain(user_data));
     if !selects {
         let (path, detail) = (
             "spec.template.metadata.labels",

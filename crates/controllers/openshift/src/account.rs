@@ -1,16 +1,28 @@
 //! Azure accounts, from the credentials secrets that machines name.
+//!
+//! Invariant: a machine uses a secret of its own namespace, or one whose annotation names the machine's namespace.
 
 use crate::machine::Error;
 use capstan_api::openshift::MACHINE_FINALIZER;
 use capstan_azure::{Client, Clients, Credential, Secret as Hidden};
+use capstan_core::Clock;
+use capstan_core::azure_names::AzureName;
 use k8s_openapi::api::core::v1::{Secret, SecretReference};
-use kube::{Api, Client as Kube};
+use kube::{Api, Client as Kube, ResourceExt as _};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A rotated secret is taken up within this time; until then each machine does not read it anew.
+/// How soon a rotated secret is used; until then machines do not read it again.
 const FRESH: Duration = Duration::from_secs(30);
+
+/// How long deletions may use an account whose secret is gone. A namespace in deletion loses its secrets before its
+/// machines, which may have to be drained first; after this, deleting the secret has revoked the account.
+const REVOKED_AFTER: Duration = Duration::from_secs(3600);
+
+/// The annotation of a credentials secret that names the other namespaces whose machines may use it, separated by commas.
+/// `*` stands for all.
+const ALLOWED_NAMESPACES: &str = "capstan.dev/allowed-namespaces";
 
 /// Where workload identity mounts its token unless the secret says otherwise.
 const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
@@ -30,111 +42,163 @@ pub struct Account {
     pub place: Place,
 }
 
+/// Namespace and name of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    /// Returns the secret that a machine in `namespace` names.
+    pub fn of(reference: Option<&SecretReference>, namespace: &str) -> Self {
+        let given = |value: Option<&String>| value.filter(|value| !value.is_empty()).cloned();
+        let named = given(reference.and_then(|reference| reference.namespace.as_ref()));
+        let name = given(reference.and_then(|reference| reference.name.as_ref()));
+        Self {
+            namespace: named.unwrap_or_else(|| namespace.to_owned()),
+            name: name.unwrap_or_default(),
+        }
+    }
+}
+
+/// An account as its secret had it when it was read.
+#[derive(Clone, Debug)]
+struct Known {
+    read: Instant,
+    account: Account,
+    /// The value of [`ALLOWED_NAMESPACES`].
+    allowed: String,
+}
+
+impl Known {
+    fn allows(&self, key: &Key, namespace: &str) -> bool {
+        let mut listed = self.allowed.split(',').map(str::trim);
+        key.namespace == namespace || listed.any(|one| one == "*" || one == namespace)
+    }
+
+    fn granted(self, key: &Key, namespace: &str) -> Result<Account, Error> {
+        if self.allows(key, namespace) {
+            return Ok(self.account);
+        }
+        let Key { namespace: other, name } = key;
+        Err(Error::NotYet(format!(
+            "credentials secret {other}/{name} does not allow machines of namespace {namespace}: name a secret of \
+             namespace {namespace}, or have the owner of the secret add {namespace} to its annotation \
+             {ALLOWED_NAMESPACES}"
+        )))
+    }
+}
+
 /// Accounts by the secret that they come from.
 pub struct Accounts {
     kube: Kube,
     clients: Clients,
-    known: Mutex<HashMap<(String, String), (Instant, Account)>>,
+    clock: Clock,
+    token_file: Option<String>,
+    known: Mutex<HashMap<Key, Known>>,
 }
 
 impl Accounts {
-    pub fn new(kube: Kube, clients: Clients) -> Self {
+    pub fn new(kube: Kube, clients: Clients, clock: Clock) -> Self {
         Self {
             kube,
             clients,
+            clock,
+            token_file: std::env::var(TOKEN_FILE_VARIABLE).ok(),
             known: Mutex::default(),
         }
     }
 
-    /// The account of a machine in `namespace` that names this secret.
+    /// Returns the account of a machine in `namespace` that names this secret.
     pub async fn get(&self, reference: Option<&SecretReference>, namespace: &str) -> Result<Account, Error> {
-        let key = key(reference, namespace);
-        if let Some(account) = self.cached(&key) {
-            return Ok(account);
-        }
-        match self.read(&key).await? {
-            Some(account) => Ok(account),
-            None => Err(Error::NotYet(missing("credentials", &key.0, &key.1))),
+        let key = Key::of(reference, namespace);
+        match self.current(&key, namespace).await? {
+            Some(known) => known.granted(&key, namespace),
+            None => Err(Error::NotYet(missing("credentials", &key))),
         }
     }
 
-    /// The same for a machine that goes. A namespace that is deleted loses its secrets before its machines, and takes no
-    /// new ones: then the account is used that the secret last stood for.
+    /// Returns the account of a machine that is being deleted: for a while also that of a secret that is gone.
     pub async fn get_or_last(&self, reference: Option<&SecretReference>, namespace: &str) -> Result<Account, Error> {
-        let key = key(reference, namespace);
-        if let Some(account) = self.cached(&key) {
-            return Ok(account);
+        let key = Key::of(reference, namespace);
+        let last = match self.current(&key, namespace).await? {
+            Some(known) => Some(known),
+            None => self.younger(&key, REVOKED_AFTER),
+        };
+        match last {
+            Some(known) => known.granted(&key, namespace),
+            None => Err(Error::NotYet(left_over(&missing("credentials", &key)))),
         }
-        if let Some(account) = self.read(&key).await? {
-            return Ok(account);
-        }
-        let last = self.lock().get(&key).map(|(_, account)| account.clone());
-        last.ok_or_else(|| Error::NotYet(left_over(&missing("credentials", &key.0, &key.1))))
     }
 
-    /// The account that the secret stands for now; `None` where there is no such secret.
-    async fn read(&self, key: &(String, String)) -> Result<Option<Account>, Error> {
-        let (namespace, name) = key;
+    async fn current(&self, key: &Key, namespace: &str) -> Result<Option<Known>, Error> {
+        // A grant counts at once.
+        match self.younger(key, FRESH).filter(|known| known.allows(key, namespace)) {
+            Some(known) => Ok(Some(known)),
+            None => self.read(key).await,
+        }
+    }
+
+    fn younger(&self, key: &Key, age: Duration) -> Option<Known> {
+        let known = self.known.lock().get(key).cloned();
+        known.filter(|known| self.clock.since(known.read) < age)
+    }
+
+    /// Reads the secret. `None`: there is no such secret.
+    async fn read(&self, key: &Key) -> Result<Option<Known>, Error> {
+        let Key { namespace, name } = key;
         let api: Api<Secret> = Api::namespaced(self.kube.clone(), namespace);
         let Some(secret) = api.get_opt(name).await? else {
             return Ok(None);
         };
+        let allowed = secret.annotations().get(ALLOWED_NAMESPACES).cloned();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_default().trim().to_owned();
         let secret = values(secret).into_iter().map(|(key, value)| (key, text(value)));
         let account = self
             .account(&secret.collect())
             .map_err(|missing| Error::NotYet(format!("credentials secret {namespace}/{name} has no {missing}")))?;
-        self.lock().insert(key.clone(), (Instant::now(), account.clone()));
-        Ok(Some(account))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), (Instant, Account)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn cached(&self, key: &(String, String)) -> Option<Account> {
-        self.lock()
-            .get(key)
-            .filter(|(read, _)| read.elapsed() < FRESH)
-            .map(|(_, account)| account.clone())
+        let known = Known {
+            read: self.clock.instant(),
+            account,
+            allowed: allowed.unwrap_or_default(),
+        };
+        let mut all = self.known.lock();
+        all.retain(|_, known| self.clock.since(known.read) < REVOKED_AFTER);
+        all.insert(key.clone(), known.clone());
+        Ok(Some(known))
     }
 
     fn account(&self, secret: &BTreeMap<String, String>) -> Result<Account, &'static str> {
-        let credential = credential(secret, std::env::var(TOKEN_FILE_VARIABLE).ok())?;
+        let credential = credential(secret, self.token_file.clone())?;
         let get = |key: &'static str| secret.get(key).cloned().filter(|value| !value.is_empty());
         let place = Place {
             subscription: get("azure_subscription_id").ok_or("azure_subscription_id")?,
             group: get("azure_resourcegroup").unwrap_or_default(),
             location: get("azure_region").unwrap_or_default(),
         };
+        if AzureName::Subscription.check(&place.subscription).is_err() {
+            return Err("valid azure_subscription_id");
+        }
         let client = self.clients.client(&credential, &place.subscription);
         Ok(Account { client, place })
     }
 }
 
-/// Where a machine's secret is: namespace and name.
-fn key(reference: Option<&SecretReference>, namespace: &str) -> (String, String) {
-    let name = reference.and_then(|reference| reference.name.clone());
-    let given = reference
-        .and_then(|reference| reference.namespace.clone())
-        .filter(|given| !given.is_empty());
-    (given.unwrap_or_else(|| namespace.to_owned()), name.unwrap_or_default())
+fn missing(what: &str, key: &Key) -> String {
+    format!("{what} secret {}/{} does not exist", key.namespace, key.name)
 }
 
-fn missing(what: &str, namespace: &str, name: &str) -> String {
-    format!("{what} secret {namespace}/{name} does not exist")
-}
-
-/// What to do about a machine whose things in Azure nobody can delete.
+/// Tells what to do about a machine whose resources in Azure nobody can delete.
 fn left_over(why: &str) -> String {
     format!(
-        "{why}, and what this machine has in azure cannot be deleted without it: create the secret again, or delete the \
-         virtual machine, its disks, interface and public address by hand and then take the finalizer \
-         {MACHINE_FINALIZER} off the machine"
+        "{why}, and the machine's resources in Azure cannot be deleted without it: create the secret again, or delete the \
+         virtual machine, its disks, interface and public address by hand and then remove the finalizer \
+         {MACHINE_FINALIZER} from the machine"
     )
 }
 
-/// Which way of signing in a secret stands for; the key that is missing, if none.
+/// Returns the credential that a secret holds, or the key that it lacks.
 fn credential(secret: &BTreeMap<String, String>, token_file: Option<String>) -> Result<Credential, &'static str> {
     let get = |key: &str| secret.get(key).cloned().filter(|value| !value.is_empty());
     let Some(client_id) = get("azure_client_id") else {
@@ -173,18 +237,13 @@ fn credential(secret: &BTreeMap<String, String>, token_file: Option<String>) -> 
     }
 }
 
-/// A secret's values. A missing secret is waited for, not a reason to give a machine up.
-pub async fn read_bytes(
-    kube: &Kube,
-    namespace: &str,
-    name: &str,
-    what: &str,
-) -> Result<BTreeMap<String, Vec<u8>>, Error> {
-    let api: Api<Secret> = Api::namespaced(kube.clone(), namespace);
+/// Returns a secret's values. A machine waits for a secret that is missing.
+pub async fn read_bytes(kube: &Kube, key: &Key, what: &str) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+    let api: Api<Secret> = Api::namespaced(kube.clone(), &key.namespace);
     let secret = api
-        .get_opt(name)
+        .get_opt(&key.name)
         .await?
-        .ok_or_else(|| Error::NotYet(missing(what, namespace, name)))?;
+        .ok_or_else(|| Error::NotYet(missing(what, key)))?;
     Ok(values(secret))
 }
 
@@ -206,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_tells_how_to_sign_in() {
+    fn the_keys_of_a_secret_decide_how_to_sign_in() {
         let base = [("azure_client_id", "c"), ("azure_tenant_id", "t")];
         let with = |extra: (&'static str, &'static str)| of(&[base[0], base[1], extra]).unwrap();
         assert!(matches!(with(("azure_client_secret", "x")), Credential::Secret { .. }));
@@ -230,11 +289,23 @@ mod tests {
         assert_eq!(of(&[("azure_client_secret", "x"), base[0]]), Err("azure_tenant_id"));
     }
 
-    /// An API server that has this secret and no other, as long as it is there.
-    fn api_server(secret: &std::sync::Arc<Mutex<Option<serde_json::Value>>>) -> Kube {
-        let secret = secret.clone();
+    const SUBSCRIPTION: &str = "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b";
+
+    fn secret(annotations: serde_json::Value) -> serde_json::Value {
+        let encoded = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
+        serde_json::json!({"metadata": {"name": "s", "annotations": annotations}, "data": {
+            "azure_subscription_id": encoded(SUBSCRIPTION), "azure_client_id": encoded("c"),
+            "azure_client_secret": encoded("x"), "azure_tenant_id": encoded("t"),
+        }})
+    }
+
+    type There = std::sync::Arc<Mutex<Option<serde_json::Value>>>;
+
+    /// Accounts of an API server that has this secret in every namespace and no other, as long as it is there.
+    fn accounts(there: &There) -> Accounts {
+        let secret = there.clone();
         let serve = move |_: http::Request<kube::client::Body>| {
-            let found = secret.lock().unwrap().clone();
+            let found = secret.lock().clone();
             let missing = serde_json::json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
             let status = if found.is_some() { 200 } else { 404 };
             let body = serde_json::to_vec(&found.unwrap_or(missing)).unwrap();
@@ -242,36 +313,77 @@ mod tests {
             let answer = answer.body(kube::client::Body::from(body)).unwrap();
             async move { Ok::<_, std::convert::Infallible>(answer) }
         };
-        Kube::new(tower::service_fn(serve), "default")
-    }
-
-    #[tokio::test]
-    async fn a_machine_goes_by_the_account_that_its_secret_last_stood_for() {
-        let encoded = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
-        let secret = serde_json::json!({"metadata": {"name": "s"}, "data": {
-            "azure_subscription_id": encoded("sub"), "azure_client_id": encoded("c"),
-            "azure_client_secret": encoded("x"), "azure_tenant_id": encoded("t"),
-        }});
-        let there = std::sync::Arc::new(Mutex::new(Some(secret)));
+        let kube = Kube::new(tower::service_fn(serve), "default");
         let cloud = capstan_azure::Cloud::custom("sim", "https://localhost:1", "https://localhost:1").unwrap();
         let clients = Clients::new(capstan_azure::Settings::new(cloud)).unwrap();
-        let accounts = Accounts::new(api_server(&there), clients);
-        let reference = SecretReference {
+        Accounts::new(kube, clients, Clock::starting_at(jiff::Timestamp::UNIX_EPOCH))
+    }
+
+    fn named(namespace: Option<&str>) -> SecretReference {
+        SecretReference {
             name: Some("s".into()),
-            namespace: None,
-        };
-        assert_eq!(
-            accounts.get(Some(&reference), "ns").await.unwrap().place.subscription,
-            "sub"
-        );
-        *there.lock().unwrap() = None;
-        let long_ago = Instant::now().checked_sub(FRESH).unwrap();
-        accounts.lock().values_mut().for_each(|(read, _)| *read = long_ago);
+            namespace: namespace.map(ToOwned::to_owned),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_uses_the_account_of_a_lost_secret_for_an_hour() {
+        let there = There::new(Mutex::new(Some(secret(serde_json::json!({})))));
+        let (accounts, reference) = (accounts(&there), named(None));
+        let found = accounts.get(Some(&reference), "ns").await.unwrap();
+        assert_eq!(found.place.subscription, SUBSCRIPTION);
+        *there.lock() = None;
+        tokio::time::advance(FRESH).await;
         let error = accounts.get(Some(&reference), "ns").await.unwrap_err().to_string();
         assert_eq!(error, "credentials secret ns/s does not exist");
         let last = accounts.get_or_last(Some(&reference), "ns").await.unwrap();
-        assert_eq!(last.place.subscription, "sub");
-        let error = accounts.get_or_last(Some(&reference), "elsewhere").await.unwrap_err();
-        assert!(error.to_string().contains("take the finalizer"), "{error}");
+        assert_eq!(last.place.subscription, SUBSCRIPTION);
+        tokio::time::advance(REVOKED_AFTER).await;
+        for namespace in ["ns", "elsewhere"] {
+            let error = accounts.get_or_last(Some(&reference), namespace).await.unwrap_err();
+            assert!(error.to_string().contains("remove the finalizer"), "{error}");
+        }
+        *there.lock() = Some(secret(serde_json::json!({})));
+        accounts.get(Some(&reference), "other").await.unwrap();
+        assert_eq!(accounts.known.lock().len(), 1, "old accounts are forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_secret_of_another_namespace_is_used_only_where_it_allows_that() {
+        let there = There::new(Mutex::new(Some(secret(serde_json::json!({})))));
+        let (accounts, reference) = (accounts(&there), named(Some("platform")));
+        accounts.get(Some(&reference), "platform").await.unwrap();
+        for result in [
+            accounts.get(Some(&reference), "tenant").await,
+            accounts.get_or_last(Some(&reference), "tenant").await,
+        ] {
+            let error = result.unwrap_err().to_string();
+            assert!(
+                error.contains("platform/s does not allow machines of namespace tenant"),
+                "{error}"
+            );
+            assert!(error.contains(ALLOWED_NAMESPACES), "{error}");
+        }
+        for (allowed, granted) in [("a, tenant", true), ("*", true), ("ten", false)] {
+            *there.lock() = Some(secret(serde_json::json!({(ALLOWED_NAMESPACES): allowed})));
+            tokio::time::advance(FRESH).await;
+            assert_eq!(
+                accounts.get(Some(&reference), "tenant").await.is_ok(),
+                granted,
+                "{allowed}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_subscription_that_is_no_name_is_refused() {
+        let mut bad = secret(serde_json::json!({}));
+        bad["data"]["azure_subscription_id"] = serde_json::json!(k8s_openapi::ByteString(b"s/../t?x=".to_vec()));
+        let there = There::new(Mutex::new(Some(bad)));
+        let error = accounts(&there).get(Some(&named(None)), "ns").await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "credentials secret ns/s has no valid azure_subscription_id"
+        );
     }
 }

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use capstan_api::openshift::AzureMachineProviderSpec;
 use capstan_azure::{Ability, Client, Clients, Size};
-use capstan_core::Class;
 use capstan_core::disks::azure::{ultra_enabled, ultra_unsupported};
 use capstan_core::validate::openshift::too_many_disks;
+use capstan_core::{Class, Clock, Memo};
 
-use crate::account::Accounts;
+use crate::account::{self, Accounts};
+use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::{Api, PostParams};
 
 /// Users wait for admission: a catalogue that takes longer than this to read is there for the next of them.
 const WAIT: Duration = Duration::from_secs(2);
@@ -135,31 +138,93 @@ fn wishes(spec: &AzureMachineProviderSpec) -> Vec<(Ability, &'static str, &'stat
         .collect()
 }
 
+/// How long admission believes an answer about what a user may read. A set makes many machines within that time.
+const ACCESS_KNOWN: Duration = Duration::from_secs(60);
+
 /// The catalogue as admission asks it, with the accounts that machines name. Clones share what is known.
+///
+/// Invariant: no secret is used for a request of somebody who may not read it.
 #[derive(Clone)]
-pub struct Sizes(Arc<Accounts>);
+pub struct Sizes(Arc<Shared>);
+
+struct Shared {
+    kube: kube::Client,
+    accounts: Accounts,
+    /// Whether a user may read a secret.
+    access: Memo<(String, account::Key), bool>,
+}
 
 impl Sizes {
-    pub fn new(kube: kube::Client, clients: Clients) -> Self {
-        Self(Arc::new(Accounts::new(kube, clients)))
+    pub fn new(kube: kube::Client, clients: Clients, clock: Clock) -> Self {
+        Self(Arc::new(Shared {
+            accounts: Accounts::new(kube.clone(), clients, clock),
+            access: Memo::new(clock, 1000),
+            kube,
+        }))
     }
 
-    /// What the controller would refuse a machine of this spec in `namespace` for. Nothing where that cannot be known in
-    /// time.
-    pub async fn doubts(&self, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
-        let (accounts, namespace, spec) = (self.0.clone(), namespace.to_owned(), spec.clone());
+    /// Returns what the controller would refuse a machine of this spec in `namespace` for. Nothing where that cannot be
+    /// known in time.
+    pub async fn warnings(&self, user: &UserInfo, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
+        let (shared, user, namespace, spec) = (self.0.clone(), user.clone(), namespace.to_owned(), spec.clone());
         // Its own task, so that a reading that comes too late for this user is there for the next.
-        let asked = tokio::spawn(async move {
-            let account = accounts.get(spec.credentials_secret.as_ref(), &namespace).await.ok()?;
-            let location = spec.location.clone().filter(|location| !location.is_empty());
-            let location = location.unwrap_or_else(|| account.place.location.clone());
-            let verdict = look_up(&account.client.at(&location), &spec, &location).await;
-            verdict.map(|verdict| verdict.refusals).ok()
-        });
+        let asked = tokio::spawn(async move { shared.warnings(&user, &namespace, &spec).await });
         match tokio::time::timeout(WAIT, asked).await {
-            Ok(Ok(refusals)) => refusals.unwrap_or_default(),
+            Ok(Ok(warnings)) => warnings,
             _ => Vec::new(),
         }
+    }
+}
+
+impl Shared {
+    async fn warnings(&self, user: &UserInfo, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
+        let key = account::Key::of(spec.credentials_secret.as_ref(), namespace);
+        if !self.may_read(user, &key).await {
+            return vec![format!(
+                "providerSpec.vmSize: not checked against Azure's sizes, because you may not read secret {}/{}",
+                key.namespace, key.name
+            )];
+        }
+        let Ok(account) = self.accounts.get(spec.credentials_secret.as_ref(), namespace).await else {
+            return Vec::new();
+        };
+        let location = spec.location.clone().filter(|location| !location.is_empty());
+        let location = location.unwrap_or_else(|| account.place.location.clone());
+        let verdict = look_up(&account.client.at(&location), spec, &location).await;
+        verdict.map(|verdict| verdict.refusals).unwrap_or_default()
+    }
+
+    /// Whether the API server would let the user read the secret. Without its answer: no.
+    async fn may_read(&self, user: &UserInfo, key: &account::Key) -> bool {
+        let who = serde_json::to_string(user).unwrap_or_default();
+        let ask = async {
+            let review = SubjectAccessReview {
+                spec: SubjectAccessReviewSpec {
+                    user: user.username.clone(),
+                    uid: user.uid.clone(),
+                    groups: user.groups.clone(),
+                    extra: user.extra.clone(),
+                    resource_attributes: Some(ResourceAttributes {
+                        verb: Some("get".into()),
+                        version: Some("v1".into()),
+                        resource: Some("secrets".into()),
+                        namespace: Some(key.namespace.clone()),
+                        name: Some(key.name.clone()),
+                        ..ResourceAttributes::default()
+                    }),
+                    ..SubjectAccessReviewSpec::default()
+                },
+                ..SubjectAccessReview::default()
+            };
+            let api: Api<SubjectAccessReview> = Api::all(self.kube.clone());
+            let answer = api.create(&PostParams::default(), &review).await?;
+            Ok::<_, kube::Error>(answer.status.is_some_and(|status| status.allowed))
+        };
+        let answer = self.access.get(&(who, key.clone()), ACCESS_KNOWN, ask).await;
+        answer.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot review the user's access to secrets; sizes are not checked");
+            false
+        })
     }
 }
 

@@ -12,6 +12,9 @@ pub const CAPABILITY_CONFLICT: &str =
     "StorageAccountType UltraSSD_LRS can be used only when additionalCapabilities.ultraSSDEnabled is set.";
 pub const CAPABILITY_CONFLICT_TARGET: &str = "managedDisk.storageAccountType";
 
+/// The OS disk is named as a data disk with this suffix would be.
+pub const OS_DISK_SUFFIX: &str = "OSDisk";
+
 /// The name of a machine's data disk.
 pub fn disk_name(machine: &str, name_suffix: &str) -> String {
     format!("{machine}_{name_suffix}")

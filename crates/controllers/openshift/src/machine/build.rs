@@ -69,21 +69,27 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
     }
 }
 
-/// The pools that interfaces join, for either kind of address: a balancer's n-th pool serves its n-th frontend.
+/// Returns the pools that interfaces join with their IPv4 and with their IPv6 address: a balancer's n-th pool serves its
+/// n-th frontend. Public frontends do not tell their family; installers end the names of IPv6 pools with `-v6`.
 pub fn backend_pools(balancer: &LoadBalancerProperties) -> (Vec<String>, Vec<String>) {
     let pools = balancer.backend_address_pools.as_deref().unwrap_or_default();
     let frontends = balancer.frontend_ip_configurations.as_deref().unwrap_or_default();
-    let is_ipv6 = |(index, pool): &(usize, &BackendAddressPool)| {
-        let properties = frontends.get(*index).and_then(|frontend| frontend.properties.as_ref());
-        let version = properties.and_then(|properties| properties.private_ip_address_version.as_deref());
+    let named_ipv6 = |pool: &BackendAddressPool| {
         let name = pool.name.as_deref().unwrap_or_default().to_lowercase();
-        // Public frontends do not tell; installers name the pool after what it holds.
-        version.is_some_and(|version| version.eq_ignore_ascii_case("IPv6")) || name.ends_with("-ipv6")
+        name.ends_with("-v6") || name.ends_with("-ipv6")
     };
-    let (ipv6, ipv4): (Vec<_>, Vec<_>) = pools.iter().enumerate().take(frontends.len().max(1)).partition(is_ipv6);
-    let ids =
-        |pools: Vec<(usize, &BackendAddressPool)>| pools.into_iter().filter_map(|(_, pool)| pool.id.clone()).collect();
-    (ids(ipv4), ids(ipv6))
+    let (mut ipv4, mut ipv6) = (Vec::new(), Vec::new());
+    for (index, pool) in pools.iter().enumerate() {
+        let Some(id) = pool.id.clone() else { continue };
+        let properties = frontends.get(index).and_then(|frontend| frontend.properties.as_ref());
+        let version = properties.and_then(|properties| properties.private_ip_address_version.as_deref());
+        if named_ipv6(pool) || version.is_some_and(|version| version.eq_ignore_ascii_case("IPv6")) {
+            ipv6.push(id);
+        } else if index < frontends.len().max(1) {
+            ipv4.push(id);
+        }
+    }
+    (ipv4, ipv6)
 }
 
 pub fn nic(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> NetworkInterface {
@@ -185,7 +191,7 @@ pub fn virtual_machine(names: &Names, spec: &AzureMachineProviderSpec, extras: &
             priority: spot.map(|_| "Spot".into()),
             eviction_policy: spot.map(|_| "Delete".into()),
             billing_profile: spot.and_then(|spot| {
-                let price = spot.max_price.as_ref()?.0.parse().ok()?;
+                let price = spot.max_price.as_ref()?.value()?;
                 Some(BillingProfile {
                     max_price: Some(price),
                     ..BillingProfile::default()

@@ -5,7 +5,7 @@ use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::ArmError;
 use capstan_core::disks::azure::{CAPABILITY_CONFLICT, CAPABILITY_CONFLICT_TARGET, capability_conflict, disk_name};
 use capstan_core::disks::init::MOUNTS_ANNOTATION;
-use capstan_core::validate::openshift::{validate, validate_mounts};
+use capstan_core::validate::openshift::{validate, validate_mounts, validate_user_data};
 use kube::ResourceExt as _;
 
 /// Why a spec cannot become a machine, as it stands in the event after `failed to create vm x: `.
@@ -44,6 +44,14 @@ pub fn mounts(machine: &Machine) -> Result<(), String> {
     let mounts = machine.annotations().get(MOUNTS_ANNOTATION);
     let value = machine.spec.provider_spec.value.as_ref();
     let wrong = value.and_then(|value| validate_mounts(mounts, value));
+    wrong.map_or(Ok(()), |error| Err(error.to_string()))
+}
+
+/// Checks where the user data comes from.
+pub fn user_data(machine: &Machine) -> Result<(), String> {
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let value = machine.spec.provider_spec.value.as_ref();
+    let wrong = value.and_then(|value| validate_user_data(namespace, value));
     wrong.map_or(Ok(()), |error| Err(error.to_string()))
 }
 

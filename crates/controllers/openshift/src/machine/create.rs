@@ -36,6 +36,7 @@ impl Controller {
         let spec = provider_spec(&work.machine)?;
         check::spec(&work.machine.name_any(), &spec).map_err(Error::Refused)?;
         check::mounts(&work.machine).map_err(Error::Refused)?;
+        check::user_data(&work.machine).map_err(Error::Refused)?;
         let target = self.target(&work.machine).await?;
         let Target { spec, names, account } = &target;
         check::place(names).map_err(Error::Refused)?;
@@ -178,15 +179,12 @@ impl Controller {
         let reference = spec.user_data_secret.clone().unwrap_or_default();
         let name = reference.name.unwrap_or_default();
         let namespace = machine.namespace().unwrap_or_default();
-        let namespace = reference
-            .namespace
-            .filter(|given| !given.is_empty())
-            .unwrap_or(namespace);
-        let secret = account::read_bytes(&self.ctx.client, &namespace, &name, "user data").await?;
-        let data = secret
-            .get("userData")
-            .cloned()
-            .ok_or_else(|| Error::NotYet(format!("user data secret {namespace}/{name} has no key userData")))?;
+        let key = account::Key { namespace, name };
+        let secret = account::read_bytes(&self.ctx.client, &key, "user data").await?;
+        let data = secret.get("userData").cloned().ok_or_else(|| {
+            let account::Key { namespace, name } = &key;
+            Error::NotYet(format!("user data secret {namespace}/{name} has no key userData"))
+        })?;
         let Some(mounts) = machine.annotations().get(init::MOUNTS_ANNOTATION) else {
             return Ok(STANDARD.encode(data));
         };

@@ -8,7 +8,7 @@ use super::fate::{self, Known};
 use super::leaving::{Disks, Leaving, Ties};
 use super::plan::Step;
 use super::spec::is_unreadable;
-use super::status::{self, Ending, has_vm};
+use super::status::{self, Ending};
 use super::{Controller, Flow, Target, Work, link};
 use crate::sizes;
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
@@ -170,7 +170,7 @@ impl Controller {
         drained: Option<Result<(), String>>,
     ) -> Result<Flow, Error> {
         // A spec that could never be read was never made into anything.
-        if is_unreadable(&work.machine) && !has_vm(&work.machine) {
+        if is_unreadable(&work.machine) && !status::may_have_vm(&work.machine) {
             return self.release(work, node, &[]).await;
         }
         match self.destroyed(work, drained).await {
@@ -205,7 +205,15 @@ impl Controller {
     }
 
     async fn destroyed(&self, work: &mut Work, drained: Option<Result<(), String>>) -> Result<Gone, Error> {
-        let target = self.target(&work.machine).await?;
+        let target = match self.target(&work.machine).await {
+            Ok(target) => target,
+            // Azure has no such group, so nothing was ever made in it.
+            Err(Error::Refused(why)) => {
+                tracing::warn!(machine = %work.machine.name_any(), why, "nothing to delete in azure");
+                return Ok(Gone::All(Vec::new()));
+            }
+            Err(error) => return Err(error),
+        };
         let mut leaving = self.memory.leaving(&work.uid);
         let gone = self.left(work, &target, &mut leaving, drained).await;
         if gone.as_ref().err().is_some_and(Error::is_interface_in_use) {
@@ -227,6 +235,7 @@ impl Controller {
         let mut ties = Ties {
             public_ip: target.spec.public_ip || status::has_public_ip(&work.machine),
             lent: false,
+            ours: false,
             inherited: status::is_inherited(&work.machine),
         };
         if !self.memory.vm_gone(&work.uid) {
@@ -239,6 +248,7 @@ impl Controller {
                 VmGone::NotOurs => ties.lent = true,
             }
         }
+        ties.ours = is_recorded(&work.machine, target);
         let Leaving { disks, network, .. } = leaving;
         let (disks, network) = futures::join!(self.disks_gone(work, target, disks), network.go(target, ties));
         if let Some(after) = [disks?, network?].into_iter().flatten().min() {
@@ -276,9 +286,9 @@ impl Controller {
         let Some(vm) = client.get_vm(&names.group, &names.machine).await.map_err(doing())? else {
             return Ok(VmGone::Gone);
         };
-        let known = has_vm(&work.machine);
+        let recorded = status::recorded_vm(&work.machine);
         // A provider id proves nothing: whoever may edit the Machine can write one.
-        let owned = match Owned::by_tags(&vm, |tags| names.owns(Some(tags))) {
+        let owned = match Owned::by_tags(&vm, |_| names.owns_vm(&vm, recorded.as_ref())) {
             Ok(owned) => owned,
             Err(error) => {
                 tracing::warn!(machine = names.machine, %error, "the virtual machine stays");
@@ -286,7 +296,9 @@ impl Controller {
             }
         };
         let seen = fate::attached(names, &vm);
-        if !known || fate::is_untold(&target.spec, names, &status::attached(&work.machine), &seen) {
+        if !is_recorded(&work.machine, target)
+            || fate::is_untold(&target.spec, names, &status::attached(&work.machine), &seen)
+        {
             // Before it goes: once it is gone, nobody could tell that it was ours and what it had.
             let after = status::holding(&work.machine, &vm, seen, Timestamp::now());
             self.write_status(work, &after).await?;
@@ -363,7 +375,7 @@ impl Controller {
             let listing = self.disk_lists.get(&account.client, &names.group).await?;
             let known = Known {
                 attached: &status::attached(&work.machine),
-                ours: has_vm(&work.machine),
+                ours: is_recorded(&work.machine, target),
             };
             disks.fate = Some(fate::decide(spec, names, &listing, known));
         }
@@ -417,6 +429,11 @@ impl Controller {
     }
 }
 
+/// Whether a virtual machine of this name, in this group, was recorded as the machine's.
+fn is_recorded(machine: &Machine, target: &Target) -> bool {
+    status::recorded_vm(machine) == Some(target.names.vm_id())
+}
+
 /// How far the virtual machine's deletion is.
 enum VmGone {
     /// Look again after this long.
@@ -462,7 +479,7 @@ async fn availability_set_gone(target: &Target) -> Result<(), Error> {
     else {
         return Ok(());
     };
-    let Ok(owned) = Owned::by_tags(&set, |tags| names.owns(Some(tags))) else {
+    let Ok(owned) = Owned::by_tags(&set, |tags| names.has_made(Some(tags), true)) else {
         return Ok(());
     };
     let members = set

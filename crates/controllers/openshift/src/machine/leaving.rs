@@ -6,6 +6,8 @@
 use super::Target;
 use super::error::Error;
 use super::fate::Fate;
+use super::names::Names;
+use capstan_azure::model::Tags;
 use capstan_azure::{Client, Error as AzureError, Operation, Owned, Stage};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -92,8 +94,17 @@ pub struct Ties {
     pub public_ip: bool,
     /// Its interface may be another machine's by now.
     pub lent: bool,
+    /// A virtual machine of ours had it. Where none ever was, only what was made for this machine is deleted.
+    pub ours: bool,
     /// The controller before this one worked on the machine.
     pub inherited: bool,
+}
+
+impl Ties {
+    /// Whether a part of the network with these tags goes with the machine.
+    fn own(self, names: &Names, tags: Option<&Tags>) -> bool {
+        names.has_made(tags, self.inherited) || (self.ours && !names.is_of_another(tags))
+    }
 }
 
 /// The network of one machine.
@@ -133,10 +144,11 @@ impl Network {
 async fn delete_interface(target: &Target, ties: Ties) -> Result<Option<Operation>, AzureError> {
     let Target { names, account, .. } = target;
     let (client, name) = (&account.client, names.nic());
+    // Most interfaces go with their virtual machine: asking costs no more than deleting in vain.
     let Some(found) = client.get_nic(&names.group, &name).await? else {
         return Ok(None);
     };
-    match Owned::by_tags(&found, |tags| names.has_made(Some(tags), ties.inherited)) {
+    match Owned::by_tags(&found, |tags| ties.own(names, Some(tags))) {
         Ok(owned) => client.delete_nic(&owned).await,
         Err(_) => Ok(None),
     }
@@ -148,7 +160,7 @@ async fn delete_address(target: &Target, ties: Ties) -> Result<Option<Operation>
     let Some(found) = client.get_public_ip(&names.group, &name).await? else {
         return Ok(None);
     };
-    match Owned::by_tags(&found, |tags| names.has_made(Some(tags), ties.inherited)) {
+    match Owned::by_tags(&found, |tags| ties.own(names, Some(tags))) {
         Ok(owned) => client.delete_public_ip(&owned).await,
         Err(_) => Ok(None),
     }

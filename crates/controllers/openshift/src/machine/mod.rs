@@ -30,7 +30,7 @@ use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machin
 use capstan_azure::model::VirtualMachine;
 use capstan_azure::operation::Follow;
 use capstan_azure::{Clients, Operation, Progress};
-use capstan_core::Class;
+use capstan_core::{Class, Clock};
 use capstan_kube::cache::Change;
 use capstan_kube::drain::Drainer;
 use capstan_kube::patch::{self, Lock};
@@ -70,7 +70,7 @@ pub async fn run(ctx: Context, clients: Clients, options: Options) -> Result<(),
     nodes.ready().await?;
     let metrics = Metrics::new(&ctx.metrics, machines.clone());
     let controller = Arc::new(Controller {
-        accounts: Accounts::new(ctx.client.clone(), clients),
+        accounts: Accounts::new(ctx.client.clone(), clients, Clock::system()),
         drainer: Drainer::new(
             ctx.client.clone(),
             ctx.no_retry.clone(),
@@ -299,6 +299,7 @@ impl Controller {
             self.accounts.get(secret, &namespace).await?
         };
         let names = names::names(machine, &spec, &account.place);
+        names.check().map_err(Error::Refused)?;
         let account = Account {
             client: account.client.at(&names.location),
             ..account
@@ -395,9 +396,9 @@ impl Controller {
             work.vm = Vm::Absent;
             return Ok(Flow::Again);
         };
-        let known = status::has_vm(&work.machine);
+        let recorded = status::recorded_vm(&work.machine);
         work.vm = match vm.provisioning_state() {
-            _ if !known && !names.owns(vm.tags.as_ref()) => Vm::Foreign,
+            _ if !names.owns_vm(&vm, recorded.as_ref()) => Vm::Foreign,
             "Failed" | "Canceled" => Vm::Broken,
             "Succeeded" | "" => Vm::Whole,
             _ => Vm::Busy,

@@ -1,11 +1,13 @@
 //! Where a machine's things are in Azure. Everything is named after the machine, so that it is found again even if no
 //! status was ever written.
 
+use super::status;
 use crate::account::Place;
 use crate::sizes;
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine};
 use capstan_azure::ResourceId;
-use capstan_azure::model::Tags;
+use capstan_azure::model::{Tags, VirtualMachine};
+use capstan_core::azure_names::AzureName;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
@@ -84,7 +86,23 @@ impl Names {
 
     /// The set that is made where a region has no zones.
     pub fn availability_set(&self) -> Option<String> {
-        self.set.as_ref().map(|set| format!("{set}-as"))
+        let name = self.set.as_ref().map(|set| format!("{set}-as"));
+        name.filter(|name| AzureName::AvailabilitySet.check(name).is_ok())
+    }
+
+    /// Checks what every request about this machine has in its URL. The group may come from the credentials secret.
+    pub fn check(&self) -> Result<(), String> {
+        // An empty group has its own message.
+        let group = Some(&self.group).filter(|group| !group.is_empty());
+        for (field, kind, value) in [
+            ("providerSpec.resourceGroup", AzureName::ResourceGroup, group),
+            ("metadata.name", AzureName::VirtualMachine, Some(&self.machine)),
+        ] {
+            let Some(value) = value else { continue };
+            kind.check(value)
+                .map_err(|error| format!("{field}: Invalid value: {value:?}: {}", error.reason()))?;
+        }
+        Ok(())
     }
 
     pub fn vm_id(&self) -> ResourceId {
@@ -142,6 +160,21 @@ impl Names {
         self.owns(tags) || (inherited && tags.is_none_or(Tags::is_empty))
     }
 
+    /// Whether a resource bears the tag of another machine.
+    pub fn is_of_another(&self, tags: Option<&Tags>) -> bool {
+        let owner = tags.and_then(|tags| tags.get(MACHINE_TAG));
+        owner.is_some_and(|owner| *owner != self.owner())
+    }
+
+    /// Whether Azure's answer is this machine's virtual machine. Its id must be the one that was asked for, and its tags
+    /// or the machine's status must say that it was made for the machine: a provider id proves nothing, for users
+    /// write it.
+    pub fn owns_vm(&self, vm: &VirtualMachine, recorded: Option<&ResourceId>) -> bool {
+        let id = vm.id.as_deref().and_then(|id| id.parse::<ResourceId>().ok());
+        let tags = vm.tags.as_ref();
+        id == Some(self.vm_id()) && (self.owns(tags) || (recorded == Some(&self.vm_id()) && !self.is_of_another(tags)))
+    }
+
     /// Whether something that bears our name was made for us: by our tag, or by the cluster's where an earlier
     /// controller made it.
     pub fn owns(&self, tags: Option<&Tags>) -> bool {
@@ -155,10 +188,14 @@ impl Names {
     }
 }
 
-/// The virtual machine that the machine's provider id names.
+/// Returns the virtual machine that the machine's status records, or else the one that its provider id names.
 fn located(machine: &Machine) -> Option<ResourceId> {
-    let id: ResourceId = machine.spec.provider_id.as_deref()?.parse().ok()?;
-    id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
+    let named = || {
+        let id: ResourceId = machine.spec.provider_id.as_deref()?.parse().ok()?;
+        id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
+    };
+    let id = status::recorded_vm(machine).or_else(named)?;
+    AzureName::ResourceGroup.check(&id.group).is_ok().then_some(id)
 }
 
 pub fn names(machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) -> Names {

@@ -4,8 +4,8 @@ use super::fate::{self, Attached};
 use super::names::Names;
 use super::plan::{describe_hooks, phase};
 use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, LifecycleHook, Machine, MachineStatus};
-use capstan_azure::Operation;
 use capstan_azure::model::{NetworkInterface, VirtualMachine};
+use capstan_azure::{Operation, ResourceId};
 use capstan_kube::conditions::{self, Severity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeAddress;
@@ -47,10 +47,17 @@ pub fn vm_id(machine: &Machine) -> Option<String> {
     provider(machine).vm_id.filter(|id| !id.is_empty())
 }
 
-/// Whether a virtual machine was ever known to be this machine's.
-pub fn has_vm(machine: &Machine) -> bool {
+/// Whether something may be in Azure for this machine: it names a virtual machine, or one was recorded for it.
+pub fn may_have_vm(machine: &Machine) -> bool {
     let identified = machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty());
     identified || vm_id(machine).is_some()
+}
+
+/// Returns the virtual machine that this controller, or the one before it, recorded as this machine's. Users write
+/// `spec.providerID`; only controllers write the status.
+pub fn recorded_vm(machine: &Machine) -> Option<ResourceId> {
+    let id: ResourceId = vm_id(machine)?.parse().ok()?;
+    id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
 }
 
 /// The controller before this one has worked on it: only that one keeps conditions in the provider's status.
@@ -58,10 +65,9 @@ pub fn is_inherited(machine: &Machine) -> bool {
     !provider(machine).conditions.is_empty()
 }
 
-/// What a virtual machine is remembered by.
+/// Returns what `vmId` holds for a virtual machine: its resource id, as upstream has it.
 pub fn id_of(vm: &VirtualMachine) -> Option<String> {
-    let own = vm.properties.as_ref().and_then(|properties| properties.vm_id.clone());
-    own.or_else(|| vm.id.clone())
+    vm.id.clone()
 }
 
 /// It was given a public address, whatever the spec says by now.
@@ -118,7 +124,7 @@ pub fn holding(machine: &Machine, vm: &VirtualMachine, disks: Vec<Attached>, now
     let disks = fate::recorded(&attached(machine), disks);
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
-        provider.vm_id = provider.vm_id.take().or_else(|| id_of(vm));
+        provider.vm_id = id_of(vm);
     });
     stamped(machine, status, now)
 }
@@ -224,7 +230,8 @@ pub fn identified(
     label(REGION, &names.location);
     label(ZONE, zone.unwrap_or_default());
     if spot {
-        label(INTERRUPTIBLE, "true");
+        // The cluster's MachineHealthCheck for terminations selects this very value, on Machines and on Nodes.
+        labels.insert(INTERRUPTIBLE.to_owned(), String::new());
         changed
             .spec
             .metadata

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_azure::Clients;
+use capstan_core::Clock;
 use capstan_kube::{Context, backoff};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -114,7 +115,7 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         sizes: options
             .azure
             .clone()
-            .map(|clients| Sizes::new(context.client.clone(), clients)),
+            .map(|clients| Sizes::new(context.client.clone(), clients, Clock::system())),
     };
     let bound = serve::start(options.listen, rules, current.clone(), context.shutdown.clone()).await?;
     let address = options

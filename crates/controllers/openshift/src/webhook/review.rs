@@ -1,108 +1,81 @@
-//! What admission answers. Pure: a review goes in, a review comes out.
+//! Answers to admission reviews. Pure: a request goes in, findings or a patch come out.
 //!
-//! Invariant: an object that is being deleted, or whose provider spec the update leaves as it was, is never refused for
-//! its provider spec: a bad object made while the webhook was away can still be repaired, finished and deleted.
+//! Invariant: an object that is being deleted, or whose provider spec the update does not change, is never refused for
+//! its provider spec: a bad object that was made while the webhook was away can still be repaired, finished and deleted.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{
     AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine, MachineSet, ProviderSpec,
 };
 use capstan_core::disks::init::MOUNTS_ANNOTATION;
-use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX};
+use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX, is_azure};
 use capstan_core::validate::{FieldError, Findings};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::ResourceExt;
-use kube::core::{Selector, SelectorExt};
-use serde::{Deserialize, Serialize};
+use kube::core::admission::{AdmissionRequest, AdmissionResponse};
+use kube::core::{DynamicObject, Selector, SelectorExt};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Warnings longer than this are cut by the API server.
+/// The API server cuts longer warnings.
 const LONGEST_WARNING: usize = 250;
 
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Review {
-    pub api_version: String,
-    pub kind: String,
-    #[serde(skip_serializing)]
-    pub request: Option<Request>,
-    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
-    pub response: Option<Response>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// A request, with its objects as plain values. An object that is not there is null.
+#[derive(Clone, Debug, Default)]
 pub struct Request {
-    pub uid: String,
-    pub kind: Kind,
-    #[serde(default)]
+    pub kind: String,
+    pub namespace: String,
+    pub user: UserInfo,
     pub object: Value,
-    #[serde(default)]
     pub old_object: Value,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-pub struct Kind {
-    pub kind: String,
+impl From<AdmissionRequest<DynamicObject>> for Request {
+    fn from(request: AdmissionRequest<DynamicObject>) -> Self {
+        let plain = |object: Option<DynamicObject>| serde_json::to_value(object).unwrap_or_default();
+        Self {
+            kind: request.kind.kind,
+            namespace: request.namespace.unwrap_or_default(),
+            user: request.user_info,
+            object: plain(request.object),
+            old_object: plain(request.old_object),
+        }
+    }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Response {
-    pub uid: String,
-    pub allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<Refusal>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub patch_type: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub patch: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub warnings: Vec<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Refusal {
-    pub code: u16,
-    pub reason: &'static str,
-    pub message: String,
-}
-
+/// One operation of a JSON patch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Operation {
+pub struct Operation {
     op: &'static str,
     path: String,
     value: Value,
 }
 
-impl Review {
-    pub fn answer(self, response: Response) -> Self {
-        Self {
-            response: Some(response),
-            request: None,
-            ..self
-        }
+/// Refuses the request if there are errors, with all of them; passes the warnings on.
+pub fn judged(mut response: AdmissionResponse, findings: Findings) -> AdmissionResponse {
+    if !findings.is_ok() {
+        response = response.deny(findings.message());
+        response.result.code = 422;
+        response.result.reason = "Invalid".to_owned();
+    }
+    let warnings: Vec<String> = findings.warnings.into_iter().map(shorten).collect();
+    response.warnings = (!warnings.is_empty()).then_some(warnings);
+    response
+}
+
+/// Answers with a patch, if there is anything to change.
+pub fn patched(response: AdmissionResponse, operations: &[Operation]) -> AdmissionResponse {
+    let patch = serde_json::to_value(operations).and_then(serde_json::from_value);
+    match patch {
+        Ok(patch) if !operations.is_empty() => response.clone().with_patch(patch).unwrap_or(response),
+        _ => response,
     }
 }
 
-pub fn validate(request: &Request) -> Response {
-    let findings = match request.kind.kind.as_str() {
+pub fn validate(request: &Request) -> Findings {
+    match request.kind.as_str() {
         Machine::KIND => validate_machine(request),
         MachineSet::KIND => validate_set(request),
         _ => Findings::default(),
-    };
-    let refused = (!findings.is_ok()).then(|| Refusal {
-        code: 422,
-        reason: "Invalid",
-        message: findings.message(),
-    });
-    let warnings = findings.warnings.into_iter().map(shorten).collect();
-    Response {
-        uid: request.uid.clone(),
-        allowed: refused.is_none(),
-        status: refused,
-        warnings,
-        ..Response::default()
     }
 }
 
@@ -110,21 +83,19 @@ fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
-/// The provider spec that a request brings, with the namespace of its object. `None`: there is nothing new in it.
-pub fn news(request: &Request) -> Option<(String, AzureMachineProviderSpec)> {
-    let pointer = match request.kind.kind.as_str() {
+/// Returns the provider spec that a request brings. `None`: the request does not change it.
+pub fn changed_spec(request: &Request) -> Option<AzureMachineProviderSpec> {
+    let pointer = match request.kind.as_str() {
         Machine::KIND => "/spec/providerSpec/value",
         MachineSet::KIND => "/spec/template/spec/providerSpec/value",
         _ => return None,
     };
     let value = request.object.pointer(pointer)?;
-    let ending = request.object.pointer("/metadata/deletionTimestamp").is_some();
-    if ending || !is_azure(value) || request.old_object.pointer(pointer) == Some(value) {
+    let deleting = request.object.pointer("/metadata/deletionTimestamp").is_some();
+    if deleting || !is_azure(value) || request.old_object.pointer(pointer) == Some(value) {
         return None;
     }
-    let namespace = request.object.pointer("/metadata/namespace").and_then(Value::as_str);
-    let spec = AzureMachineProviderSpec::from_raw(value).ok()?;
-    Some((namespace.unwrap_or_default().to_owned(), spec))
+    AzureMachineProviderSpec::from_raw(value).ok()
 }
 
 fn validate_machine(request: &Request) -> Findings {
@@ -161,15 +132,14 @@ fn validate_machine(request: &Request) -> Findings {
         .as_ref()
         .map(|prefix| format!("{prefix}xxxxx"));
     let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
-    let mut findings = provider_spec(&name, spec);
+    let mut findings = provider_spec(&name, &request.namespace, spec);
     findings.errors.extend(wrong_mounts);
     findings
 }
 
-/// A machine is not made with mounts that it has no disks for.
+/// Returns what is wrong with the mounts: each needs a disk of the spec.
 fn wrong_mounts(mounts: Option<&String>, spec: &ProviderSpec) -> Option<FieldError> {
-    let value = spec.value.as_ref().filter(|value| is_azure(value))?;
-    rules::validate_mounts(mounts, value)
+    rules::validate_mounts(mounts, spec.value.as_ref()?)
 }
 
 /// The mounts that a set's machines get: the template's, else the set's own.
@@ -210,42 +180,38 @@ fn validate_set(request: &Request) -> Findings {
     }
     if new_spec {
         let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
-        let found = provider_spec(&name, template);
+        let found = provider_spec(&name, &request.namespace, template);
         findings.errors.extend(found.errors);
         findings.warnings.extend(found.warnings);
     }
     findings
 }
 
-fn provider_spec(machine: &str, provider: &ProviderSpec) -> Findings {
-    let failed = |error: FieldError| Findings {
-        errors: vec![error],
-        ..Findings::default()
-    };
+fn provider_spec(machine: &str, namespace: &str, provider: &ProviderSpec) -> Findings {
     let Some(value) = &provider.value else {
-        return failed(FieldError::required("providerSpec.value", "a value must be provided"));
+        return Findings {
+            errors: vec![FieldError::required("providerSpec.value", "a value must be provided")],
+            ..Findings::default()
+        };
     };
-    if !is_azure(value) {
-        return Findings::default();
-    }
-    rules::validate_raw(machine, value, None)
+    let mut findings = rules::validate_raw(machine, value, None);
+    findings.errors.extend(rules::validate_user_data(namespace, value));
+    findings
 }
 
-/// Machines of other clouds pass by.
-fn is_azure(value: &Value) -> bool {
-    value
-        .get("kind")
-        .and_then(Value::as_str)
-        .is_none_or(|kind| kind.is_empty() || kind == AzureMachineProviderSpec::KIND)
-}
-
-/// Fill in what users leave out. `cluster_id` is used where the object does not name its cluster itself.
-/// A provider spec that an update leaves as it was stays so: filled in, it would count as changed and be checked.
-pub fn default(request: &Request, cluster_id: &str) -> Response {
-    let mut operations = match request.kind.kind.as_str() {
+/// Returns the patch that fills in what users leave out. `cluster_id` is for objects that do not name their cluster.
+/// A provider spec that an update does not change stays as it is: filled in, it would count as changed and be checked.
+pub fn defaults(request: &Request, cluster_id: &str) -> Vec<Operation> {
+    let mut operations = match request.kind.as_str() {
         Machine::KIND => {
             let mut operations = default_machine(&request.object, cluster_id);
-            operations.extend(request.old_object.is_null().then(|| guarded(&request.object)).flatten());
+            operations.extend(
+                request
+                    .old_object
+                    .is_null()
+                    .then(|| with_finalizer(&request.object))
+                    .flatten(),
+            );
             operations
         }
         MachineSet::KIND => default_set(&request.object, cluster_id),
@@ -256,18 +222,7 @@ pub fn default(request: &Request, cluster_id: &str) -> Response {
         let untouched = !old.is_null() && old.pointer(&operation.path) == request.object.pointer(&operation.path);
         !untouched || !operation.path.ends_with("/providerSpec/value")
     });
-    let patch = (!operations.is_empty())
-        .then(|| serde_json::to_vec(&operations).ok())
-        .flatten();
-    let patch = patch.map(|patch| STANDARD.encode(patch));
-    let patch_type = patch.as_ref().map(|_| "JSONPatch");
-    Response {
-        uid: request.uid.clone(),
-        allowed: true,
-        patch,
-        patch_type,
-        ..Response::default()
-    }
+    operations
 }
 
 fn default_machine(object: &Value, cluster_id: &str) -> Vec<Operation> {
@@ -301,8 +256,8 @@ fn default_machine(object: &Value, cluster_id: &str) -> Vec<Operation> {
     operations
 }
 
-/// A new machine is born with our finalizer: one write less, and no moment in which it can go unnoticed.
-fn guarded(object: &Value) -> Option<Operation> {
+/// A new machine gets our finalizer with its creation: one write less, and no moment in which it can be deleted unseen.
+fn with_finalizer(object: &Value) -> Option<Operation> {
     let machine = read::<Machine>(object)?;
     let azure = machine.spec.provider_spec.value.as_ref().is_some_and(is_azure);
     let there = machine
@@ -361,11 +316,16 @@ mod tests {
 
     fn request(kind: &str, object: Value, old: Value) -> Request {
         Request {
-            uid: "u".into(),
-            kind: Kind { kind: kind.into() },
+            kind: kind.into(),
+            namespace: "n".into(),
             object,
             old_object: old,
+            ..Request::default()
         }
+    }
+
+    fn is_allowed(findings: &Findings) -> bool {
+        findings.is_ok()
     }
 
     fn machine(value: Value) -> Value {
@@ -378,19 +338,15 @@ mod tests {
         ]})
     }
 
-    fn refused(response: &Response) -> String {
-        response
-            .status
-            .as_ref()
-            .map(|status| status.message.clone())
-            .unwrap_or_default()
+    fn refused(findings: &Findings) -> String {
+        findings.message()
     }
 
     #[test]
     fn all_errors_of_an_object_are_said_at_once() {
         let response = validate(&request("Machine", machine(bad()), Value::Null));
         let message = refused(&response);
-        assert!(!response.allowed);
+        assert!(!is_allowed(&response));
         for part in [
             "providerSpec.dataDisks[0].diskSizeGB: Invalid value: 1: diskSizeGB must be provided and at least 4GB in size",
             "providerSpec.dataDisks[0].lun: Invalid value: 64: must be greater than or equal to 0 and less than 64",
@@ -405,12 +361,12 @@ mod tests {
         let old = machine(bad());
         let mut new = old.clone();
         new["metadata"]["finalizers"] = json!(["x"]);
-        assert!(validate(&request("Machine", new.clone(), old.clone())).allowed);
-        let filled = default(&request("Machine", new.clone(), old.clone()), "");
-        assert_eq!(filled.patch, None, "what is filled in would count as changed");
+        assert!(is_allowed(&validate(&request("Machine", new.clone(), old.clone()))));
+        let filled = defaults(&request("Machine", new.clone(), old.clone()), "");
+        assert_eq!(filled, [], "what is filled in would count as changed");
         new["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         new["spec"]["providerSpec"]["value"]["vmSize"] = json!("");
-        assert!(validate(&request("Machine", new, old)).allowed);
+        assert!(is_allowed(&validate(&request("Machine", new, old))));
     }
 
     #[test]
@@ -468,24 +424,17 @@ mod tests {
     #[test]
     fn machines_of_other_clouds_pass_by() {
         let other = machine(json!({"kind": "AWSMachineProviderConfig"}));
-        assert!(validate(&request("Machine", other.clone(), Value::Null)).allowed);
-        assert_eq!(
-            default(&request("Machine", other, Value::Null), "c").patch.map(|_| ()),
-            Some(()),
-            "the label only"
-        );
+        assert!(is_allowed(&validate(&request("Machine", other.clone(), Value::Null))));
+        let patch = defaults(&request("Machine", other, Value::Null), "c");
+        assert_eq!(patch.len(), 1, "the label only");
     }
 
     #[test]
     fn sizes_are_looked_up_for_what_a_request_brings_anew() {
-        let of = |object: &Value, old: Value| news(&request("Machine", object.clone(), old));
+        let of = |object: &Value, old: Value| changed_spec(&request("Machine", object.clone(), old));
         let mut object = machine(json!({"vmSize": "Standard_B1s", "location": "eastus"}));
-        object["metadata"]["namespace"] = json!("ns");
-        let (namespace, spec) = of(&object, Value::Null).unwrap();
-        assert_eq!(
-            (namespace.as_str(), spec.vm_size.as_deref()),
-            ("ns", Some("Standard_B1s"))
-        );
+        let spec = of(&object, Value::Null).unwrap();
+        assert_eq!(spec.vm_size.as_deref(), Some("Standard_B1s"));
         assert_eq!(of(&object, object.clone()), None, "nothing new");
         assert!(of(&object, machine(json!({"vmSize": "Standard_B2s"}))).is_some());
         object["metadata"]["deletionTimestamp"] = json!("2022-01-28T00:00:00Z");
@@ -495,7 +444,7 @@ mod tests {
             None
         );
         let set = json!({"spec": {"template": {"spec": {"providerSpec": {"value": {"vmSize": "Standard_B1s"}}}}}});
-        assert!(news(&request("MachineSet", set, Value::Null)).is_some());
+        assert!(changed_spec(&request("MachineSet", set, Value::Null)).is_some());
     }
 
     #[test]
@@ -516,17 +465,20 @@ mod tests {
             message.contains("`selector` does not match template `labels`"),
             "{message}"
         );
-        assert!(validate(&request("MachineSet", set("x", "x"), Value::Null)).allowed);
+        assert!(is_allowed(&validate(&request(
+            "MachineSet",
+            set("x", "x"),
+            Value::Null
+        ))));
     }
 
     #[test]
     fn defaults_are_those_that_users_know() {
-        let response = default(
+        let patch = defaults(
             &request("Machine", machine(json!({"location": "westeurope"})), Value::Null),
             "demo",
         );
-        let patch = STANDARD.decode(response.patch.unwrap()).unwrap();
-        let patch: Value = serde_json::from_slice(&patch).unwrap();
+        let patch = serde_json::to_value(patch).unwrap();
         assert_eq!(patch[0]["value"][CLUSTER_ID_LABEL], "demo");
         let value = &patch[1]["value"];
         assert_eq!(value["vmSize"], "Standard_D4s_V3");
@@ -545,11 +497,56 @@ mod tests {
 
     #[test]
     fn a_complete_object_is_left_alone() {
-        let first = default(&request("Machine", machine(json!({})), Value::Null), "demo");
-        let patch: Value = serde_json::from_slice(&STANDARD.decode(first.patch.unwrap()).unwrap()).unwrap();
+        let first = defaults(&request("Machine", machine(json!({})), Value::Null), "demo");
+        let patch = serde_json::to_value(first).unwrap();
         let mut object = machine(patch[1]["value"].clone());
         object["metadata"]["labels"] = patch[0]["value"].clone();
         object["metadata"]["finalizers"] = patch[2]["value"].clone();
-        assert_eq!(default(&request("Machine", object, Value::Null), "demo").patch, None);
+        assert_eq!(defaults(&request("Machine", object, Value::Null), "demo"), []);
+    }
+
+    #[test]
+    fn a_machine_takes_its_user_data_from_its_own_namespace() {
+        let of = |namespace: &str| {
+            let value = json!({"userDataSecret": {"name": "u", "namespace": namespace}});
+            refused(&validate(&request("Machine", machine(value), Value::Null)))
+        };
+        assert!(
+            of("kube-system").contains("providerSpec.userDataSecret.namespace: Invalid value"),
+            "{}",
+            of("kube-system")
+        );
+        assert!(!of("n").contains("userDataSecret"), "{}", of("n"));
+    }
+
+    #[test]
+    fn an_answer_carries_code_reason_message_and_patch() {
+        let review = json!({"uid": "u", "kind": {"group": "g", "version": "v", "kind": "Machine"},
+            "resource": {"group": "g", "version": "v", "resource": "machines"}, "operation": "CREATE",
+            "userInfo": {"username": "me"}, "namespace": "n", "object": {"metadata": {"name": "m"}}});
+        let admission: AdmissionRequest<DynamicObject> = serde_json::from_value(review).unwrap();
+        let response = AdmissionResponse::from(&admission);
+        let findings = Findings {
+            errors: vec![FieldError::required("spec.x", "x")],
+            warnings: vec!["careful".into()],
+        };
+        let refused = serde_json::to_value(judged(response.clone(), findings)).unwrap();
+        assert_eq!((&refused["uid"], &refused["allowed"]), (&json!("u"), &json!(false)));
+        assert_eq!(
+            (&refused["status"]["code"], &refused["warnings"]),
+            (&json!(422), &json!(["careful"]))
+        );
+        let request = Request::from(admission);
+        assert_eq!(
+            (request.namespace.as_str(), request.user.username.as_deref()),
+            ("n", Some("me"))
+        );
+        assert!(request.old_object.is_null());
+        let patched = serde_json::to_value(patched(response.clone(), &defaults(&request, "demo"))).unwrap();
+        assert_eq!(
+            (&patched["allowed"], &patched["patchType"]),
+            (&json!(true), &json!("JSONPatch"))
+        );
+        assert_eq!(super::patched(response, &[]).patch, None);
     }
 }

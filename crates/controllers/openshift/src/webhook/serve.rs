@@ -9,6 +9,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -20,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::certificate::Certificate;
 use super::configuration::{MUTATE, VALIDATE};
-use super::review::{self, Review};
+use super::review::{self, Request};
 use crate::sizes::Sizes;
 
 /// A client that does not finish its handshake by then is let go.
@@ -61,24 +63,40 @@ fn routes(rules: Rules) -> Router {
         .with_state(rules)
 }
 
+type Review = AdmissionReview<DynamicObject>;
+
+/// Returns the request and the answer that lets it pass. `None`: the review holds no request.
+fn opened(review: Review) -> Option<(Request, AdmissionResponse)> {
+    let request: AdmissionRequest<DynamicObject> = review.try_into().ok()?;
+    let response = AdmissionResponse::from(&request);
+    Some((request.into(), response))
+}
+
+fn no_request() -> Json<Review> {
+    Json(AdmissionResponse::invalid("the review holds no request").into_review())
+}
+
 async fn mutate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<Review> {
-    let response = review
-        .request
-        .as_ref()
-        .map(|request| review::default(request, &rules.cluster_id));
-    Json(review.answer(response.unwrap_or_default()))
+    let Some((request, response)) = opened(review) else {
+        return no_request();
+    };
+    let patch = review::defaults(&request, &rules.cluster_id);
+    Json(review::patched(response, &patch).into_review())
 }
 
 async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<Review> {
-    let mut response = review.request.as_ref().map(review::validate).unwrap_or_default();
-    // What is refused is not asked about.
-    if let (true, Some(sizes), Some(request)) = (response.allowed, &rules.sizes, &review.request)
-        && let Some((namespace, spec)) = review::news(request)
+    let Some((request, response)) = opened(review) else {
+        return no_request();
+    };
+    let mut findings = review::validate(&request);
+    // Azure is not asked about a request that is refused anyway.
+    if let (true, Some(sizes)) = (findings.is_ok(), &rules.sizes)
+        && let Some(spec) = review::changed_spec(&request)
     {
-        let doubts = sizes.doubts(&namespace, &spec).await;
-        response.warnings.extend(doubts.into_iter().map(review::shorten));
+        let warnings = sizes.warnings(&request.user, &request.namespace, &spec).await;
+        findings.warnings.extend(warnings);
     }
-    Json(review.answer(response))
+    Json(review::judged(response, findings).into_review())
 }
 
 /// Listen, and answer until the shutdown. Returns the address bound.

@@ -8,6 +8,7 @@
 
 mod crash;
 mod disks;
+mod hostile;
 mod machines;
 mod machineset;
 mod network;

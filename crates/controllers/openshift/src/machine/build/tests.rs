@@ -212,6 +212,7 @@ fn a_dual_stack_interface_has_a_second_configuration() {
 #[case::two(json!([{}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["a", "b"], &[])]
 #[case::by_version(json!([{"properties": {"privateIPAddressVersion": "IPv6"}}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["b"], &["a"])]
 #[case::by_name(json!([{}, {}]), json!([{"id": "a", "name": "c"}, {"id": "b", "name": "c-IPv6"}]), &["a"], &["b"])]
+#[case::as_installers_name_them(json!([{}]), json!([{"id": "a", "name": "ocp"}, {"id": "b", "name": "ocp-v6"}]), &["a"], &["b"])]
 fn a_pool_serves_the_frontend_of_its_place(
     #[case] frontends: Value,
     #[case] pools: Value,

@@ -95,6 +95,63 @@ fn each_rule_of_the_spec_names_field_value_and_remedy(#[case] change: SpecChange
     assert_eq!(errors(change), [expected]);
 }
 
+#[rstest]
+#[case("resourceGroup", |s: &mut AzureMachineProviderSpec, v: &str| s.resource_group = Some(v.into()))]
+#[case("networkResourceGroup", |s: &mut AzureMachineProviderSpec, v: &str| s.network_resource_group = Some(v.into()))]
+#[case("location", |s: &mut AzureMachineProviderSpec, v: &str| s.location = Some(v.into()))]
+#[case("vnet", |s: &mut AzureMachineProviderSpec, v: &str| { s.vnet = Some(v.into()); s.subnet = "s".into() })]
+#[case("subnet", |s: &mut AzureMachineProviderSpec, v: &str| { s.vnet = Some("vnet".into()); s.subnet = v.into() })]
+#[case("publicLoadBalancer", |s: &mut AzureMachineProviderSpec, v: &str| s.public_load_balancer = Some(v.into()))]
+#[case("internalLoadBalancer", |s: &mut AzureMachineProviderSpec, v: &str| s.internal_load_balancer = Some(v.into()))]
+#[case("availabilitySet", |s: &mut AzureMachineProviderSpec, v: &str| s.availability_set = Some(v.into()))]
+#[case("securityGroup", |s: &mut AzureMachineProviderSpec, v: &str| s.security_group = Some(v.into()))]
+#[case("applicationSecurityGroups[0]", |s: &mut AzureMachineProviderSpec, v: &str| s.application_security_groups = vec![v.into()])]
+#[case("managedIdentity", |s: &mut AzureMachineProviderSpec, v: &str| s.managed_identity = Some(v.into()))]
+#[case("capacityReservationGroupID", |s: &mut AzureMachineProviderSpec, v: &str| s.capacity_reservation_group_id = Some(v.into()))]
+#[case("image.resourceID", |s: &mut AzureMachineProviderSpec, v: &str| s.image.resource_id = v.into())]
+#[case("osDisk.managedDisk.diskEncryptionSet.id", |s: &mut AzureMachineProviderSpec, v: &str| s.os_disk.managed_disk.disk_encryption_set = serde_json::from_value(json!({"id": v})).unwrap())]
+#[case("dataDisks[0].managedDisk.diskEncryptionSet.id", |s: &mut AzureMachineProviderSpec, v: &str| s.data_disks[0].managed_disk.disk_encryption_set = serde_json::from_value(json!({"id": v})).unwrap())]
+fn a_name_that_leaves_its_place_in_a_url_is_refused_with_its_field(
+    #[case] field: &str,
+    #[case] set: fn(&mut AzureMachineProviderSpec, &str),
+) {
+    for hostile in [
+        "prod-rg?api-version=2021-04-01&x=",
+        "../prod-rg",
+        "..",
+        "/subscriptions/s/../t",
+        "a#b",
+        "a%2fb",
+    ] {
+        let found = errors(|spec| set(spec, hostile));
+        let start = format!("providerSpec.{field}: Invalid value: {hostile:?}: not a valid ");
+        assert!(
+            found.len() == 1 && found[0].starts_with(&start),
+            "{hostile} as {field}: {found:?}"
+        );
+    }
+}
+
+#[rstest]
+#[case::set_and_zone(|s: &mut AzureMachineProviderSpec| { s.data_disks.clear(); s.zone = Some("1".into()); s.availability_set = Some("as".into()) }, "availabilitySet: Invalid value: \"as\": Azure takes no machine with a zone into")]
+#[case::set_and_spot(|s: &mut AzureMachineProviderSpec| { s.data_disks.clear(); s.spot_vm_options = Some(Default::default()); s.availability_set = Some("as".into()) }, "availabilitySet: Invalid value: \"as\": Azure takes no machine with spotVMOptions into")]
+#[case::set_and_ultra(|s: &mut AzureMachineProviderSpec| s.availability_set = Some("as".into()), "availabilitySet: Invalid value: \"as\": Azure takes no machine with Ultra disks")]
+#[case::suffix_of_the_os_disk(|s: &mut AzureMachineProviderSpec| s.data_disks[0].name_suffix = "osdisk".into(), "dataDisks[0].nameSuffix: Invalid value: \"osdisk\": the OS disk has this name")]
+#[case::suffixes_equal_but_for_case(|s: &mut AzureMachineProviderSpec| s.data_disks[1].name_suffix = "A".into(), "dataDisks[1].nameSuffix: Invalid value: \"A\": each Data Disk must have a unique nameSuffix")]
+#[case::encryption_without_confidential(|s: &mut AzureMachineProviderSpec| s.os_disk.managed_disk.security_profile.security_encryption_type = Some("VMGuestStateOnly".into()), "osDisk.managedDisk.securityProfile.securityEncryptionType: Invalid value: \"VMGuestStateOnly\": can be set only when")]
+#[case::diagnostics_without_account(|s: &mut AzureMachineProviderSpec| s.diagnostics = serde_json::from_value(json!({"boot": {"storageAccountType": "CustomerManaged"}})).unwrap(), "diagnostics.boot.customerManaged.storageAccountURI: Required value: ")]
+#[case::unknown_diagnostics(|s: &mut AzureMachineProviderSpec| s.diagnostics = serde_json::from_value(json!({"boot": {"storageAccountType": "Mine"}})).unwrap(), "diagnostics.boot.storageAccountType: Invalid value: \"Mine\": must be AzureManaged")]
+#[case::caching_of_the_os_disk(|s: &mut AzureMachineProviderSpec| s.os_disk.caching_type = Some("Fast".into()), "osDisk.cachingType: Invalid value: \"Fast\": must be one of")]
+#[case::too_many_tags(|s: &mut AzureMachineProviderSpec| s.tags = (0..47).map(|n| (n.to_string(), String::new())).collect(), "tags: Invalid value: 47: at most 46 tags")]
+#[case::no_price(|s: &mut AzureMachineProviderSpec| s.spot_vm_options = serde_json::from_value(json!({"maxPrice": "cheap"})).unwrap(), "spotVMOptions.maxPrice: Invalid value: \"cheap\": must be a price")]
+fn what_azure_does_not_take_together_is_refused_beforehand(#[case] change: SpecChange, #[case] expected: &str) {
+    let found = errors(change);
+    assert!(
+        found.len() == 1 && found[0].starts_with(&format!("providerSpec.{expected}")),
+        "{found:?}"
+    );
+}
+
 #[test]
 fn all_errors_come_at_once() {
     let found = errors(|spec| {
@@ -199,6 +256,30 @@ fn all_that_cannot_be_read_is_told_with_all_that_is_wrong_otherwise() {
     assert_eq!(paths(validate_raw("m", &json!(7), Some("c")))[0], "providerSpec.value");
     let good = validate_raw("m", &good().to_raw(), None);
     assert_eq!(good, Findings::default());
+}
+
+#[test]
+fn machines_of_other_platforms_are_not_judged() {
+    let other = json!({"kind": "VSphereMachineProviderSpec", "userDataSecret": {"name": "u", "namespace": "x"}});
+    assert_eq!(validate_raw("m", &other, Some("c")), Findings::default());
+    assert_eq!(validate_user_data("ns", &other), None);
+    assert_eq!(validate_mounts(Some(&"nonsense".to_owned()), &other), None);
+}
+
+#[test]
+fn user_data_comes_from_the_machines_own_namespace() {
+    let value = |namespace: Value| json!({"userDataSecret": {"name": "u", "namespace": namespace}});
+    for own in [json!("ns"), json!(""), Value::Null] {
+        assert_eq!(validate_user_data("ns", &value(own)), None);
+    }
+    let refused = validate_user_data("ns", &value(json!("kube-system")))
+        .unwrap()
+        .to_string();
+    assert!(
+        refused.starts_with("providerSpec.userDataSecret.namespace: Invalid value: \"kube-system\": "),
+        "{refused}"
+    );
+    assert!(refused.contains("copy the secret to namespace \"ns\""), "{refused}");
 }
 
 #[rstest]

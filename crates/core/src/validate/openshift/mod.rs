@@ -1,6 +1,9 @@
 //! Rules and defaults for OpenShift machines on Azure. `providerSpec.value` is raw to the API server, so nothing but these
 //! functions checks it. All errors of an object are reported at once, in the order of its fields.
 
+mod combinations;
+mod names;
+
 use std::collections::BTreeMap;
 
 use capstan_api::disk::{CachingType, StorageAccountType};
@@ -11,7 +14,9 @@ use capstan_api::openshift::{
 use serde_json::{Value, json};
 
 use super::{FieldError, Findings};
-use crate::disks::azure::{self, MAX_LUN, MAX_NAME, disk_name, iops_range, is_name_suffix, mbps_range, size_range};
+use crate::disks::azure::{
+    self, MAX_LUN, MAX_NAME, OS_DISK_SUFFIX, disk_name, iops_range, is_name_suffix, mbps_range, size_range,
+};
 use crate::disks::init::{KnownDisk, MOUNTS_ANNOTATION, parse_requests, resolve};
 
 /// The size that machines get when they name none.
@@ -33,18 +38,24 @@ pub fn validate(machine_name: &str, spec: &AzureMachineProviderSpec) -> Findings
         ));
     }
     network(spec, errors);
+    names::validate(machine_name, spec, errors);
     image(&spec.image, errors);
     secrets(spec, errors);
     os_disk(&spec.os_disk, errors);
     capability(spec, errors);
     data_disks(machine_name, &spec.data_disks, errors);
+    combinations::validate(spec, errors);
     findings.warnings = warnings(spec);
     findings
 }
 
 /// The same of `providerSpec.value` as it was written: all that cannot be read, and all that is wrong with the rest.
 /// `cluster_id`: with the defaults that admission would fill in for a machine of this cluster.
+/// Returns nothing for the machines of other platforms.
 pub fn validate_raw(machine_name: &str, value: &Value, cluster_id: Option<&str>) -> Findings {
+    if !is_azure(value) {
+        return Findings::default();
+    }
     let (mut legible, unreadable) = AzureMachineProviderSpec::legible(value);
     let spec = |value: &Value| AzureMachineProviderSpec::from_raw(value).unwrap_or_default();
     // Admission fills nothing in where something cannot be read; that is no fault of the user's.
@@ -67,9 +78,32 @@ pub fn validate_raw(machine_name: &str, value: &Value, cluster_id: Option<&str>)
     findings
 }
 
+/// Whether a `providerSpec.value` is for Azure. One without a kind is.
+pub fn is_azure(value: &Value) -> bool {
+    let kind = value.get("kind").and_then(Value::as_str);
+    kind.is_none_or(|kind| kind.is_empty() || kind == AzureMachineProviderSpec::KIND)
+}
+
+/// Refuses user data from another namespace than the machine's: whoever may create machines in one namespace could read
+/// the secrets of all others with it.
+pub fn validate_user_data(namespace: &str, value: &Value) -> Option<FieldError> {
+    let (legible, _) = AzureMachineProviderSpec::legible(value);
+    let spec = AzureMachineProviderSpec::from_raw(&legible)
+        .ok()
+        .filter(|_| is_azure(value))?;
+    let given = spec.user_data_secret?.namespace.filter(|given| !given.is_empty())?;
+    (given != namespace).then(|| {
+        let detail = format!(
+            "user data is read from the machine's own namespace only: copy the secret to namespace {namespace:?} and \
+             leave userDataSecret.namespace out"
+        );
+        FieldError::invalid("providerSpec.userDataSecret.namespace", given, detail)
+    })
+}
+
 /// What is wrong with the mounts that an object's annotation asks for, on the disks of its `providerSpec.value`.
 pub fn validate_mounts(mounts: Option<&String>, value: &Value) -> Option<FieldError> {
-    let text = mounts?;
+    let text = mounts.filter(|_| is_azure(value))?;
     let (legible, _) = AzureMachineProviderSpec::legible(value);
     let spec = AzureMachineProviderSpec::from_raw(&legible).unwrap_or_default();
     let disks = spec.data_disks.iter();
@@ -184,6 +218,12 @@ fn os_disk(disk: &OsDisk, errors: &mut Vec<FieldError>) {
             text,
         ));
     }
+    if let Some(CachingType::Other(value)) = &disk.caching_type
+        && !value.is_empty()
+    {
+        let text = "must be one of None, ReadOnly, ReadWrite or omitted";
+        errors.push(FieldError::invalid(format!("{PATH}.cachingType"), value.as_str(), text));
+    }
     let location = disk.disk_settings.ephemeral_storage_location.as_ref();
     match location.filter(|location| !location.as_str().is_empty()) {
         Some(EphemeralStorageLocation::Local) if disk.caching_type != Some(CachingType::ReadOnly) => {
@@ -214,7 +254,7 @@ fn capability(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
 }
 
 fn data_disks(machine_name: &str, disks: &[DataDisk], errors: &mut Vec<FieldError>) {
-    let mut suffixes: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut suffixes: BTreeMap<String, usize> = BTreeMap::new();
     let mut luns: BTreeMap<i32, usize> = BTreeMap::new();
     for (index, disk) in disks.iter().enumerate() {
         let mut found = DiskErrors {
@@ -222,7 +262,8 @@ fn data_disks(machine_name: &str, disks: &[DataDisk], errors: &mut Vec<FieldErro
             errors,
         };
         found.name(machine_name, &disk.name_suffix);
-        if suffixes.insert(&disk.name_suffix, index).is_some() {
+        // Azure compares names without regard to case.
+        if suffixes.insert(disk.name_suffix.to_lowercase(), index).is_some() {
             found.invalid(
                 "nameSuffix",
                 disk.name_suffix.as_str(),
@@ -258,6 +299,13 @@ impl DiskErrors<'_> {
                 "nameSuffix",
                 suffix,
                 "too long, the overall disk name must not exceed 80 chars",
+            );
+        }
+        if suffix.eq_ignore_ascii_case(OS_DISK_SUFFIX) {
+            self.invalid(
+                "nameSuffix",
+                suffix,
+                "the OS disk has this name, choose another nameSuffix",
             );
         }
         if !is_name_suffix(suffix) {
@@ -487,5 +535,4 @@ pub fn validate_hooks_update(old: &LifecycleHooks, new: &LifecycleHooks) -> Vec<
 }
 
 #[cfg(test)]
-#[path = "openshift_tests.rs"]
 mod tests;

@@ -77,8 +77,8 @@ impl World {
         let options = capstan_kube::Options {
             interceptors,
             namespace: Some(self.namespace.clone()),
-            metrics: Default::default(),
             shutdown: shutdown.clone(),
+            ..Default::default()
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
         let (home, anti_affinity) = (self.namespace.clone(), self.anti_affinity);

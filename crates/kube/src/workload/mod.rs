@@ -492,13 +492,7 @@ fn connection(
     nodes: Cache<Node>,
     events: broadcast::Sender<NodeEvent>,
 ) -> Arc<Connection> {
-    let drainer = Drainer::build(
-        client.clone(),
-        no_retry.clone(),
-        context.metrics.clone(),
-        context.shutdown.clone(),
-        key.clone(),
-    );
+    let drainer = Drainer::of_cluster(context, (client.clone(), no_retry.clone()), key.clone());
     let index = Arc::new(Mutex::new(Index::default()));
     let (mut changes, feed, cluster) = (Box::pin(nodes.subscribe()), index.clone(), key.clone());
     let feeder = tokio::spawn(async move {

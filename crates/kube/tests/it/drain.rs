@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use capstan_core::drain::{self, Obstacle};
+use capstan_core::drain::{self, Drained, Obstacle, ObstacleReason, Reason};
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
 use capstan_kube::drain::Outcome;
 use capstan_kube::{Context, Drainer, Options};
@@ -71,13 +71,7 @@ impl World {
                 ..Options::default()
             },
         )?;
-        let (client, no_retry) = (context.client.clone(), context.no_retry.clone());
-        let drainer = Drainer::new(
-            client.clone(),
-            no_retry,
-            context.metrics.clone(),
-            context.shutdown.clone(),
-        );
+        let drainer = Drainer::new(&context);
         Ok(Self {
             client: plane.client().await?,
             namespace,
@@ -177,29 +171,29 @@ impl World {
         .await
     }
 
-    async fn pass(&self, node: &Node, options: drain::Options) -> Result<Outcome> {
+    async fn step(&self, node: &Node, options: drain::Options) -> Result<Outcome> {
         let woken = self.woken.clone();
         let node = self.live(node).await?;
         Ok(self
             .drainer
-            .pass(&node, options, Arc::new(move || woken.notify_one()))
+            .drain("m", &node, options, Arc::new(move || woken.notify_one()))
             .await?)
     }
 
-    /// Passes, each after a wake or the hint, until the node is drained.
+    /// Steps, each after a wake or the hint, until the node is drained.
     async fn until_drained(&self, node: &Node) -> Result<()> {
-        let passes = async {
+        let steps = async {
             loop {
-                match self.pass(node, drain::Options::default()).await? {
-                    Outcome::Drained => return Ok(()),
-                    Outcome::InProgress { again, .. } => {
+                match self.step(node, drain::Options::default()).await? {
+                    Outcome::Drained(drained) if is_timed_out(&drained) => bail!("{drained}"),
+                    Outcome::Drained(_) => return Ok(()),
+                    Outcome::Draining { again, .. } => {
                         let _ = tokio::time::timeout(again, self.woken.notified()).await;
                     }
-                    other => bail!("{other:?}"),
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, passes)
+        tokio::time::timeout(PATIENCE, steps)
             .await
             .context("not drained in time")?
     }
@@ -239,14 +233,20 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-fn obstacles(outcome: &Outcome) -> Vec<(String, Obstacle)> {
-    match outcome {
-        Outcome::InProgress { in_the_way, .. } | Outcome::TimedOut { in_the_way } => in_the_way
-            .iter()
-            .map(|entry| (entry.pod.name.clone(), entry.why.clone()))
-            .collect(),
-        Outcome::Drained => Vec::new(),
-    }
+fn is_timed_out(drained: &Drained) -> bool {
+    matches!(drained.reason(), Reason::TimedOut { .. })
+}
+
+fn obstacles(outcome: &Outcome) -> Vec<(String, ObstacleReason)> {
+    let obstacles = match outcome {
+        Outcome::Draining { obstacles, .. } => obstacles.as_slice(),
+        Outcome::Drained(drained) => match drained.reason() {
+            Reason::TimedOut { obstacles } => obstacles.as_slice(),
+            Reason::Empty | Reason::NotNeeded(_) => &[],
+        },
+    };
+    let named = |obstacle: &Obstacle| (obstacle.pod.name.clone(), obstacle.reason.clone());
+    obstacles.iter().map(named).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,7 +268,7 @@ async fn daemon_and_mirror_pods_stay_and_all_others_go_once() -> Result<()> {
             json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
         )
         .await?;
-    let Outcome::InProgress { warnings, .. } = world.pass(&node, drain::Options::default()).await? else {
+    let Outcome::Draining { warnings, .. } = world.step(&node, drain::Options::default()).await? else {
         bail!("pods had to go")
     };
     let prefix = format!("pod {}/scratch", world.namespace);
@@ -304,14 +304,15 @@ async fn a_budget_blocks_until_another_pod_is_ready_and_is_named() -> Result<()>
     let budget = format!("{}/web", world.namespace);
     let outcome = world
         .eventually("the budget refuses", async || {
-            let outcome = world.pass(&node, drain::Options::default()).await.ok()?;
-            (obstacles(&outcome) == [("one".to_owned(), Obstacle::Budget(budget.clone()))]).then_some(outcome)
+            let outcome = world.step(&node, drain::Options::default()).await.ok()?;
+            (obstacles(&outcome) == [("one".to_owned(), ObstacleReason::DisruptionBudget(budget.clone()))])
+                .then_some(outcome)
         })
         .await?;
-    let Outcome::InProgress { in_the_way, .. } = outcome else {
+    let Outcome::Draining { obstacles: left, .. } = outcome else {
         bail!("{outcome:?}")
     };
-    let said = drain::describe(&in_the_way);
+    let said = drain::describe(&left);
     assert_eq!(
         said,
         format!("pod {0}/one is blocked by budget {0}/web", world.namespace)
@@ -320,7 +321,7 @@ async fn a_budget_blocks_until_another_pod_is_ready_and_is_named() -> Result<()>
     assert!(metrics.contains("capstan_drain_pod_in_the_way{"), "{metrics}");
     let refused = world.counter.evictions.load(Ordering::SeqCst);
     for _ in 0..5 {
-        world.pass(&node, drain::Options::default()).await?;
+        world.step(&node, drain::Options::default()).await?;
     }
     let asked = world.counter.asked.lock().unwrap().clone();
     assert!(
@@ -343,15 +344,24 @@ async fn two_budgets_on_one_pod_are_reported_and_the_deadline_ends_the_wait() ->
     world.pod("one", &node, json!({})).await?;
     world.budget("web", 1).await?;
     world.budget("web2", 1).await?;
-    let outcome = world.pass(&node, drain::Options::default()).await?;
-    assert_eq!(obstacles(&outcome), [("one".to_owned(), Obstacle::SeveralBudgets)]);
+    let outcome = world.step(&node, drain::Options::default()).await?;
+    assert_eq!(
+        obstacles(&outcome),
+        [("one".to_owned(), ObstacleReason::SeveralDisruptionBudgets)]
+    );
     let options = drain::Options {
         deadline: Some(Timestamp::now()),
         ..drain::Options::default()
     };
-    let outcome = world.pass(&node, options).await?;
-    assert!(matches!(outcome, Outcome::TimedOut { .. }), "{outcome:?}");
-    assert_eq!(obstacles(&outcome), [("one".to_owned(), Obstacle::SeveralBudgets)]);
+    let outcome = world.step(&node, options).await?;
+    assert!(
+        matches!(&outcome, Outcome::Drained(drained) if is_timed_out(drained)),
+        "{outcome:?}"
+    );
+    assert_eq!(
+        obstacles(&outcome),
+        [("one".to_owned(), ObstacleReason::SeveralDisruptionBudgets)]
+    );
     Ok(())
 }
 
@@ -362,9 +372,9 @@ async fn a_terminating_pod_is_waited_for_and_its_end_wakes_the_caller() -> Resul
     world
         .pod("held", &node, json!({"metadata": {"finalizers": ["capstan.dev/test"]}}))
         .await?;
-    world.pass(&node, drain::Options::default()).await?;
-    let outcome = world.pass(&node, drain::Options::default()).await?;
-    assert_eq!(obstacles(&outcome), [("held".to_owned(), Obstacle::Leaving)]);
+    world.step(&node, drain::Options::default()).await?;
+    let outcome = world.step(&node, drain::Options::default()).await?;
+    assert_eq!(obstacles(&outcome), [("held".to_owned(), ObstacleReason::Terminating)]);
     assert_eq!(world.counter.evictions.load(Ordering::SeqCst), 1);
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     world.pods().patch("held", &PatchParams::default(), &patch).await?;
@@ -386,11 +396,11 @@ async fn an_unreachable_node_does_not_hold_up_pods_long_past_deletion() -> Resul
         patience: Duration::from_secs(1),
         ..drain::Options::default()
     };
-    world.pass(&node, options).await?;
+    world.step(&node, options).await?;
     let drained = world
         .eventually("the pod is skipped", async || {
-            let outcome = world.pass(&node, options).await.ok()?;
-            (outcome == Outcome::Drained).then_some(())
+            let outcome = world.step(&node, options).await.ok()?;
+            matches!(outcome, Outcome::Drained(_)).then_some(())
         })
         .await;
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
@@ -412,8 +422,16 @@ async fn a_node_that_is_gone_is_drained() -> Result<()> {
     let woken = world.woken.clone();
     let outcome = world
         .drainer
-        .pass(&node, drain::Options::default(), Arc::new(move || woken.notify_one()))
+        .drain(
+            "m",
+            &node,
+            drain::Options::default(),
+            Arc::new(move || woken.notify_one()),
+        )
         .await?;
-    assert_eq!(outcome, Outcome::Drained);
+    assert!(
+        matches!(&outcome, Outcome::Drained(drained) if drained.machine() == "m"),
+        "{outcome:?}"
+    );
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_core::drain::{Options, describe};
+use capstan_core::drain::{ObstacleReason, Options, describe};
 use capstan_kube::drain::{Outcome, Wake};
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
@@ -69,19 +69,21 @@ pub async fn pass(member: &Member, cluster: &Cluster, terms: &Terms, since: Time
                 deadline,
                 ..Options::default()
             };
-            match connection.drainer.pass(node, options, terms.wake.clone()).await {
-                Ok(Outcome::Drained | Outcome::TimedOut { .. }) => Ok(Progress::Done),
-                Ok(Outcome::InProgress { in_the_way, again, .. }) => {
-                    let blocked = in_the_way
+            let drain = connection
+                .drainer
+                .drain(&member.name, node, options, terms.wake.clone());
+            match drain.await {
+                Ok(Outcome::Drained(_)) => Ok(Progress::Done),
+                Ok(Outcome::Draining { obstacles, again, .. }) => {
+                    let blocked = obstacles
                         .iter()
-                        .any(|pod| pod.why != capstan_core::drain::Obstacle::Leaving);
+                        .any(|obstacle| obstacle.reason != ObstacleReason::Terminating);
                     Ok(Progress::Waiting {
-                        why: describe(&in_the_way),
+                        why: describe(&obstacles),
                         blocked,
                         again,
                     })
                 }
-                Err(_) if late => Ok(Progress::Done),
                 Err(error) => Ok(waiting(error.to_string(), deadline, now)),
             }
         }

@@ -105,36 +105,36 @@ impl Controller {
         }
         let (trigger, object) = (self.trigger.clone(), ObjectRef::from_obj(work.machine.as_ref()));
         let wake = Arc::new(move || trigger.poke(object.clone()));
-        match self.drainer.pass(node, DrainOptions::default(), wake).await? {
-            Outcome::Drained => {
-                let text = format!("Node {:?} drained", node.name_any());
-                self.events.normal(work.machine.as_ref(), "DrainSucceeded", text).await;
+        let name = work.machine.name_any();
+        match self.drainer.drain(&name, node, DrainOptions::default(), wake).await? {
+            Outcome::Drained(drained) => {
+                match drained.reason() {
+                    drain::Reason::Empty | drain::Reason::NotNeeded(_) => {
+                        let text = format!("Node {:?} drained", node.name_any());
+                        self.events.normal(work.machine.as_ref(), "DrainSucceeded", text).await;
+                    }
+                    drain::Reason::TimedOut { .. } => {
+                        let text = format!("Node {:?} is not drained: {drained}", node.name_any());
+                        self.events.warning(work.machine.as_ref(), "DrainSkipped", text).await;
+                    }
+                }
                 if work.machine.spec.lifecycle_hooks.pre_terminate.is_empty() {
                     self.destroy(work, Some(node.clone()), Some(Ok(()))).await
                 } else {
                     self.hold(work, Some(Ok(()))).await
                 }
             }
-            Outcome::InProgress { in_the_way, again, .. } => {
-                let pods = drain::describe(&in_the_way);
+            Outcome::Draining { obstacles, again, .. } => {
+                let pods = drain::describe(&obstacles);
                 self.hold(work, Some(Err(pods.clone()))).await?;
-                let blocked = in_the_way
+                let blocked = obstacles
                     .iter()
-                    .any(|pod| matches!(pod.why, drain::Obstacle::Budget(_)));
+                    .any(|obstacle| matches!(obstacle.reason, drain::ObstacleReason::DisruptionBudget(_)));
                 if blocked {
                     let text = format!("Node {:?} is not drained yet: {pods}", node.name_any());
                     self.events.warning(work.machine.as_ref(), "DrainBlocked", text).await;
                 }
                 Ok(Flow::Rest(Next::After(again)))
-            }
-            Outcome::TimedOut { in_the_way } => {
-                let text = format!(
-                    "Node {:?} given up with {}",
-                    node.name_any(),
-                    drain::describe(&in_the_way)
-                );
-                self.events.warning(work.machine.as_ref(), "DrainSkipped", text).await;
-                self.destroy(work, Some(node.clone()), Some(Ok(()))).await
             }
         }
     }

@@ -71,12 +71,7 @@ pub async fn run(ctx: Context, clients: Clients, options: Options) -> Result<(),
     let metrics = Metrics::new(&ctx.metrics, machines.clone());
     let controller = Arc::new(Controller {
         accounts: Accounts::new(ctx.client.clone(), clients, Clock::system()),
-        drainer: Drainer::new(
-            ctx.client.clone(),
-            ctx.no_retry.clone(),
-            ctx.metrics.clone(),
-            ctx.shutdown.clone(),
-        ),
+        drainer: Drainer::new(&ctx),
         events: ctx.recorder(COMPONENT),
         memory: Memory::default(),
         disk_lists: DiskLists::default(),

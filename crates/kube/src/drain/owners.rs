@@ -1,40 +1,43 @@
-//! What a drain needs to know of a pod, with the one question that the pod itself cannot answer: does its DaemonSet
-//! still exist? Answers are remembered for a while, so that a node's pods cost a read per DaemonSet at most.
+//! The facts about a pod that a drain depends on. The pod itself does not tell whether its DaemonSet still exists: that is
+//! read, and kept for a while, so that a node's pods cost at most one read per DaemonSet.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use capstan_core::clock::Clock;
 use capstan_core::drain;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use kube::api::Api;
+use parking_lot::Mutex;
 
 use crate::error::{Error, code};
 
-/// A DaemonSet seen this long ago is taken to exist still.
+/// An answer about a DaemonSet is used for this long.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// The kubelet marks its shadows of static pods with this annotation.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Cluster API's label for pods that a drain leaves alone.
 const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
 
-pub(crate) struct Owners {
+pub(super) struct Owners {
     client: kube::Client,
+    clock: Clock,
     known: Mutex<HashMap<String, (bool, Instant)>>,
 }
 
 impl Owners {
-    pub(crate) fn new(client: kube::Client) -> Self {
+    pub(super) fn new(client: kube::Client, clock: Clock) -> Self {
         Self {
             client,
+            clock,
             known: Mutex::default(),
         }
     }
 
-    pub(crate) async fn describe(&self, pod: &Pod) -> Result<drain::Pod, Error> {
+    pub(super) async fn describe(&self, pod: &Pod) -> Result<drain::Pod, Error> {
         let phase = pod
             .status
             .as_ref()
@@ -77,8 +80,8 @@ impl Owners {
     }
 
     async fn exists(&self, namespace: &str, owner: &OwnerReference) -> Result<bool, Error> {
-        if let Some((exists, at)) = self.known().get(&owner.uid).copied()
-            && at.elapsed() < REMEMBER
+        if let Some((exists, at)) = self.known.lock().get(&owner.uid).copied()
+            && self.clock.since(at) < REMEMBER
         {
             return Ok(exists);
         }
@@ -89,13 +92,9 @@ impl Owners {
             Err(error) if code(&error) == Some(403) => true,
             Err(error) => return Err(error.into()),
         };
-        let mut known = self.known();
-        known.retain(|_, (_, at)| at.elapsed() < REMEMBER);
-        known.insert(owner.uid.clone(), (exists, Instant::now()));
+        let mut known = self.known.lock();
+        known.retain(|_, (_, at)| self.clock.since(*at) < REMEMBER);
+        known.insert(owner.uid.clone(), (exists, self.clock.instant()));
         Ok(exists)
-    }
-
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, (bool, Instant)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! One eviction and what its answer means. Invariant: the pod's UID goes with the request, and the request is sent once.
+//! One eviction and the meaning of its answer. Invariant: the pod's UID goes with the request, and the request is sent once.
 //!
 //! kube's own `Api::evict` puts its options into a field that the API server does not read; this one posts a
 //! `policy/v1` Eviction.
@@ -14,17 +14,17 @@ use kube::core::Status;
 
 use crate::error::Error;
 
-/// What the API server said.
+/// The API server's answer to an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Going,
+pub(super) enum Answer {
+    Evicted,
     Gone,
     Blocked {
         budget: String,
         after: Option<Duration>,
     },
     SeveralBudgets,
-    NamespaceEnding,
+    NamespaceTerminating,
     Refused {
         code: u16,
         reason: String,
@@ -33,20 +33,36 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    pub(crate) fn label(&self) -> &'static str {
+    pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::Going => "evicted",
+            Self::Evicted => "evicted",
             Self::Gone => "gone",
             Self::Blocked { .. } => "blocked",
             Self::SeveralBudgets => "several_budgets",
-            Self::NamespaceEnding => "namespace_terminating",
+            Self::NamespaceTerminating => "namespace_terminating",
             Self::Refused { .. } => "refused",
+        }
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(self, Self::Blocked { .. })
+    }
+
+    /// The same without the server's own sentence, which a tenant's server may fill with anything.
+    pub(super) fn without_words(self) -> Self {
+        match self {
+            Self::Refused { code, after, .. } => Self::Refused {
+                code,
+                reason: format!("the API server answers {code}"),
+                after,
+            },
+            answer => answer,
         }
     }
 }
 
-/// Ask for one eviction. An error means that there was no answer.
-pub(crate) async fn evict(client: &kube::Client, eviction: &Eviction) -> Result<Answer, Error> {
+/// Sends one eviction. An error means that there was no answer.
+pub(super) async fn evict(client: &kube::Client, eviction: &Eviction) -> Result<Answer, Error> {
     let body = policy::Eviction {
         metadata: ObjectMeta {
             name: Some(eviction.name.clone()),
@@ -67,10 +83,10 @@ pub(crate) async fn evict(client: &kube::Client, eviction: &Eviction) -> Result<
         .create_subresource("eviction", &eviction.name, &PostParams::default(), &body)
         .await;
     match answer {
-        Ok(_) => Ok(Answer::Going),
+        Ok(_) => Ok(Answer::Evicted),
         Err(kube::Error::Api(status)) => Ok(read(&status, &eviction.namespace)),
         // An answer that is not a Status (an older server sends the Eviction back) is a success all the same.
-        Err(kube::Error::SerdeError(_)) => Ok(Answer::Going),
+        Err(kube::Error::SerdeError(_)) => Ok(Answer::Evicted),
         Err(error) => Err(error.into()),
     }
 }
@@ -95,7 +111,7 @@ fn read(status: &Status, namespace: &str) -> Answer {
             },
             None => refused(&status.message),
         },
-        403 if causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating") => Answer::NamespaceEnding,
+        403 if causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating") => Answer::NamespaceTerminating,
         500 if status.message.contains("more than one PodDisruptionBudget") => Answer::SeveralBudgets,
         _ => refused(&status.message),
     }
@@ -158,7 +174,7 @@ mod tests {
         ),
         Answer::SeveralBudgets
     )]
-    #[case::ending(status(403, "", Some(("NamespaceTerminating", "")), 0), Answer::NamespaceEnding)]
+    #[case::ending(status(403, "", Some(("NamespaceTerminating", "")), 0), Answer::NamespaceTerminating)]
     #[case::forbidden(status(403, "no", None, 0), Answer::Refused { code: 403, reason: "no".into(), after: None })]
     #[case::overloaded(status(429, "busy", None, 1), Answer::Refused { code: 429, reason: "busy".into(), after: Some(Duration::from_secs(1)) })]
     fn each_answer_has_its_meaning(#[case] status: Status, #[case] expected: Answer) {

@@ -16,6 +16,7 @@ pub mod order;
 pub mod plan;
 pub mod rollout;
 pub mod validate;
+pub mod vm;
 
 pub use class::{Class, Classified};
 pub use clock::Clock;

@@ -4,8 +4,8 @@
 use capstan_core::disks::vsphere as disks;
 use capstan_core::disks::vsphere::ControllerKind;
 
-use crate::moref::MoRef;
 use crate::xml::Element;
+use capstan_core::vm::MoRef;
 
 /// One virtual device.
 #[derive(Clone, Debug, PartialEq, Eq)]

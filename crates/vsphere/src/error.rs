@@ -2,8 +2,8 @@
 
 use capstan_core::Class;
 
-use crate::moref::MoRef;
 use crate::xml::Element;
+use capstan_core::vm::MoRef;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -7,11 +7,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::session::lock;
 use crate::task::Task;
 use crate::vcenter::{Call, Vcenter};
 use crate::xml::{Element, Writer};
+use capstan_core::vm::MoRef;
 
 const VM_GROUP: &str = "ClusterVmGroup";
 const HOST_GROUP: &str = "ClusterHostGroup";

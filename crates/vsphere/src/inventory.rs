@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::listing::{Listed, Listing};
-use crate::moref::MoRef;
 use crate::vcenter::{Call, Vcenter};
 use crate::vm::{VmInfo, unescape};
 use crate::xml::Writer;
+use capstan_core::vm::MoRef;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datacenter {

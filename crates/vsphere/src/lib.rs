@@ -6,18 +6,18 @@
 //! time, so that many machines of one making cost few calls. Every request goes through the interceptors in [`Settings`].
 //! No answer, however broken, makes it panic.
 
-mod away;
 mod cache;
+mod circuit;
 mod device;
 mod error;
 mod groups;
 mod inventory;
 mod listing;
 mod modules;
-mod moref;
-mod pace;
+
 mod pbm;
 mod poll;
+mod poll_rate;
 mod properties;
 mod rest;
 mod session;
@@ -30,18 +30,18 @@ mod vm;
 mod watcher;
 mod xml;
 
+pub use capstan_core::vm::{MoRef, PowerState};
 pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
 pub use error::{Error, Fault, Result};
 pub use groups::Groups;
 pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool};
 pub use modules::Module;
-pub use moref::MoRef;
 pub use session::{Login, Sessions, Settings, Trust};
-pub use spec::{Allocation, CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
+pub use spec::{CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
 pub use tags::Tag;
 pub use task::{Task, TaskInfo, TaskState};
 pub use vcenter::{About, Vcenter};
-pub use vm::{GuestNic, PowerState, Snapshot, VmInfo, VmState, VmWatch};
+pub use vm::{Snapshot, VmInfo, VmRuntime, VmWatch};
 
 /// Feeds a tree to every decoder, for tests with mutated documents.
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::properties::{Step, Want};
 use crate::vcenter::Vcenter;
 use crate::vm::unescape;
+use capstan_core::vm::MoRef;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {

@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::rest::{NOTHING, Value};
 use crate::vcenter::Vcenter;
+use capstan_core::vm::MoRef;
 
 const MODULES: &str = "/rest/vcenter/cluster/modules";
 const MEMBERS: &str = "/rest/vcenter/cluster/modules/vm";

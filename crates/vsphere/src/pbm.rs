@@ -1,9 +1,9 @@
 //! Storage policies, from the policy service that stands beside vim25 and shares its session.
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::vcenter::{Call, Vcenter, envelope};
 use crate::xml::{Element, Writer, escape};
+use capstan_core::vm::MoRef;
 
 const NAMESPACE: &str = "urn:pbm";
 

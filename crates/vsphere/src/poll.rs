@@ -1,7 +1,7 @@
 //! The long poll within one login: its view, and what its answers say.
 //!
 //! What is waited for is put into a list view, and `WaitForUpdatesEx` tells what changed. How much of it is in the view,
-//! and how often the rest is read, is for [`Pace`] to say.
+//! and how often the rest is read, is for [`PollRate`] to say.
 //!
 //! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in
 //! while the next arrives may end in a deadlock, and govmomi's simulator does); whoever is kept waiting by that is read
@@ -16,12 +16,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
-use crate::pace::{Pace, SHORT_WAIT, WINDOW};
+use crate::poll_rate::{PollRate, SHORT_WAIT, WINDOW};
 use crate::properties::{Step, write_filter};
 use crate::vcenter::{Call, Inner, Vcenter};
 use crate::watcher::{Seen, WANTS};
 use crate::xml::{Element, Writer};
+use capstan_core::vm::MoRef;
 
 /// Servers give no more updates than this in one answer.
 const PAGE: usize = 100;
@@ -43,7 +43,7 @@ pub(crate) struct Poll {
     /// Who is in the view, and which interest put him there.
     listed: HashMap<MoRef, u64>,
     read: Instant,
-    pace: Pace,
+    rate: PollRate,
     /// Whether this server lets everybody enter anew after a change of the view.
     anew: bool,
     change: Option<Change>,
@@ -92,9 +92,9 @@ impl Poll {
                 () = tokio::time::sleep_until(next_read), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
-                        Some(true) => poll.pace.stir(vcenter.waiters().len(), Instant::now()),
-                        Some(false) => poll.pace.calm(Instant::now()),
-                        None => poll.pace.widen(),
+                        Some(true) => poll.rate.stir(vcenter.waiters().len(), Instant::now()),
+                        Some(false) => poll.rate.calm(Instant::now()),
+                        None => poll.rate.widen(),
                     }
                     continue;
                 }
@@ -142,7 +142,7 @@ impl Poll {
             version: String::new(),
             listed: HashMap::new(),
             read: Instant::now(),
-            pace: Pace::default(),
+            rate: PollRate::default(),
             anew: false,
             change: None,
         };
@@ -156,7 +156,7 @@ impl Poll {
 
     /// Brings the view in line with what is waited for; tells whether nobody is left outside.
     async fn arrange(&mut self, vcenter: &Vcenter) -> Result<bool> {
-        let (wanted, all) = vcenter.wanted(self.pace.window());
+        let (wanted, all) = vcenter.wanted(self.rate.window());
         let is_new = |(reference, _): &&(MoRef, u64)| !self.listed.contains_key(reference);
         let add: Vec<(MoRef, u64)> = wanted.iter().filter(is_new).cloned().collect();
         // Whoever comes back before he was taken out does not enter again, and would be told nothing.
@@ -171,7 +171,7 @@ impl Poll {
         let is_left = |listed: &&MoRef| !keep.contains(*listed);
         let remove: Vec<MoRef> = self.listed.keys().filter(is_left).cloned().collect();
         // Leaving costs a call too, so those that are done stay until somebody enters or too many have gathered.
-        if self.pace.is_busy(Instant::now()) {
+        if self.rate.is_busy(Instant::now()) {
             return Ok(false);
         }
         if add.is_empty() && remove.len() <= WINDOW {
@@ -224,7 +224,7 @@ impl Poll {
     /// When those who are outside are read at the latest.
     fn next_read(&self) -> Instant {
         let changed = self.change.as_ref().map(|change| change.at);
-        changed.map_or(self.read, |at| at.max(self.read)) + self.pace.pause()
+        changed.map_or(self.read, |at| at.max(self.read)) + self.rate.pause()
     }
 
     fn wait(&self, vcenter: &Vcenter, longest: Duration) -> Wait {
@@ -248,7 +248,7 @@ impl Poll {
     /// Tells the waiters what an answer says.
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
-            self.pace.widen();
+            self.rate.widen();
             return self.read_everybody(vcenter).await;
         };
         self.version = updates.string_at("version").unwrap_or_default();
@@ -288,7 +288,7 @@ impl Poll {
             news |= vcenter.read_and_tell(&doubtful).await?;
         }
         if news && !truncated {
-            self.pace.stir(vcenter.waiters().len(), Instant::now());
+            self.rate.stir(vcenter.waiters().len(), Instant::now());
         }
         Ok(())
     }
@@ -322,10 +322,10 @@ impl Poll {
     async fn read_others(&mut self, vcenter: &Vcenter) -> Result<Option<bool>> {
         self.read = Instant::now();
         let mut others = vcenter.waiters();
-        if !self.pace.is_busy(Instant::now()) {
+        if !self.rate.is_busy(Instant::now()) {
             others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
             if self.is_settled() {
-                let (next, _) = vcenter.wanted(self.pace.window());
+                let (next, _) = vcenter.wanted(self.rate.window());
                 others.retain(|waiter| !next.contains(waiter));
             }
         }

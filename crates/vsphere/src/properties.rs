@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Fault, Result};
-use crate::moref::MoRef;
 use crate::vcenter::{Call, Vcenter};
 use crate::xml::{Element, Writer};
+use capstan_core::vm::MoRef;
 
 /// Which properties of which type.
 #[derive(Clone, Copy, Debug)]

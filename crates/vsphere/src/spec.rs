@@ -4,8 +4,8 @@ use capstan_core::disks::vsphere::ControllerKind;
 
 use crate::device::{Device, controller_type};
 use crate::inventory::NetworkBacking;
-use crate::moref::MoRef;
 use crate::xml::{Element, Writer};
+use capstan_core::vm::{Allocation, MoRef};
 
 /// How the disks of a clone relate to those of its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,36 +68,27 @@ pub struct ConfigSpec {
     pub storage_policy: Option<String>,
 }
 
-/// What is set aside, what is the most, and the weight against others. What is not given stays as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocation {
-    pub reservation: Option<i64>,
-    pub limit: Option<i64>,
-    pub shares: Option<i32>,
+pub(crate) fn read_allocation(element: &Element) -> Allocation {
+    Allocation {
+        reservation: element.number_at("reservation"),
+        limit: element.number_at("limit"),
+        shares: element.number_at("shares.shares"),
+    }
 }
 
-impl Allocation {
-    pub(crate) fn read(element: &Element) -> Self {
-        Self {
-            reservation: element.number_at("reservation"),
-            limit: element.number_at("limit"),
-            shares: element.number_at("shares.shares"),
-        }
+fn write_allocation(w: &mut Writer, name: &str, allocation: &Allocation) {
+    if *allocation == Allocation::default() {
+        return;
     }
-
-    fn write(&self, w: &mut Writer, name: &str) {
-        if *self == Self::default() {
-            return;
+    w.nest(name, |w| {
+        w.opt("reservation", allocation.reservation)
+            .opt("limit", allocation.limit);
+        if let Some(shares) = allocation.shares {
+            w.nest("shares", |w| {
+                w.value("shares", shares).text("level", "custom");
+            });
         }
-        w.nest(name, |w| {
-            w.opt("reservation", self.reservation).opt("limit", self.limit);
-            if let Some(shares) = self.shares {
-                w.nest("shares", |w| {
-                    w.value("shares", shares).text("level", "custom");
-                });
-            }
-        });
-    }
+    });
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,8 +213,8 @@ impl ConfigSpec {
             for change in &self.devices {
                 change.write(w);
             }
-            self.cpu_allocation.write(w, "cpuAllocation");
-            self.memory_allocation.write(w, "memoryAllocation");
+            write_allocation(w, "cpuAllocation", &self.cpu_allocation);
+            write_allocation(w, "memoryAllocation", &self.memory_allocation);
             for (key, value) in &self.extra_config {
                 w.nest_as("extraConfig", "OptionValue", |w| {
                     w.text("key", key).typed_text("value", "string", value);

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::rest::{NOTHING, Value};
 use crate::vcenter::Vcenter;
+use capstan_core::vm::MoRef;
 
 const ASSOCIATION: &str = "/rest/com/vmware/cis/tagging/tag-association";
 const TAG: &str = "/rest/com/vmware/cis/tagging/tag";

@@ -1,10 +1,10 @@
 //! Tasks: watched until they end, with the reason of a failure kept word for word.
 
 use crate::error::{Error, Fault, Result};
-use crate::moref::MoRef;
 use crate::properties::{Object, Want};
 use crate::vcenter::Vcenter;
 use crate::watcher::Seen;
+use capstan_core::vm::MoRef;
 
 pub(crate) const TASK_PATHS: &[&str] = &["info.state", "info.error", "info.result", "info.descriptionId"];
 

@@ -7,16 +7,16 @@ use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::away::Away;
 use crate::cache::Cache;
+use crate::circuit::Circuit;
 use crate::error::{Error, Fault, Result};
 use crate::groups::Queues;
-use crate::moref::MoRef;
 use crate::rest::Rest;
 use crate::session::{Login, Refusal, Settings, lock};
 use crate::tls;
 use crate::watcher::Watcher;
 use crate::xml::{Element, Writer, escape};
+use capstan_core::vm::MoRef;
 
 /// A call that has not been answered by then is taken for lost; vCenter answers within seconds or not at all.
 const ANSWER: Duration = Duration::from_secs(90);
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
-    away: Away,
+    circuit: Circuit,
     pub cache: Cache,
     pub watcher: Watcher,
     pub rest: tokio::sync::Mutex<Rest>,
@@ -148,7 +148,7 @@ impl Vcenter {
             renewing: tokio::sync::Mutex::default(),
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
-            away: Away::default(),
+            circuit: Circuit::default(),
             cache: Cache::default(),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::default(),
@@ -316,7 +316,7 @@ impl Vcenter {
 
     /// One request and its answer, through the interceptors; also the session cookie that the answer sets.
     async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
-        let _alone = if call.is_long() { None } else { self.0.away.enter()? };
+        let _alone = if call.is_long() { None } else { self.0.circuit.enter()? };
         let envelope = envelope(call, "urn:vim25", "");
         let version = self
             .0
@@ -363,7 +363,7 @@ impl Vcenter {
         tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
         if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
             *lock(&self.0.touched) = tokio::time::Instant::now();
-            self.0.away.answered();
+            self.0.circuit.answered();
         }
         obey(self.0.interceptors.after(&effect), method).await?;
         result
@@ -377,7 +377,7 @@ impl Vcenter {
         let answer = request.send().await.map_err(|error| {
             let told = self.unreachable(&error);
             if error.is_timeout() && !call.is_long() {
-                self.0.away.silent(&told);
+                self.0.circuit.silent(&told);
             }
             told
         })?;

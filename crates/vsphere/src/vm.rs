@@ -2,13 +2,15 @@
 
 use crate::device::{Device, hardware};
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
+use std::net::IpAddr;
+
 use crate::properties::Object;
-use crate::spec::{Allocation, CloneSpec, ConfigSpec};
+use crate::spec::{CloneSpec, ConfigSpec, read_allocation};
 use crate::task::Task;
 use crate::vcenter::{Call, Vcenter};
 use crate::watcher::{Interest, Seen};
 use crate::xml::{Element, Writer};
+use capstan_core::vm::{Allocation, GuestNic, MoRef, PowerState};
 
 /// What is watched of a machine.
 pub(crate) const STATE_PATHS: &[&str] = &[
@@ -48,28 +50,9 @@ const INFO_PATHS: &[&str] = &[
     "resourcePool",
 ];
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PowerState {
-    On,
-    #[default]
-    Off,
-    Suspended,
-}
-
-/// A guest's network card, as VMware Tools report it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GuestNic {
-    pub network: String,
-    pub mac: String,
-    pub addresses: Vec<String>,
-    pub connected: bool,
-    /// The key of the device, or a negative number for one that the guest made itself.
-    pub device_key: i32,
-}
-
 /// The part of a machine that changes by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VmState {
+pub struct VmRuntime {
     pub name: String,
     pub power: PowerState,
     /// `connected`, or why vCenter does not know better (`disconnected`, `orphaned`, `inaccessible`, `invalid`).
@@ -94,7 +77,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmInfo {
     pub reference: MoRef,
-    pub state: VmState,
+    pub state: VmRuntime,
     pub parent: Option<MoRef>,
     pub bios_uuid: String,
     pub instance_uuid: String,
@@ -119,7 +102,7 @@ pub struct VmInfo {
     pub resource_pool: Option<MoRef>,
 }
 
-impl VmState {
+impl VmRuntime {
     pub(crate) fn read(object: &Object) -> Self {
         let text = |path: &str| object.string(path).unwrap_or_default();
         Self {
@@ -140,43 +123,24 @@ impl VmState {
                 .unwrap_or_default(),
         }
     }
-
-    /// All addresses of all cards, in the order of the cards, without repetition.
-    pub fn addresses(&self) -> Vec<String> {
-        let mut all: Vec<String> = Vec::new();
-        for address in self.nics.iter().flat_map(|nic| &nic.addresses) {
-            if !all.contains(address) {
-                all.push(address.clone());
-            }
-        }
-        all
-    }
 }
 
 fn read_nic(element: &Element) -> GuestNic {
-    let mut addresses: Vec<String> = element
-        .all("ipAddress")
-        .map(|address| address.text.trim().to_owned())
-        .filter(|text| !text.is_empty())
-        .collect();
-    for detailed in element
-        .child("ipConfig")
-        .into_iter()
-        .flat_map(|config| config.all("ipAddress"))
-    {
-        if let Some(address) = detailed
-            .string_at("ipAddress")
-            .filter(|address| !addresses.contains(address))
-        {
+    let plain = element.all("ipAddress").map(|address| address.text.trim());
+    let config = element.child("ipConfig").into_iter();
+    let detailed = config.flat_map(|config| config.all("ipAddress"));
+    let detailed = detailed.filter_map(|address| address.text_at("ipAddress"));
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in plain.chain(detailed).filter_map(|text| text.parse().ok()) {
+        if !addresses.contains(&address) {
             addresses.push(address);
         }
     }
     GuestNic {
-        network: element.string_at("network").unwrap_or_default(),
+        network: element.string_at("network"),
         mac: element.string_at("macAddress").unwrap_or_default(),
         addresses,
         connected: element.bool_at("connected").unwrap_or(false),
-        device_key: element.number_at("deviceConfigId").unwrap_or(-1),
     }
 }
 
@@ -192,7 +156,7 @@ impl VmInfo {
         }
         Self {
             reference,
-            state: VmState::read(object),
+            state: VmRuntime::read(object),
             parent: object.moref("parent"),
             bios_uuid: text("config.uuid"),
             instance_uuid: text("config.instanceUuid"),
@@ -204,11 +168,11 @@ impl VmInfo {
             memory_mib: hardware.number_at("memoryMB").unwrap_or_default(),
             cpu_allocation: object
                 .get("config.cpuAllocation")
-                .map(Allocation::read)
+                .map(read_allocation)
                 .unwrap_or_default(),
             memory_allocation: object
                 .get("config.memoryAllocation")
-                .map(Allocation::read)
+                .map(read_allocation)
                 .unwrap_or_default(),
             nested_hv: object.text("config.nestedHVEnabled") == Some("true"),
             devices: hardware.all("device").filter_map(Device::read).collect(),
@@ -323,10 +287,10 @@ impl VmWatch {
 
     /// The next state that differs from the last one given; at first, the state as it is. A machine that does not exist
     /// is a `ManagedObjectNotFound` fault (see [`Error::is_gone`]).
-    pub async fn next(&mut self) -> Result<VmState> {
+    pub async fn next(&mut self) -> Result<VmRuntime> {
         loop {
             match self.interest.next().await? {
-                Seen::Object(object) => return Ok(VmState::read(&object)),
+                Seen::Object(object) => return Ok(VmRuntime::read(&object)),
                 Seen::Gone => return Err(crate::properties::gone(&self.reference)),
                 Seen::Nothing | Seen::Failed(_) => {}
             }
@@ -350,8 +314,8 @@ impl Vcenter {
     }
 
     /// The part of a machine that changes by itself, in one call.
-    pub async fn vm_state(&self, vm: &MoRef) -> Result<VmState> {
-        Ok(VmState::read(&self.retrieve_one(vm, STATE_PATHS).await?))
+    pub async fn vm_state(&self, vm: &MoRef) -> Result<VmRuntime> {
+        Ok(VmRuntime::read(&self.retrieve_one(vm, STATE_PATHS).await?))
     }
 
     pub async fn clone_vm(&self, source: &MoRef, folder: &MoRef, name: &str, spec: &CloneSpec) -> Result<Task> {

@@ -14,7 +14,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
 use crate::poll::Poll;
 use crate::properties::{Object, Want};
 use crate::session::lock;
@@ -22,6 +21,7 @@ use crate::task::TASK_PATHS;
 use crate::vcenter::{Inner, Vcenter};
 use crate::vm::STATE_PATHS;
 use crate::xml::Element;
+use capstan_core::vm::MoRef;
 
 /// After a failure the poll starts again no sooner than this, doubled up to `RETRY_MAX`.
 const RETRY: Duration = Duration::from_millis(250);

@@ -7,7 +7,7 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
 
 use crate::error::{Error, Result};
-use crate::moref::MoRef;
+use capstan_core::vm::MoRef;
 
 /// vCenter nests snapshots and disk chains some dozens deep at most; anything deeper is not an answer of one.
 const MAX_DEPTH: usize = 512;

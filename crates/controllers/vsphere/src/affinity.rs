@@ -10,10 +10,10 @@ use capstan_kube::capi::Machine;
 use capstan_kube::{Cache, Context, cache};
 use kube::ResourceExt;
 
-use crate::clusters::Clusters;
+use crate::conditions as names;
 use crate::error::Error;
 use crate::machine::machine_name;
-use crate::terms;
+use crate::owner_cluster::Clusters;
 
 /// Machines that are to run on different hosts: those of a control plane or of a MachineDeployment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,15 +39,15 @@ impl Target {
     /// `None`: a machine by itself.
     pub fn of(machine: &Machine) -> Option<Self> {
         let labels = machine.labels();
-        let control_plane = labels.contains_key(terms::CONTROL_PLANE_LABEL);
+        let control_plane = labels.contains_key(names::CONTROL_PLANE_LABEL);
         let name = if control_plane {
             let mut owners = machine.owner_references().iter();
             let owner = owners.find(|owner| owner.controller == Some(true));
             owner
                 .map(|owner| owner.name.clone())
-                .or_else(|| labels.get(terms::CONTROL_PLANE_NAME_LABEL).cloned())
+                .or_else(|| labels.get(names::CONTROL_PLANE_NAME_LABEL).cloned())
         } else {
-            labels.get(terms::DEPLOYMENT_NAME_LABEL).cloned()
+            labels.get(names::DEPLOYMENT_NAME_LABEL).cloned()
         };
         name.filter(|name| !name.is_empty())
             .map(|name| Self { control_plane, name })

@@ -15,8 +15,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{CustomResource, Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 
-use crate::domain::NetworkDevice;
 use crate::error::Error;
+use capstan_core::vm::NetworkDevice;
 
 /// A watch that has shown nothing by then is in trouble: most likely the kinds are not installed.
 const SHOWN: Duration = Duration::from_secs(10);
@@ -82,7 +82,7 @@ pub struct AddressSpec {
 
 /// One claim that a VM has to have.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct DesiredVm {
     pub name: String,
     /// Which of the spec's network devices it is for.
     pub device: usize,
@@ -99,13 +99,13 @@ pub struct Given {
 }
 
 /// The claims that a VM's network devices call for, in the order of the spec.
-pub fn wanted(vm: &VSphereVM) -> Vec<Wanted> {
+pub fn desired(vm: &VSphereVM) -> Vec<DesiredVm> {
     let devices = vm.spec.clone_spec.network.devices.iter().enumerate();
     let devices = devices.filter(|(_, device)| !device.skip_ip_allocation);
     devices
         .flat_map(|(index, device)| {
             let pools = device.addresses_from_pools.iter().enumerate();
-            pools.map(move |(pool, reference)| Wanted {
+            pools.map(move |(pool, reference)| DesiredVm {
                 name: format!("{}-{index}-{pool}", vm.name_any()),
                 device: index,
                 pool: reference.clone(),
@@ -325,7 +325,7 @@ mod tests {
             ]}},
         }))
         .unwrap();
-        let names: Vec<(String, usize)> = wanted(&vm).into_iter().map(|want| (want.name, want.device)).collect();
+        let names: Vec<(String, usize)> = desired(&vm).into_iter().map(|want| (want.name, want.device)).collect();
         assert_eq!(names, [("m-0-0".into(), 0), ("m-0-1".into(), 0), ("m-3-0".into(), 3)]);
     }
 }

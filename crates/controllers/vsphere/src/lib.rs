@@ -4,18 +4,18 @@
 
 mod affinity;
 mod cluster;
-mod clusters;
 mod credentials;
-pub mod domain;
+mod owner_cluster;
+
+mod desired;
 mod error;
-mod facts;
-mod from_api;
 mod ipam;
 mod machine;
-pub mod plan;
+mod observed;
+
+mod conditions;
 mod quantity;
 mod secrets;
-mod terms;
 mod vm;
 
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use capstan_kube::{Cache, Context, cache};
 use capstan_vsphere::{Sessions, Settings};
 
 use affinity::Affinity;
-use clusters::Clusters;
 pub use credentials::Account;
 use credentials::Credentials;
 pub use error::Error;
+use owner_cluster::Clusters;
 
 /// What flags set.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         affinity.clone(),
     );
     let runs_machines = machine::Machines::new(&context, clusters.clone(), machines, vms.clone());
-    let runs_clusters = cluster::Infrastructure::new(
+    let runs_clusters = cluster::ClusterController::new(
         &context,
         clusters.clone(),
         credentials.clone(),

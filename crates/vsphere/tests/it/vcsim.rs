@@ -266,7 +266,7 @@ async fn a_linked_clone_has_its_data_disks_and_is_configured_powered_and_destroy
         vcenter.power_on(&vm).await?.wait().await?;
         let state = loop {
             let state = watch.next().await?;
-            if !state.addresses().is_empty() {
+            if state.nics.iter().any(|nic| !nic.addresses.is_empty()) {
                 break state;
             }
         };
@@ -568,7 +568,7 @@ async fn fifty_machines_cost_few_calls_and_waiting_costs_none() -> Result<()> {
                 let vm = clone(&vcenter, "pvscsi", &format!("m{n}"), 2, true).await?;
                 vcenter.power_on(&vm).await?.wait().await?;
                 let mut watch = vcenter.watch_vm(&vm);
-                while watch.next().await?.addresses().is_empty() {}
+                while watch.next().await?.nics.iter().all(|nic| nic.addresses.is_empty()) {}
                 anyhow::Ok(())
             }
         };

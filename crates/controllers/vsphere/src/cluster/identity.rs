@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource};
 
+use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
-use crate::terms;
 
 /// Runs the identities.
 pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credentials: Arc<Credentials>) {
@@ -40,7 +40,7 @@ async fn pass(
     own: Arc<VSphereClusterIdentity>,
 ) -> Result<Next, Error> {
     if own.meta().deletion_timestamp.is_some() {
-        patch::remove_finalizer(&api, own.as_ref(), terms::OLD_IDENTITY_FINALIZER).await?;
+        patch::remove_finalizer(&api, own.as_ref(), names::OLD_IDENTITY_FINALIZER).await?;
         return Ok(Next::Wait);
     }
     let found = credentials
@@ -56,13 +56,13 @@ async fn pass(
     let status = after.status.get_or_insert_default();
     status.ready = fault.is_none();
     match &fault {
-        None => conditions::mark_true(&mut status.conditions, terms::CREDENTIALS_AVAILABLE, now),
+        None => conditions::mark_true(&mut status.conditions, names::CREDENTIALS_AVAILABLE, now),
         Some(text) => {
-            let (type_, reason) = (terms::CREDENTIALS_AVAILABLE, "SecretNotAvailable");
+            let (type_, reason) = (names::CREDENTIALS_AVAILABLE, "SecretNotAvailable");
             conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, text, now)
         }
     };
-    conditions::summarize(&mut status.conditions, &[terms::CREDENTIALS_AVAILABLE], now);
+    conditions::summarize(&mut status.conditions, &[names::CREDENTIALS_AVAILABLE], now);
     patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
     Ok(Next::Wait)
 }

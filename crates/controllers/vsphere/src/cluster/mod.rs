@@ -30,10 +30,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
 use crate::affinity::{Affinity, Target};
-use crate::clusters::{Clusters, cluster_name, has_paused_annotation};
+use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
-use crate::terms;
+use crate::owner_cluster::{Clusters, cluster_name, has_paused_annotation};
 
 /// Whether vCenter still answers is asked this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
@@ -47,7 +47,7 @@ const MODULES: Duration = Duration::from_secs(60);
 const GOING: Duration = Duration::from_secs(10);
 
 /// Runs the clusters.
-pub struct Infrastructure {
+pub struct ClusterController {
     context: Context,
     recorder: Recorder,
     clusters: Clusters,
@@ -60,7 +60,7 @@ pub struct Infrastructure {
     written: Mutex<HashMap<String, Version>>,
 }
 
-impl Infrastructure {
+impl ClusterController {
     pub fn new(
         context: &Context,
         clusters: Clusters,
@@ -175,7 +175,7 @@ impl Infrastructure {
 
     async fn bring_up(&self, own: &VSphereCluster) -> Result<Next, Error> {
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
-        patch::add_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
+        patch::add_finalizer(&api, own, names::CLUSTER_FINALIZER).await?;
         let vcenter = match self.credentials.session(own, None, None).await {
             Ok(vcenter) => vcenter.answers().await.map(|()| vcenter).map_err(Error::from),
             Err(error) => Err(error),
@@ -191,13 +191,13 @@ impl Infrastructure {
         let first = !own.status.as_ref().is_some_and(|status| status.ready);
         self.write(own, |status, now| {
             let list = &mut status.conditions;
-            conditions::mark_true(list, terms::VCENTER_AVAILABLE, now);
+            conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
             match (own.spec.failure_domain_selector.is_some(), unsettled.is_empty()) {
-                (false, _) => conditions::remove(list, terms::FAILURE_DOMAINS_AVAILABLE),
-                (true, true) => conditions::mark_true(list, terms::FAILURE_DOMAINS_AVAILABLE, now),
+                (false, _) => conditions::remove(list, names::FAILURE_DOMAINS_AVAILABLE),
+                (true, true) => conditions::mark_true(list, names::FAILURE_DOMAINS_AVAILABLE, now),
                 (true, false) => {
                     let text = format!("deployment zones that cannot be used: {}", unsettled.join(", "));
-                    let (type_, reason) = (terms::FAILURE_DOMAINS_AVAILABLE, "FailureDomainsSkipped");
+                    let (type_, reason) = (names::FAILURE_DOMAINS_AVAILABLE, "FailureDomainsSkipped");
                     conditions::mark_false(list, type_, Severity::Info, reason, &text, now)
                 }
             };
@@ -224,11 +224,11 @@ impl Infrastructure {
             Severity::Warning
         };
         self.write(own, |status, now| {
-            let (type_, reason) = (terms::VCENTER_AVAILABLE, terms::VCENTER_UNREACHABLE);
+            let (type_, reason) = (names::VCENTER_AVAILABLE, names::VCENTER_UNREACHABLE);
             conditions::mark_false(&mut status.conditions, type_, severity, reason, &text, now);
         })
         .await?;
-        self.recorder.warning(own, terms::VCENTER_UNREACHABLE, text).await;
+        self.recorder.warning(own, names::VCENTER_UNREACHABLE, text).await;
         match class {
             Class::Terminal if error.vsphere().is_some() => Ok(Next::After(REFUSED)),
             Class::Terminal => Ok(Next::After(RECHECK)),
@@ -282,7 +282,7 @@ impl Infrastructure {
         self.release_secret(own).await?;
         self.credentials.forget(own);
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
-        patch::remove_finalizer(&api, own, terms::CLUSTER_FINALIZER).await?;
+        patch::remove_finalizer(&api, own, names::CLUSTER_FINALIZER).await?;
         self.lock_written().remove(&own.uid().unwrap_or_default());
         Ok(Next::Wait)
     }
@@ -311,7 +311,7 @@ impl Infrastructure {
         let Some(secret) = secrets.get_opt(&name).await? else {
             return Ok(());
         };
-        for finalizer in [terms::CLUSTER_FINALIZER, terms::OLD_SECRET_FINALIZER] {
+        for finalizer in [names::CLUSTER_FINALIZER, names::OLD_SECRET_FINALIZER] {
             patch::remove_finalizer(&secrets, &secret, finalizer).await?;
         }
         Ok(())
@@ -326,7 +326,7 @@ impl Infrastructure {
         let mut after = own.clone();
         let status = after.status.get_or_insert_default();
         edit(status, now);
-        let summed_up = [terms::VCENTER_AVAILABLE];
+        let summed_up = [names::VCENTER_AVAILABLE];
         conditions::summarize(&mut status.conditions, &summed_up, now);
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
         match patch::status(&api, own, &after, Lock::Open).await {

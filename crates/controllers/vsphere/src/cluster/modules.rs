@@ -17,10 +17,10 @@ use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 
-use super::Infrastructure;
+use super::ClusterController;
 use crate::affinity::Target;
+use crate::conditions as names;
 use crate::error::Error;
-use crate::terms;
 
 /// What is to be done about the modules of a cluster.
 #[derive(Debug, Default, PartialEq)]
@@ -43,8 +43,8 @@ fn plan(
     for module in noted {
         let target = Target::of_module(module);
         let exists = existing.contains(&module.module_uuid);
-        let wanted = idle.contains(&target) || (busy.contains(&target) && exists);
-        if wanted && served.insert(target) {
+        let desired = idle.contains(&target) || (busy.contains(&target) && exists);
+        if desired && served.insert(target) {
             plan.keep.push(module.clone());
         } else if exists {
             plan.remove.push(module.clone());
@@ -69,7 +69,7 @@ impl Modules {
     }
 
     pub fn note(&self, status: &mut VSphereClusterStatus, now: Timestamp) {
-        let (list, type_) = (&mut status.conditions, terms::CLUSTER_MODULES_AVAILABLE);
+        let (list, type_) = (&mut status.conditions, names::CLUSTER_MODULES_AVAILABLE);
         match self {
             Self::Unwanted => conditions::remove(list, type_),
             Self::Fine => conditions::mark_true(list, type_, now),
@@ -78,7 +78,7 @@ impl Modules {
     }
 }
 
-impl Infrastructure {
+impl ClusterController {
     /// Brings the modules of a cluster up to date.
     pub(super) async fn modules(&self, own: &VSphereCluster, vcenter: &Vcenter) -> Result<Modules, Error> {
         let targets = self.targets(own);
@@ -122,8 +122,8 @@ impl Infrastructure {
 
     async fn went_wrong(&self, own: &VSphereCluster, problems: Vec<String>) -> Modules {
         let text = format!("cluster modules cannot be set up for {}", problems.join("; "));
-        self.recorder.warning(own, terms::MODULES_FAILED, text.as_str()).await;
-        Modules::Wrong(terms::MODULES_FAILED, text)
+        self.recorder.warning(own, names::MODULES_FAILED, text.as_str()).await;
+        Modules::Wrong(names::MODULES_FAILED, text)
     }
 
     /// Who has machines, with one of them. One that stays is preferred, for its place is where the next ones will go.
@@ -232,7 +232,7 @@ impl Infrastructure {
             Err(error) if error.is_told() && error.class() == Class::Terminal => {
                 let left: Vec<&str> = modules.iter().map(|module| module.module_uuid.as_str()).collect();
                 let text = format!("cluster modules {} are left behind: {error}", left.join(", "));
-                self.recorder.warning(own, terms::MODULES_FAILED, text).await;
+                self.recorder.warning(own, names::MODULES_FAILED, text).await;
                 return Ok(());
             }
             session => session?,

@@ -7,8 +7,8 @@ use capstan_api::vsphere::{FailureDomain, FailureDomainType, PlacementConstraint
 use capstan_kube::conditions::Severity;
 use capstan_vsphere::{Datacenter, Groups, MoRef, Vcenter};
 
+use crate::conditions as names;
 use crate::error::Error;
-use crate::terms;
 
 /// Which condition is false, why, what is said, and how grave that is.
 pub struct Fault {
@@ -21,7 +21,7 @@ pub struct Fault {
 impl Fault {
     pub fn of_domain(reason: &'static str, text: String) -> Self {
         Self {
-            condition: terms::FAILURE_DOMAIN_VALIDATED,
+            condition: names::FAILURE_DOMAIN_VALIDATED,
             reason,
             text,
             severity: Severity::Error,
@@ -30,7 +30,7 @@ impl Fault {
 
     fn of_placement(reason: &'static str, text: String) -> Self {
         Self {
-            condition: terms::PLACEMENT_CONSTRAINT_MET,
+            condition: names::PLACEMENT_CONSTRAINT_MET,
             ..Self::of_domain(reason, text)
         }
     }

@@ -14,10 +14,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
 use super::topology::{self, Fault};
-use crate::clusters::Clusters;
+use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
-use crate::terms;
+use crate::owner_cluster::Clusters;
 
 /// What a zone names is looked for again this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
@@ -72,7 +72,7 @@ impl Zones {
         let api: Api<VSphereDeploymentZone> = Api::all(self.context.client.clone());
         if own.meta().deletion_timestamp.is_some() {
             // Nothing of ours hangs on it; a predecessor may have left this.
-            patch::remove_finalizer(&api, own.as_ref(), terms::OLD_ZONE_FINALIZER).await?;
+            patch::remove_finalizer(&api, own.as_ref(), names::OLD_ZONE_FINALIZER).await?;
             return Ok(Next::Wait);
         }
         if self.is_anothers(&own) {
@@ -81,8 +81,8 @@ impl Zones {
         let fault = match self.check(&own).await {
             Ok(fault) => fault,
             Err(error) if error.is_told() => Some(Fault {
-                condition: terms::VCENTER_AVAILABLE,
-                reason: terms::VCENTER_UNREACHABLE,
+                condition: names::VCENTER_AVAILABLE,
+                reason: names::VCENTER_UNREACHABLE,
                 text: error.to_string(),
                 severity: Severity::Error,
             }),
@@ -92,9 +92,9 @@ impl Zones {
         let mut after = VSphereDeploymentZone::clone(&own);
         let status = after.status.get_or_insert_default();
         let all = [
-            terms::VCENTER_AVAILABLE,
-            terms::PLACEMENT_CONSTRAINT_MET,
-            terms::FAILURE_DOMAIN_VALIDATED,
+            names::VCENTER_AVAILABLE,
+            names::PLACEMENT_CONSTRAINT_MET,
+            names::FAILURE_DOMAIN_VALIDATED,
         ];
         for type_ in all {
             match fault.as_ref().filter(|fault| fault.condition == type_) {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
 
-use crate::terms;
+use crate::conditions as names;
 
 /// A zone with the failure domain that it is about.
 pub struct Zone<'a> {
@@ -114,8 +114,8 @@ pub fn vm(
     }
     let mut labels = std::collections::BTreeMap::new();
     labels.insert(CLUSTER_NAME_LABEL.to_owned(), machine.spec.cluster_name.clone());
-    if let Some(value) = machine.labels().get(terms::CONTROL_PLANE_LABEL) {
-        labels.insert(terms::CONTROL_PLANE_LABEL.to_owned(), value.clone());
+    if let Some(value) = machine.labels().get(names::CONTROL_PLANE_LABEL) {
+        labels.insert(names::CONTROL_PLANE_LABEL.to_owned(), value.clone());
     }
     let bootstrap = machine
         .spec
@@ -134,7 +134,7 @@ pub fn vm(
             name: Some(name.to_owned()),
             namespace: owner.namespace(),
             labels: Some(labels),
-            finalizers: Some(vec![terms::VM_FINALIZER.to_owned()]),
+            finalizers: Some(vec![names::VM_FINALIZER.to_owned()]),
             owner_references: Some(vec![OwnerReference {
                 api_version: VSphereMachine::API_VERSION.to_owned(),
                 kind: VSphereMachine::KIND.to_owned(),

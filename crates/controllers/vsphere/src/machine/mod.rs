@@ -24,9 +24,9 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
-use crate::clusters::{Clusters, cluster_name, has_paused_annotation};
+use crate::conditions as names;
 use crate::error::Error;
-use crate::terms;
+use crate::owner_cluster::{Clusters, cluster_name, has_paused_annotation};
 
 /// What a VM is busy with is passed on when it takes longer than this; its end, and what goes wrong, at once.
 const SLOW: Duration = Duration::from_secs(30);
@@ -126,9 +126,9 @@ impl Machines {
         match self.bring_up(&own, &machine).await {
             Err(error) if error.is_told() => {
                 let text = error.to_string();
-                self.condition(&own, Severity::Warning, terms::CLONING_FAILED, &text)
+                self.condition(&own, Severity::Warning, names::CLONING_FAILED, &text)
                     .await?;
-                self.recorder.warning(own.as_ref(), terms::CLONING_FAILED, text).await;
+                self.recorder.warning(own.as_ref(), names::CLONING_FAILED, text).await;
                 Err(error)
             }
             result => result,
@@ -143,7 +143,7 @@ impl Machines {
 
     async fn bring_up(&self, own: &Arc<VSphereMachine>, machine: &Machine) -> Result<Next, Error> {
         let api: Api<VSphereMachine> = self.context.api(&own.namespace().unwrap_or_default());
-        if let Some(updated) = patch::add_finalizer(&api, own.as_ref(), terms::MACHINE_FINALIZER).await? {
+        if let Some(updated) = patch::add_finalizer(&api, own.as_ref(), names::MACHINE_FINALIZER).await? {
             self.note(&updated);
         }
         let name = &machine.spec.cluster_name;
@@ -152,13 +152,13 @@ impl Machines {
             .ok_or_else(|| Error::Waiting(format!("Cluster {name:?} does not exist")))?;
         if !cluster.infrastructure_provisioned() {
             return self
-                .condition(own, Severity::Info, terms::WAITING_FOR_CLUSTER, "")
+                .condition(own, Severity::Info, names::WAITING_FOR_CLUSTER, "")
                 .await
                 .map(|()| Next::Wait);
         }
         if machine.spec.bootstrap.data_secret_name.is_none() {
             return self
-                .condition(own, Severity::Info, terms::WAITING_FOR_BOOTSTRAP_DATA, "")
+                .condition(own, Severity::Info, names::WAITING_FOR_BOOTSTRAP_DATA, "")
                 .await
                 .map(|()| Next::Wait);
         }
@@ -167,7 +167,7 @@ impl Machines {
         let provider_id = vm.spec.bios_uuid.as_ref().filter(|uuid| !uuid.is_empty());
         match provider_id {
             Some(uuid) if status.ready => {
-                let provider_id = format!("{}{uuid}", terms::PROVIDER_ID);
+                let provider_id = format!("{}{uuid}", names::PROVIDER_ID);
                 let next = self.up(own, &vm, &provider_id).await?;
                 self.label_with_host(machine, status.host.as_deref()).await?;
                 Ok(next)
@@ -197,11 +197,11 @@ impl Machines {
             domain: &domain.spec,
         });
         let name = desired::name(own, &machine.name_any()).map_err(Error::Spec)?;
-        let wanted = desired::vm(&name, own, machine, &infrastructure, zone.as_ref());
+        let desired = desired::vm(&name, own, machine, &infrastructure, zone.as_ref());
         let api: Api<VSphereVM> = self.context.api(&own.namespace().unwrap_or_default());
         let existing = match self.known_vm(own, &name) {
             Some(existing) => existing,
-            None => match api.create(&PostParams::default(), &wanted).await {
+            None => match api.create(&PostParams::default(), &desired).await {
                 Ok(made) => {
                     let made = Arc::new(made);
                     let uid = own.uid().unwrap_or_default();
@@ -222,7 +222,7 @@ impl Machines {
             )));
         }
         if existing.meta().deletion_timestamp.is_none() {
-            let after = desired::follow(&existing, &wanted);
+            let after = desired::follow(&existing, &desired);
             if let Some(updated) = patch::object(&api, existing.as_ref(), &after, Lock::Open).await? {
                 return Ok(Arc::new(updated));
             }
@@ -272,7 +272,7 @@ impl Machines {
         }
         let reason = of_vm
             .and_then(|c| c.reason.clone())
-            .unwrap_or_else(|| terms::CLONING.into());
+            .unwrap_or_else(|| names::CLONING.into());
         let message = of_vm.and_then(|c| c.message.clone()).unwrap_or_default();
         let severity = match of_vm.and_then(|c| c.severity.as_deref()) {
             Some("Error") => Severity::Error,
@@ -301,7 +301,7 @@ impl Machines {
                 address,
             })
             .collect();
-        let mirrored = conditions::get(&found.conditions, terms::VM_PROVISIONED).cloned();
+        let mirrored = conditions::get(&found.conditions, names::VM_PROVISIONED).cloned();
         self.write(own, |status, now| {
             status.ready = true;
             status.addresses = addresses;
@@ -309,7 +309,7 @@ impl Machines {
             (status.failure_reason, status.failure_message) = (None, None);
             match mirrored.filter(|condition| condition.status != "True") {
                 Some(condition) => conditions::set(&mut status.conditions, condition),
-                None => conditions::mark_true(&mut status.conditions, terms::VM_PROVISIONED, now),
+                None => conditions::mark_true(&mut status.conditions, names::VM_PROVISIONED, now),
             };
         })
         .await?;
@@ -322,7 +322,7 @@ impl Machines {
         let Some(host) = host.and_then(desired::label_value).filter(|_| has_node) else {
             return Ok(());
         };
-        if machine.labels().get(terms::HOST_LABEL) == Some(&host) {
+        if machine.labels().get(names::HOST_LABEL) == Some(&host) {
             return Ok(());
         }
         let mut after = machine.clone();
@@ -330,7 +330,7 @@ impl Machines {
             .meta_mut()
             .labels
             .get_or_insert_default()
-            .insert(terms::HOST_LABEL.to_owned(), host);
+            .insert(names::HOST_LABEL.to_owned(), host);
         let api: Api<Machine> = self.context.api(&machine.namespace().unwrap_or_default());
         match patch::object(&api, machine, &after, Lock::Open).await {
             Err(error) if !error.is_not_found() => Err(error.into()),
@@ -363,14 +363,14 @@ impl Machines {
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     result => drop(result?),
                 }
-                self.condition(own, Severity::Info, terms::DELETING, "").await?;
+                self.condition(own, Severity::Info, names::DELETING, "").await?;
             } else {
                 self.mirror_end(own, &vm).await?;
             }
             return Ok(Next::Wait);
         }
         let api: Api<VSphereMachine> = self.context.api(&namespace);
-        patch::remove_finalizer(&api, own, terms::MACHINE_FINALIZER).await?;
+        patch::remove_finalizer(&api, own, names::MACHINE_FINALIZER).await?;
         lock(&self.written).remove(&own.uid().unwrap_or_default());
         Ok(Next::Wait)
     }
@@ -401,7 +401,7 @@ impl Machines {
         self.write(own, |status, now| {
             conditions::mark_false(
                 &mut status.conditions,
-                terms::VM_PROVISIONED,
+                names::VM_PROVISIONED,
                 severity,
                 reason,
                 message,
@@ -420,7 +420,7 @@ impl Machines {
         let mut after = own.clone();
         let status = after.status.get_or_insert_default();
         edit(status, now);
-        conditions::summarize(&mut status.conditions, &[terms::VM_PROVISIONED], now);
+        conditions::summarize(&mut status.conditions, &[names::VM_PROVISIONED], now);
         let api: Api<VSphereMachine> = self.context.api(&own.namespace().unwrap_or_default());
         match patch::status(&api, own, &after, Lock::Open).await {
             Ok(Some(updated)) => self.note(&updated),

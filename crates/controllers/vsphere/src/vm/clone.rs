@@ -13,101 +13,101 @@ use capstan_vsphere::{
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
 
-use super::working::{CloneEnd, Purpose, Started, Working};
-use super::{Vms, tell};
-use crate::domain::{UserData, Wanted};
+use super::state::{CloneEnd, Started, TaskKind, VmState};
+use super::{Vms, status};
+use crate::conditions as names;
+use crate::desired;
 use crate::error::Error;
-use crate::facts::{self, Resolved, ResolvedDisk};
-use crate::from_api;
-use crate::plan;
-use crate::terms;
+use crate::observed::{self, Resolved, ResolvedDisk};
+use capstan_core::vm as plan;
+use capstan_core::vm::{DesiredVm, UserData};
 
 impl Vms {
     pub(super) async fn start_clone(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
     ) -> Result<Next, Error> {
-        if plan::waits_for_static_address(&from_api::wanted(vm).networks) {
-            return self.waiting_for_static_address(vm, working).await;
+        if plan::waits_for_static_address(&desired::desired(vm).networks) {
+            return self.waiting_for_static_address(vm, state).await;
         }
-        if working.name_taken {
-            self.name_is_taken(vm, working, vcenter).await?;
-            if working.reference.is_some() {
+        if state.name_taken {
+            self.name_is_taken(vm, state, vcenter).await?;
+            if state.reference.is_some() {
                 return Ok(Next::After(Duration::ZERO));
             }
         }
-        if self.others_are_cloning(vm, working, vcenter).await? {
+        if self.others_are_cloning(vm, state, vcenter).await? {
             return Ok(Next::Wait);
         }
-        self.load_user_data(vm, working).await?;
+        self.load_user_data(vm, state).await?;
         let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
         let hardware = template.hardware();
-        let wanted = self.wanted(vm, working);
-        let snapshot = self.snapshot(vm, &wanted, &template).await;
-        plan::check_template(&wanted, &hardware, snapshot.is_some()).map_err(Error::Spec)?;
-        let allocation = allocate(&hardware, &wanted.disks).map_err(|problems| Error::Spec(problems.to_string()))?;
-        let resolved = self.resolve(&wanted, vcenter).await?;
-        let folder = vcenter.vm_folder(&datacenter, wanted.folder.as_deref()).await?;
-        let mut devices = facts::add_disks(&wanted, &resolved, &allocation.new_controllers, &allocation.placements);
-        devices.extend(facts::replace_nics(&wanted, &resolved, template.devices.iter()));
+        let desired = self.desired(vm, state);
+        let snapshot = self.snapshot(vm, &desired, &template).await;
+        plan::check_template(&desired, &hardware, snapshot.is_some()).map_err(Error::Spec)?;
+        let allocation = allocate(&hardware, &desired.disks).map_err(|problems| Error::Spec(problems.to_string()))?;
+        let resolved = self.resolve(&desired, vcenter).await?;
+        let folder = vcenter.vm_folder(&datacenter, desired.folder.as_deref()).await?;
+        let mut devices = observed::add_disks(&desired, &resolved, &allocation.new_controllers, &allocation.placements);
+        devices.extend(observed::replace_nics(&desired, &resolved, template.devices.iter()));
         let config = ConfigSpec {
-            instance_uuid: Some(wanted.instance_uuid.clone()),
+            instance_uuid: Some(desired.instance_uuid.clone()),
             disk_uuid_enabled: Some(true),
-            num_cpus: Some(wanted.cpus),
-            cores_per_socket: wanted.cores_per_socket,
-            memory_mib: Some(wanted.memory_mib),
-            memory_reservation_locked: (!wanted.pci.is_empty()).then_some(true),
+            num_cpus: Some(desired.cpus),
+            cores_per_socket: desired.cores_per_socket,
+            memory_mib: Some(desired.memory_mib),
+            memory_reservation_locked: (!desired.pci.is_empty()).then_some(true),
             devices,
-            extra_config: plan::at_clone(&wanted, working.user.as_ref()).into_iter().collect(),
+            extra_config: plan::at_clone(&desired, state.user.as_ref()).into_iter().collect(),
             vapp_config_removed: Some(true),
             ..ConfigSpec::default()
         };
-        let config = facts::with_settings(&wanted, config);
+        let config = observed::with_settings(&desired, config);
         let spec = self
-            .location(&wanted, vcenter, &datacenter, &template, snapshot.clone(), config)
+            .location(&desired, vcenter, &datacenter, &template, snapshot.clone(), config)
             .await?;
         let task = match vcenter
-            .clone_vm(&template.reference, &folder, &wanted.name, &spec)
+            .clone_vm(&template.reference, &folder, &desired.name, &spec)
             .await
         {
             Ok(task) => task,
             Err(error) if error.fault().is_some_and(|fault| fault.is("DuplicateName")) => {
-                working.name_taken = true;
-                self.name_is_taken(vm, working, vcenter).await?;
+                state.name_taken = true;
+                self.name_is_taken(vm, state, vcenter).await?;
                 return Ok(Next::After(Duration::ZERO));
             }
             Err(error) => {
-                working.doubtful = error.fault().is_none();
+                state.doubtful = error.fault().is_none();
                 return Err(error.into());
             }
         };
-        working.started = Some(Started {
+        state.started = Some(Started {
             task: task.reference().value().to_owned(),
             linked: snapshot.is_some(),
             snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
-            disks: from_api::planned_disks(&wanted.disks, &allocation.placements),
+            disks: desired::planned_disks(&desired.disks, &allocation.placements),
         });
-        working.task_over = false;
+        state.task_over = false;
         let ignored = capstan_core::validate::vsphere::ignored(&vm.spec.clone_spec);
         if !ignored.is_empty() {
             self.recorder
                 .warning(vm.as_ref(), "FieldIgnored", ignored.join("; "))
                 .await;
         }
-        let next = self.await_task(vm, working, Purpose::Clone, task);
-        self.record_clone(vm, working).await?;
+        let next = self.await_task(vm, state, TaskKind::Clone, task);
+        self.record_clone(vm, state).await?;
         Ok(next)
     }
 
     /// The snapshot that a linked clone grows from; without one it is a full clone, which is told of.
-    async fn snapshot(&self, vm: &VSphereVM, wanted: &Wanted, template: &VmInfo) -> Option<MoRef> {
-        if !wanted.linked {
+    async fn snapshot(&self, vm: &VSphereVM, desired: &DesiredVm, template: &VmInfo) -> Option<MoRef> {
+        if !desired.linked {
             return None;
         }
-        let Some(name) = &wanted.snapshot else {
+        let Some(name) = &desired.snapshot else {
             return template.current_snapshot.clone();
         };
         match template.snapshot(name) {
@@ -123,20 +123,20 @@ impl Vms {
     /// Where the clone goes: pool, datastore and storage policy.
     async fn location(
         &self,
-        wanted: &Wanted,
+        desired: &DesiredVm,
         vcenter: &Vcenter,
         datacenter: &Datacenter,
         template: &VmInfo,
         snapshot: Option<MoRef>,
         config: ConfigSpec,
     ) -> Result<CloneSpec, Error> {
-        let pool = vcenter.resource_pool(datacenter, wanted.pool.as_deref()).await?;
-        let policy = match &wanted.storage_policy {
+        let pool = vcenter.resource_pool(datacenter, desired.pool.as_deref()).await?;
+        let policy = match &desired.storage_policy {
             Some(name) => Some(vcenter.storage_policy(name).await?),
             None => None,
         };
         let datastore = self
-            .datastore(wanted, vcenter, datacenter, &pool, policy.as_deref())
+            .datastore(desired, vcenter, datacenter, &pool, policy.as_deref())
             .await?;
         let disks = template.devices.iter().filter(|device| device.disk().is_some());
         Ok(CloneSpec {
@@ -164,17 +164,17 @@ impl Vms {
     /// The datastore that the spec names, or else the roomiest that satisfies the policy, or else the only one.
     async fn datastore(
         &self,
-        wanted: &Wanted,
+        desired: &DesiredVm,
         vcenter: &Vcenter,
         datacenter: &Datacenter,
         pool: &ResourcePool,
         policy: Option<&str>,
     ) -> Result<Arc<Datastore>, Error> {
-        let named = match &wanted.datastore {
+        let named = match &desired.datastore {
             Some(path) => Some(vcenter.datastore(datacenter, Some(path)).await?),
             None => None,
         };
-        let (Some(policy), name) = (policy, wanted.storage_policy.as_deref().unwrap_or_default()) else {
+        let (Some(policy), name) = (policy, desired.storage_policy.as_deref().unwrap_or_default()) else {
             return match named {
                 Some(named) => Ok(named),
                 None => Ok(vcenter.datastore(datacenter, None).await?),
@@ -211,15 +211,15 @@ impl Vms {
     }
 
     /// What the networks, and the datastores and policies of single disks, are called in vCenter.
-    pub(super) async fn resolve(&self, wanted: &Wanted, vcenter: &Vcenter) -> Result<Resolved, Error> {
-        let datacenter = vcenter.datacenter(wanted.datacenter.as_deref()).await?;
+    pub(super) async fn resolve(&self, desired: &DesiredVm, vcenter: &Vcenter) -> Result<Resolved, Error> {
+        let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
         let mut resolved = Resolved::default();
-        for device in &wanted.networks {
+        for device in &desired.networks {
             resolved
                 .networks
                 .push(vcenter.network(&datacenter, &device.network).await?);
         }
-        for (index, disk) in wanted.disks.iter().enumerate() {
+        for (index, disk) in desired.disks.iter().enumerate() {
             let named = |error: capstan_vsphere::Error| match error {
                 error @ (capstan_vsphere::Error::NotFound { .. } | capstan_vsphere::Error::Ambiguous { .. }) => {
                     Error::Spec(format!("dataDisks[{index}] {:?}: {error}", disk.name))
@@ -230,7 +230,7 @@ impl Vms {
                 Some(path) => Some(vcenter.datastore(&datacenter, Some(path)).await.map_err(named)?),
                 None => None,
             };
-            let policy = match disk.storage_policy.as_ref().or(wanted.storage_policy.as_ref()) {
+            let policy = match disk.storage_policy.as_ref().or(desired.storage_policy.as_ref()) {
                 Some(name) => Some(vcenter.storage_policy(name).await.map_err(named)?),
                 None => None,
             };
@@ -240,7 +240,7 @@ impl Vms {
     }
 
     /// Reads what the guest is started with.
-    pub(super) async fn load_user_data(&self, vm: &VSphereVM, working: &mut Working) -> Result<(), Error> {
+    pub(super) async fn load_user_data(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
         let Some(name) = vm
             .spec
             .bootstrap_ref
@@ -249,7 +249,7 @@ impl Vms {
         else {
             return Ok(());
         };
-        if working.user.is_some() {
+        if state.user.is_some() {
             return Ok(());
         }
         let secrets: Api<Secret> = self.context.api(&vm.namespace().unwrap_or_default());
@@ -263,7 +263,7 @@ impl Vms {
         let format = data
             .get("format")
             .map(|format| String::from_utf8_lossy(&format.0).trim().to_owned());
-        working.user = Some(match format.as_deref() {
+        state.user = Some(match format.as_deref() {
             None | Some("" | "cloud-config") => UserData::CloudInit(value),
             Some("ignition") => UserData::Ignition(value),
             Some(other) => {
@@ -276,19 +276,19 @@ impl Vms {
     }
 
     /// Keeps the clone's task in the status, at once, with the units that were given out.
-    pub(super) async fn record_clone(&self, vm: &VSphereVM, working: &mut Working) -> Result<(), Error> {
-        let Some(started) = working.started.clone() else {
+    pub(super) async fn record_clone(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
+        let Some(started) = state.started.clone() else {
             return Ok(());
         };
         let noted = vm.status.as_ref().and_then(|status| status.task_ref.as_deref());
-        if noted == Some(started.task.as_str()) || working.task_over || started.task.is_empty() {
+        if noted == Some(started.task.as_str()) || state.task_over || started.task.is_empty() {
             return Ok(());
         }
-        let text = tell::cloning(vm);
-        self.write(vm, working, |status, now| {
+        let text = status::cloning(vm);
+        self.write(vm, state, |status, now| {
             status.task_ref = Some(started.task.clone());
             started.note(status);
-            tell::in_progress(status, terms::CLONING, &text, now);
+            status::in_progress(status, names::CLONING, &text, now);
         })
         .await
     }
@@ -296,31 +296,31 @@ impl Vms {
     pub(super) async fn clone_ended(
         &self,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
         result: capstan_vsphere::Result<Option<MoRef>>,
     ) -> Result<(), Error> {
         let end = CloneEnd::of(&result);
-        working.task_over = end != CloneEnd::UnderWay;
+        state.task_over = end != CloneEnd::UnderWay;
         match (end, result) {
             (_, Ok(made)) => {
-                working.reference = made;
-                working.failures = 0;
+                state.reference = made;
+                state.failures = 0;
                 Ok(())
             }
             // Whether it was made after all is found out by its UUID, once no clone is under way any more.
             (CloneEnd::Unknown, Err(_)) => {
-                working.doubtful = true;
+                state.doubtful = true;
                 Ok(())
             }
             (CloneEnd::UnderWay, Err(error)) => Err(error.into()),
             (_, Err(error)) => {
-                working.started = None;
-                self.write(vm, working, |status, _| status.task_ref = None).await?;
+                state.started = None;
+                self.write(vm, state, |status, _| status.task_ref = None).await?;
                 if error.fault().is_some_and(|fault| fault.is("DuplicateName")) {
-                    working.name_taken = true;
+                    state.name_taken = true;
                     return Ok(());
                 }
-                Err(tell::because(terms::CLONING_FAILED, error))
+                Err(status::because(names::CLONING_FAILED, error))
             }
         }
     }
@@ -330,21 +330,21 @@ impl Vms {
     pub(super) async fn others_are_cloning(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
     ) -> Result<bool, Error> {
         let young = vm.creation_timestamp().is_some_and(|made| made.0 > self.started);
-        if !working.doubtful && (working.alone || young) {
+        if !state.doubtful && (state.alone || young) {
             return Ok(false);
         }
         let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
         let tasks = vcenter.running_clones(&template.reference).await?;
         if tasks.is_empty() {
-            (working.alone, working.doubtful) = (true, false);
+            (state.alone, state.doubtful) = (true, false);
             return Ok(false);
         }
-        self.await_others(vm, working, tasks);
+        self.await_others(vm, state, tasks);
         Ok(true)
     }
 
@@ -353,34 +353,34 @@ impl Vms {
     pub(super) async fn recall_disks(
         &self,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
     ) -> Result<(), Error> {
-        let memory = self.memory(vm, working);
-        let mode = vm.status.as_ref().is_some_and(|status| status.clone_mode.is_some()) || working.started.is_some();
-        let known = mode && memory.placements.len() == vm.spec.clone_spec.data_disks.len();
+        let recorded = self.recorded(vm, state);
+        let mode = vm.status.as_ref().is_some_and(|status| status.clone_mode.is_some()) || state.started.is_some();
+        let known = mode && recorded.placements.len() == vm.spec.clone_spec.data_disks.len();
         let told = vm.status.as_ref().is_some_and(|status| status.ready);
-        if known || told || working.facts.is_none() {
+        if known || told || state.observed.is_none() {
             return Ok(());
         }
-        match self.allocate_again(vm, working, vcenter).await {
+        match self.allocate_again(vm, state, vcenter).await {
             // What was up once is up without its template, too.
-            Err(error) if memory.seen && error.class() == Class::Terminal => Ok(()),
+            Err(error) if recorded.was_ready && error.class() == Class::Terminal => Ok(()),
             result => result,
         }
     }
 
-    async fn allocate_again(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
-        let wanted = from_api::wanted(vm);
-        let datacenter = vcenter.datacenter(wanted.datacenter.as_deref()).await?;
-        let template = vcenter.template(&datacenter, &wanted.template).await?;
-        let snapshot = self.snapshot(vm, &wanted, &template).await;
-        let allocation = allocate(&template.hardware(), &wanted.disks).map_err(|p| Error::Spec(p.to_string()))?;
-        working.started = Some(Started {
+    async fn allocate_again(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
+        let desired = desired::desired(vm);
+        let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
+        let template = vcenter.template(&datacenter, &desired.template).await?;
+        let snapshot = self.snapshot(vm, &desired, &template).await;
+        let allocation = allocate(&template.hardware(), &desired.disks).map_err(|p| Error::Spec(p.to_string()))?;
+        state.started = Some(Started {
             task: String::new(),
             linked: snapshot.is_some(),
             snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
-            disks: from_api::planned_disks(&wanted.disks, &allocation.placements),
+            disks: desired::planned_disks(&desired.disks, &allocation.placements),
         });
         Ok(())
     }
@@ -405,12 +405,12 @@ impl Vms {
     }
 
     /// Somebody has the name already: ourselves, through a clone whose task was lost, or somebody else.
-    async fn name_is_taken(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
+    async fn name_is_taken(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
         let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
         match self.name_holder(vm, vcenter).await? {
             // It may be given up right now, or be held by something that this account may not see.
             Holder::Nobody => {
-                working.name_taken = false;
+                state.name_taken = false;
                 let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
                 Err(Error::Unseen(format!(
                     "vCenter says that the name {name:?} is taken, but no virtual machine of that name can be seen in \
@@ -418,8 +418,8 @@ impl Vms {
                 )))
             }
             Holder::Ourselves(reference) => {
-                working.name_taken = false;
-                working.reference = Some(reference);
+                state.name_taken = false;
+                state.reference = Some(reference);
                 Ok(())
             }
             Holder::Unfinished => Err(Error::Waiting(format!(

@@ -5,12 +5,12 @@
 //! cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
 //! waiter asks for the next pass when there is news.
 
-mod affinity;
 mod clone;
-mod end;
-mod pools;
-mod tell;
-mod working;
+mod ip_claims;
+mod placement;
+mod state;
+mod status;
+mod teardown;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
@@ -27,17 +27,17 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
 use crate::affinity::Affinity;
-use crate::clusters::{Clusters, cluster_name};
+use crate::conditions as names;
 use crate::credentials::Credentials;
-use crate::domain::{Facts, Memory, Wanted};
+use crate::desired;
 use crate::error::Error;
-use crate::facts::{self, Resolved};
-use crate::from_api;
 use crate::ipam::Ipam;
-use crate::plan::{self, Changes, Step};
-use crate::terms;
+use crate::observed::{self, Resolved};
+use crate::owner_cluster::{Clusters, cluster_name};
+use capstan_core::vm::{self as plan, Changes, Step};
+use capstan_core::vm::{DesiredVm, ObservedVm, Recorded};
 
-use working::{CloneEnd, Desk, Job, News, Purpose, Working};
+use state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState, VmStates};
 
 /// What is ready is looked at again this often: somebody may have powered it off.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
@@ -57,7 +57,7 @@ pub struct Vms {
     credentials: Arc<Credentials>,
     workloads: Workloads,
     affinity: Affinity,
-    desk: Desk,
+    states: VmStates,
     ipam: Ipam,
     trigger: OnceLock<Trigger<VSphereVM>>,
     started: Timestamp,
@@ -78,7 +78,7 @@ impl Vms {
             credentials,
             workloads,
             affinity,
-            desk: Desk::default(),
+            states: VmStates::default(),
             ipam: Ipam::default(),
             trigger: OnceLock::new(),
             started: Timestamp::now(),
@@ -127,147 +127,148 @@ impl Vms {
 
     async fn pass(self: Arc<Self>, vm: Arc<VSphereVM>) -> Result<Next, Error> {
         let uid = vm.uid().unwrap_or_default();
-        let mut working = self.desk.take(&uid);
-        let result = self.attend(&vm, &mut working).await;
+        let mut state = self.states.take(&uid);
+        let result = self.attend(&vm, &mut state).await;
         if matches!(result, Ok(None)) {
-            self.desk.forget(&uid);
+            self.states.forget(&uid);
             return Ok(Next::Wait);
         }
-        self.desk.put(&uid, working);
+        self.states.put(&uid, state);
         result.map(|next| next.unwrap_or(Next::Wait))
     }
 
     /// `None`: there is nothing left to know of it.
-    async fn attend(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working) -> Result<Option<Next>, Error> {
+    async fn attend(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Option<Next>, Error> {
         let lagging = |written: &Version| {
             vm.resource_version()
                 .is_some_and(|version| !Version::new(version).shows(written))
         };
-        if working.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
+        if state.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
             return Ok(Some(Next::Wait));
         }
-        let left = working.resting(self.version_of_others(vm));
-        if let Some(left) = left.filter(|_| !self.desk.has_news(&vm.uid().unwrap_or_default())) {
+        let left = state.resting(self.version_of_others(vm));
+        if let Some(left) = left.filter(|_| !self.states.has_news(&vm.uid().unwrap_or_default())) {
             return Ok(Some(Next::After(left)));
         }
-        working.rest = None;
+        state.rest = None;
         let deleting = vm.meta().deletion_timestamp.is_some();
         let result = if deleting {
-            self.end(vm, working).await
+            self.end(vm, state).await
         } else {
-            self.bring_up(vm, working).await.map(Some)
+            self.bring_up(vm, state).await.map(Some)
         };
         match result {
-            Err(error) if error.is_told() => self.failed(vm, working, error).await.map(Some),
+            Err(error) if error.is_told() => self.failed(vm, state, error).await.map(Some),
             result => result,
         }
     }
 
-    async fn bring_up(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working) -> Result<Next, Error> {
+    async fn bring_up(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Next, Error> {
         let findings = capstan_core::validate::vsphere::virtual_machine(&vm.name_any(), &vm.spec);
         if !findings.is_ok() {
             return Err(Error::Spec(findings.message()));
         }
         let ready = vm.status.as_ref().is_some_and(|status| status.ready);
         let settled = ready && !self.affinity.is_outside(vm);
-        let looked = working.looked.filter(|(_, by)| settled && *by == marks(vm));
+        let looked = state.looked.filter(|(_, by)| settled && *by == marks(vm));
         if let Some(ago) = looked.map(|(at, _)| at.elapsed()).filter(|ago| *ago < RESYNC) {
             return Ok(Next::After(RESYNC - ago));
         }
         // Ours are made with it; one that a predecessor made may lack it.
-        patch::add_finalizer(&self.api(vm), vm.as_ref(), terms::VM_FINALIZER).await?;
-        if working.started.is_some() {
-            self.record_clone(vm, working).await?;
+        patch::add_finalizer(&self.api(vm), vm.as_ref(), names::VM_FINALIZER).await?;
+        if state.started.is_some() {
+            self.record_clone(vm, state).await?;
         }
-        if self.is_waiting(vm, working).await? {
+        if self.is_waiting(vm, state).await? {
             return Ok(Next::Wait);
         }
-        if !ready && let Some(next) = self.claim_addresses(vm, working).await? {
+        if !ready && let Some(next) = self.claim_addresses(vm, state).await? {
             return Ok(next);
         }
         let vcenter = self.session(vm).await?;
-        if self.resume_task(vm, working, &vcenter) {
+        if self.resume_task(vm, state, &vcenter) {
             return Ok(Next::Wait);
         }
-        self.locate(vm, working, &vcenter).await?;
-        self.recall_disks(vm, working, &vcenter).await?;
-        let memory = self.memory(vm, working);
-        let wanted = self.wanted(vm, working);
-        let resolved = if memory.seen || working.facts.is_none() {
+        self.locate(vm, state, &vcenter).await?;
+        self.recall_disks(vm, state, &vcenter).await?;
+        let recorded = self.recorded(vm, state);
+        let desired = self.desired(vm, state);
+        let resolved = if recorded.was_ready || state.observed.is_none() {
             Resolved::default()
         } else {
-            self.load_user_data(vm, working).await?;
-            self.resolve(&wanted, &vcenter).await?
+            self.load_user_data(vm, state).await?;
+            self.resolve(&desired, &vcenter).await?
         };
         let step = plan::plan(
-            &wanted,
+            &desired,
             &resolved.backings(),
-            working.user.as_ref(),
-            &memory,
-            working.facts.as_ref(),
+            state.user.as_ref(),
+            &recorded,
+            state.observed.as_ref(),
         );
-        self.carry_out(vm, working, &vcenter, &wanted, &resolved, step).await
+        self.carry_out(vm, state, &vcenter, &desired, &resolved, step).await
     }
 
     async fn carry_out(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
-        wanted: &Wanted,
+        desired: &DesiredVm,
         resolved: &Resolved,
         step: Step,
     ) -> Result<Next, Error> {
-        let reference = working.reference.clone();
-        match (step, reference) {
-            (Step::Clone, _) | (_, None) => self.start_clone(vm, working, vcenter).await,
-            (Step::Lost, _) => self.lost(vm, working).await,
-            (Step::Wrong(text), _) => Err(Error::Spec(text)),
-            (Step::Upgrade { to }, Some(reference)) => {
+        match step {
+            Step::Clone => self.start_clone(vm, state, vcenter).await,
+            Step::Lost => self.lost(vm, state).await,
+            Step::Wrong(text) => Err(Error::Spec(text)),
+            Step::Upgrade { vm: reference, to } => {
                 let task = vcenter.upgrade_hardware(&reference, &to).await?;
-                Ok(self.await_task(vm, working, Purpose::Upgrade, task))
+                Ok(self.await_task(vm, state, TaskKind::Upgrade, task))
             }
-            (Step::Reconfigure(changes), Some(reference)) => {
-                if working.tried.as_ref() == Some(&changes) {
-                    return self.without_effect(vm, working, vcenter, wanted, *changes).await;
+            Step::Reconfigure { vm: reference, changes } => {
+                if state.tried.as_ref() == Some(&changes) {
+                    return self
+                        .without_effect(vm, state, vcenter, desired, &reference, *changes)
+                        .await;
                 }
-                let spec = facts::reconfiguration(wanted, resolved, &changes, &working.devices);
+                let spec = observed::reconfiguration(desired, resolved, &changes, &state.devices);
                 let task = vcenter.reconfigure(&reference, &spec).await?;
-                Ok(self.await_task(vm, working, Purpose::Reconfigure(changes), task))
+                Ok(self.await_task(vm, state, TaskKind::Reconfigure(changes), task))
             }
-            (Step::PowerOn, Some(reference)) => self.power_on(vm, working, vcenter, wanted, &reference).await,
-            (Step::AwaitAddresses(report), Some(reference)) => {
-                self.await_address(vm, working, vcenter, &reference);
-                self.waiting_for_address(vm, working, &report).await
+            Step::PowerOn(reference) => self.power_on(vm, state, vcenter, desired, &reference).await,
+            Step::AwaitAddresses { vm: reference, report } => {
+                self.await_address(vm, state, vcenter, &reference);
+                self.waiting_for_address(vm, state, &report).await
             }
-            (Step::Up(report), Some(reference)) => self.up(vm, working, vcenter, wanted, &reference, report).await,
+            Step::Up { vm: reference, report } => self.up(vm, state, vcenter, desired, &reference, report).await,
         }
     }
 
     async fn power_on(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
-        wanted: &Wanted,
+        desired: &DesiredVm,
         reference: &MoRef,
     ) -> Result<Next, Error> {
-        if !working.tagged && !wanted.tags.is_empty() {
+        if !state.tagged && !desired.tags.is_empty() {
             vcenter
-                .attach_tags(reference, &wanted.tags)
+                .attach_tags(reference, &desired.tags)
                 .await
-                .map_err(|error| tell::because(terms::TAGS_FAILED, error))?;
+                .map_err(|error| status::because(names::TAGS_FAILED, error))?;
         }
-        working.tagged = true;
-        if let Some(next) = self.join_group(vm, working, vcenter, reference).await? {
+        state.tagged = true;
+        if let Some(next) = self.join_group(vm, state, vcenter, reference).await? {
             return Ok(next);
         }
-        self.join_module(vm, working, vcenter, reference).await;
+        self.join_module(vm, state, vcenter, reference).await;
         let task = vcenter
             .power_on(reference)
             .await
-            .map_err(|error| tell::because(terms::POWERING_ON_FAILED, error))?;
-        Ok(self.await_task(vm, working, Purpose::PowerOn, task))
+            .map_err(|error| status::because(names::POWERING_ON_FAILED, error))?;
+        Ok(self.await_task(vm, state, TaskKind::PowerOn, task))
     }
 
     /// A reconfiguration that changed nothing: for devices that is an error with their names, for anything else vCenter
@@ -275,14 +276,15 @@ impl Vms {
     async fn without_effect(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
-        wanted: &Wanted,
+        desired: &DesiredVm,
+        reference: &MoRef,
         changes: Changes,
     ) -> Result<Next, Error> {
-        if facts::touches_devices(&changes) {
-            working.tried = None;
-            working.stale();
+        if observed::touches_devices(&changes) {
+            state.tried = None;
+            state.stale();
             let text = if changes.dropped.is_empty() {
                 "a disk did not grow".into()
             } else {
@@ -297,10 +299,7 @@ impl Vms {
             );
             self.recorder.warning(vm.as_ref(), "SettingsDropped", text).await;
         }
-        let Some(reference) = working.reference.clone() else {
-            return Ok(Next::Wait);
-        };
-        self.power_on(vm, working, vcenter, wanted, &reference).await
+        self.power_on(vm, state, vcenter, desired, reference).await
     }
 
     async fn session(&self, vm: &VSphereVM) -> Result<Vcenter, Error> {
@@ -311,107 +310,113 @@ impl Vms {
             .await
     }
 
-    fn memory(&self, vm: &VSphereVM, working: &Working) -> Memory {
-        let mut memory = from_api::memory(vm);
-        if memory.placements.is_empty()
-            && let Some(started) = &working.started
+    fn recorded(&self, vm: &VSphereVM, state: &VmState) -> Recorded {
+        let mut recorded = desired::recorded(vm);
+        if recorded.placements.is_empty()
+            && let Some(started) = &state.started
         {
             let mut with_disks = vm.clone();
             let status = with_disks.status.get_or_insert_default();
             status.data_disks = started.disks.clone();
-            memory.placements = from_api::memory(&with_disks).placements;
-            memory.linked = started.linked;
+            recorded.placements = desired::recorded(&with_disks).placements;
+            recorded.linked = started.linked;
         }
-        memory
+        recorded
     }
 
     /// Takes in the news of the last wait; tells whether one is still under way.
-    async fn is_waiting(&self, vm: &VSphereVM, working: &mut Working) -> Result<bool, Error> {
-        let news = self.desk.news(&vm.uid().unwrap_or_default());
+    async fn is_waiting(&self, vm: &VSphereVM, state: &mut VmState) -> Result<bool, Error> {
+        let news = self.states.news(&vm.uid().unwrap_or_default());
         let Some(news) = news else {
-            return Ok(working.job.is_some());
+            return Ok(state.job.is_some());
         };
-        if matches!(news, News::Slow) {
-            self.slow(vm, working).await?;
-            return Ok(working.job.is_some());
+        if matches!(news, TaskOutcome::Slow) {
+            self.slow(vm, state).await?;
+            return Ok(state.job.is_some());
         }
-        let Some(purpose) = working.job.take().map(|job| job.purpose.clone()) else {
+        let Some(purpose) = state.job.take().map(|job| job.purpose.clone()) else {
             return Ok(false);
         };
-        self.take_in(vm, working, purpose, news).await?;
+        self.handle_outcome(vm, state, purpose, news).await?;
         Ok(false)
     }
 
-    async fn take_in(&self, vm: &VSphereVM, working: &mut Working, purpose: Purpose, news: News) -> Result<(), Error> {
+    async fn handle_outcome(
+        &self,
+        vm: &VSphereVM,
+        state: &mut VmState,
+        purpose: TaskKind,
+        news: TaskOutcome,
+    ) -> Result<(), Error> {
         match (purpose, news) {
-            (Purpose::Clone, News::Task(result)) => self.clone_ended(vm, working, result).await,
-            (Purpose::OtherClones, News::Task(Ok(_))) => {
-                (working.alone, working.doubtful) = (true, false);
+            (TaskKind::Clone, TaskOutcome::Task(result)) => self.clone_ended(vm, state, result).await,
+            (TaskKind::OtherClones, TaskOutcome::Task(Ok(_))) => {
+                (state.alone, state.doubtful) = (true, false);
                 Ok(())
             }
-            (Purpose::Reconfigure(changes), News::Task(Ok(_))) => {
-                working.mended.extend(changes.dropped.clone());
-                match working.facts.as_mut().filter(|_| !facts::is_read_back(&changes)) {
-                    Some(facts) => apply(&changes, facts),
-                    None => working.stale(),
+            (TaskKind::Reconfigure(changes), TaskOutcome::Task(Ok(_))) => {
+                state.mended.extend(changes.dropped.clone());
+                match state.observed.as_mut().filter(|_| !observed::is_read_back(&changes)) {
+                    Some(observed) => apply(&changes, observed),
+                    None => state.stale(),
                 }
-                working.tried = Some(changes);
+                state.tried = Some(changes);
                 Ok(())
             }
-            (Purpose::Group, News::Task(Ok(_))) => {
-                (working.grouped, working.failures) = (true, 0);
+            (TaskKind::Group, TaskOutcome::Task(Ok(_))) => {
+                (state.grouped, state.failures) = (true, 0);
                 Ok(())
             }
             // What is missing is the group, not the machine.
-            (Purpose::Group, News::Task(Err(error))) => {
-                working.stale();
-                Err(tell::because(terms::VM_GROUP_FAILED, error))
+            (TaskKind::Group, TaskOutcome::Task(Err(error))) => {
+                state.stale();
+                Err(status::because(names::VM_GROUP_FAILED, error))
             }
-            (Purpose::PowerOn, News::Task(Ok(_))) => {
-                if let Some(facts) = working.facts.as_mut() {
-                    facts.power = crate::domain::Power::On;
+            (TaskKind::PowerOn, TaskOutcome::Task(Ok(_))) => {
+                if let Some(observed) = state.observed.as_mut() {
+                    observed.power = capstan_core::vm::PowerState::On;
                 }
-                working.failures = 0;
+                state.failures = 0;
                 Ok(())
             }
-            (Purpose::Address | Purpose::Shutdown, News::State(Ok(state))) => {
-                match working.facts.as_mut() {
-                    Some(known) => facts::update(known, &state),
-                    None => working.stale(),
+            (TaskKind::Address | TaskKind::Shutdown, TaskOutcome::State(Ok(found))) => {
+                match state.observed.as_mut() {
+                    Some(known) => observed::update(known, &found),
+                    None => state.stale(),
                 }
                 Ok(())
             }
-            (purpose, News::Task(Err(error)) | News::State(Err(error))) => {
-                working.stale();
+            (purpose, TaskOutcome::Task(Err(error)) | TaskOutcome::State(Err(error))) => {
+                state.stale();
                 if error.is_gone() {
-                    working.reference = None;
+                    state.reference = None;
                     return Ok(());
                 }
-                Err(tell::because(reason_of(&purpose), error))
+                Err(status::because(reason_of(&purpose), error))
             }
             _ => {
-                working.stale();
+                state.stale();
                 Ok(())
             }
         }
     }
 
     /// A clone that nobody waits for: an earlier process started it, or the wait ended before it did.
-    fn resume_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, vcenter: &Vcenter) -> bool {
+    fn resume_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, vcenter: &Vcenter) -> bool {
         let noted = vm.status.as_ref().and_then(|status| status.task_ref.clone());
-        let own = working.started.as_ref().map(|started| started.task.clone());
+        let own = state.started.as_ref().map(|started| started.task.clone());
         let named = noted.or(own).filter(|task| !task.is_empty());
-        let Some(task) = named.filter(|_| !working.task_over && working.reference.is_none()) else {
+        let Some(task) = named.filter(|_| !state.task_over && state.reference.is_none()) else {
             return false;
         };
         let task = vcenter.task(MoRef::task(&task));
-        self.await_task(vm, working, Purpose::Clone, task);
+        self.await_task(vm, state, TaskKind::Clone, task);
         true
     }
 
     /// Finds the virtual machine and reads it, unless that is known.
-    async fn locate(&self, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter) -> Result<(), Error> {
-        if working.facts.is_some() {
+    async fn locate(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
+        if state.observed.is_some() {
             return Ok(());
         }
         let uid = vm.uid().unwrap_or_default();
@@ -420,11 +425,11 @@ impl Vms {
             .as_ref()
             .and_then(|status| status.vm_ref.as_deref())
             .map(MoRef::vm);
-        let guess = working.reference.take().or(noted);
+        let guess = state.reference.take().or(noted);
         if let Some(reference) = guess {
             match vcenter.vm(&reference).await {
                 Ok(info) if is_ours(vm, &info) => {
-                    working.found(info);
+                    state.found(info);
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -442,22 +447,22 @@ impl Vms {
             found = vcenter.find_vm_by_bios_uuid(None, bios).await?;
         }
         if let Some(reference) = found {
-            working.found(vcenter.vm(&reference).await?);
+            state.found(vcenter.vm(&reference).await?);
         }
         Ok(())
     }
 
     /// Leaves a waiter behind that asks for a pass when the task has ended.
-    fn await_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, purpose: Purpose, task: Task) -> Next {
-        self.await_work(vm, working, purpose, async move { task.wait().await })
+    fn await_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, purpose: TaskKind, task: Task) -> Next {
+        self.await_work(vm, state, purpose, async move { task.wait().await })
     }
 
     /// The same for anything that gives what a task does.
     fn await_work(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
-        purpose: Purpose,
+        state: &mut VmState,
+        purpose: TaskKind,
         work: impl Future<Output = capstan_vsphere::Result<Option<MoRef>>> + Send + 'static,
     ) -> Next {
         let this = self.clone();
@@ -467,13 +472,13 @@ impl Vms {
             let result = match tokio::time::timeout(SLOW, work.as_mut()).await {
                 Ok(result) => result,
                 Err(_) => {
-                    this.report(&uid, &object, News::Slow);
+                    this.report(&uid, &object, TaskOutcome::Slow);
                     work.await
                 }
             };
-            this.report(&uid, &object, News::Task(result));
+            this.report(&uid, &object, TaskOutcome::Task(result));
         });
-        working.job = Some(Job {
+        state.job = Some(PendingTask {
             purpose,
             waiter: waiter.abort_handle(),
         });
@@ -481,42 +486,47 @@ impl Vms {
     }
 
     /// Leaves a waiter behind that asks for a pass when all of these tasks have ended, however they do.
-    fn await_others(self: &Arc<Self>, vm: &Arc<VSphereVM>, working: &mut Working, tasks: Vec<Task>) {
+    fn await_others(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, tasks: Vec<Task>) {
         let this = self.clone();
         let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
         let waiter = tokio::spawn(async move {
             let ended = futures::future::join_all(tasks.iter().map(Task::wait)).await;
             let under_way = |result: &capstan_vsphere::Result<_>| CloneEnd::of(result) == CloneEnd::UnderWay;
             let cut_short = ended.into_iter().find(under_way);
-            this.report(&uid, &object, News::Task(cut_short.unwrap_or(Ok(None))));
+            this.report(&uid, &object, TaskOutcome::Task(cut_short.unwrap_or(Ok(None))));
         });
-        working.job = Some(Job {
-            purpose: Purpose::OtherClones,
+        state.job = Some(PendingTask {
+            purpose: TaskKind::OtherClones,
             waiter: waiter.abort_handle(),
         });
     }
 
     /// Leaves a waiter behind that asks for a pass when the guest has told an address.
-    fn await_address(self: &Arc<Self>, vm: &VSphereVM, working: &mut Working, vcenter: &Vcenter, reference: &MoRef) {
-        let known = working.facts.clone().unwrap_or_default();
-        self.await_state(vm, working, vcenter, reference, Purpose::Address, move |state| {
-            let mut facts = Facts {
-                nics: known.nics.clone(),
-                ..Facts::default()
+    fn await_address(self: &Arc<Self>, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter, reference: &MoRef) {
+        let nics = state
+            .observed
+            .as_ref()
+            .map(|known| known.nics.clone())
+            .unwrap_or_default();
+        let reference_of_waiter = reference.clone();
+        self.await_state(vm, state, vcenter, reference, TaskKind::Address, move |state| {
+            let mut observed = ObservedVm {
+                nics: nics.clone(),
+                ..ObservedVm::new(reference_of_waiter.clone())
             };
-            facts::update(&mut facts, state);
-            facts.power != crate::domain::Power::On || !plan::report(&facts).addresses.is_empty()
+            observed::update(&mut observed, state);
+            observed.power != capstan_core::vm::PowerState::On || !plan::report(&observed).addresses.is_empty()
         });
     }
 
     fn await_state(
         self: &Arc<Self>,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
         reference: &MoRef,
-        purpose: Purpose,
-        is_news: impl Fn(&capstan_vsphere::VmState) -> bool + Send + 'static,
+        purpose: TaskKind,
+        is_news: impl Fn(&capstan_vsphere::VmRuntime) -> bool + Send + 'static,
     ) {
         let this = self.clone();
         let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm));
@@ -529,23 +539,23 @@ impl Vms {
                 tokio::select! {
                     () = &mut slow, if !told => {
                         told = true;
-                        this.report(&uid, &object, News::Slow);
+                        this.report(&uid, &object, TaskOutcome::Slow);
                     }
                     state = watch.next() => match state {
                         Ok(state) if !is_news(&state) => {}
-                        state => return this.report(&uid, &object, News::State(state)),
+                        state => return this.report(&uid, &object, TaskOutcome::State(state)),
                     },
                 }
             }
         });
-        working.job = Some(Job {
+        state.job = Some(PendingTask {
             purpose,
             waiter: waiter.abort_handle(),
         });
     }
 
-    fn report(&self, uid: &str, object: &ObjectRef<VSphereVM>, news: News) {
-        self.desk.tell(uid, news);
+    fn report(&self, uid: &str, object: &ObjectRef<VSphereVM>, news: TaskOutcome) {
+        self.states.tell(uid, news);
         if let Some(trigger) = self.trigger.get() {
             trigger.poke(object.clone());
         }
@@ -587,21 +597,21 @@ fn marks(vm: &VSphereVM) -> u64 {
     hasher.finish()
 }
 
-/// Facts as they are after a reconfiguration that touched no device.
-fn apply(changes: &Changes, facts: &mut Facts) {
-    facts.extra_config.extend(changes.extra_config.clone());
-    facts.cpus = changes.cpus.unwrap_or(facts.cpus);
-    facts.cores_per_socket = changes.cores_per_socket.unwrap_or(facts.cores_per_socket);
-    facts.memory_mib = changes.memory_mib.unwrap_or(facts.memory_mib);
+/// ObservedVm as they are after a reconfiguration that touched no device.
+fn apply(changes: &Changes, observed: &mut ObservedVm) {
+    observed.extra_config.extend(changes.extra_config.clone());
+    observed.cpus = changes.cpus.unwrap_or(observed.cpus);
+    observed.cores_per_socket = changes.cores_per_socket.unwrap_or(observed.cores_per_socket);
+    observed.memory_mib = changes.memory_mib.unwrap_or(observed.memory_mib);
 }
 
-fn reason_of(purpose: &Purpose) -> &'static str {
+fn reason_of(purpose: &TaskKind) -> &'static str {
     match purpose {
-        Purpose::Clone | Purpose::OtherClones => terms::CLONING_FAILED,
-        Purpose::PowerOn => terms::POWERING_ON_FAILED,
-        Purpose::Group => terms::VM_GROUP_FAILED,
-        Purpose::PowerOff | Purpose::Detach | Purpose::Destroy | Purpose::Shutdown => terms::DELETION_FAILED,
-        Purpose::Upgrade | Purpose::Reconfigure(_) | Purpose::Address => terms::TASK_FAILURE,
+        TaskKind::Clone | TaskKind::OtherClones => names::CLONING_FAILED,
+        TaskKind::PowerOn => names::POWERING_ON_FAILED,
+        TaskKind::Group => names::VM_GROUP_FAILED,
+        TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy | TaskKind::Shutdown => names::DELETION_FAILED,
+        TaskKind::Upgrade | TaskKind::Reconfigure(_) | TaskKind::Address => names::TASK_FAILURE,
     }
 }
 

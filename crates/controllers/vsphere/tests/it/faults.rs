@@ -310,3 +310,37 @@ async fn one_to_sixty_disks_on_every_type_of_controller() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_is_lost_in_vcenter_is_not_cloned_again_and_the_condition_says_so() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    let (_, vm, info) = world.ready("m").await?;
+    let vcenter = world.vcenter().await?;
+    vcenter.power_off(&info.reference).await?.wait().await?;
+    vcenter.destroy(&info.reference).await?.wait().await?;
+    world.vcsim.admin.reset_counters().await?;
+    // An annotation asks for a reconcile now instead of at the next resync.
+    let now = json!({"metadata": {"annotations": {"example.com/look": "now"}}});
+    world
+        .api::<VSphereVM>()
+        .patch("m", &PatchParams::default(), &Patch::Merge(now))
+        .await?;
+    let lost = |vm: &VSphereVM| {
+        let status = vm.status.clone().unwrap_or_default();
+        let condition = status.conditions.iter().find(|c| c.type_ == "VMProvisioned").cloned();
+        condition.is_some_and(|c| c.status == "False" && c.reason.as_deref() == Some("NotFoundByBIOSUUID"))
+    };
+    world.until::<VSphereVM>("m", lost).await?;
+    let calls = world.vcsim.admin.counters().await?;
+    assert!(!calls.contains_key("CloneVM_Task"), "{calls:?}");
+    assert!(world.in_vcenter(&vm).await?.is_none());
+    let provisioned = |machine: &VSphereMachine| {
+        let status = machine.status.clone().unwrap_or_default();
+        let mut conditions = status.conditions.iter();
+        conditions
+            .any(|c| c.type_ == "Ready" && c.status == "False" && c.reason.as_deref() == Some("NotFoundByBIOSUUID"))
+    };
+    world.until::<VSphereMachine>("m", provisioned).await?;
+    world.delete("m").await
+}

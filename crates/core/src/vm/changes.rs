@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use capstan_core::disks::vsphere::{
+use crate::disks::vsphere::{
     Deviation, Device, GUESTINFO_KEY, Hardware, KIB_PER_GIB, NewController, Placement, compare, document, list,
 };
 
 use super::guestinfo;
 use super::metadata;
-use crate::domain::{Facts, Memory, UserData, Wanted};
+use super::types::{DesiredVm, ObservedVm, Recorded, UserData};
 
 /// What to change on a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn template_disks<'a>(hardware: &'a Hardware, placements: &[Placement]) -> V
 }
 
 /// What cannot be had from this template, found before anything is cloned.
-pub fn check_template(wanted: &Wanted, hardware: &Hardware, linked: bool) -> Result<(), String> {
+pub fn check_template(desired: &DesiredVm, hardware: &Hardware, linked: bool) -> Result<(), String> {
     if linked {
         return Ok(());
     }
@@ -76,7 +76,7 @@ pub fn check_template(wanted: &Wanted, hardware: &Hardware, linked: bool) -> Res
     if disks.is_empty() {
         return Err("Invalid disk count: 0: the template has no disk".into());
     }
-    let problems: Vec<String> = sizes(wanted, &disks)
+    let problems: Vec<String> = sizes(desired, &disks)
         .filter(|(_, has, wants)| wants < has)
         .map(|(field, has, wants)| {
             format!("{field}: can't resize template disk down, initial capacity is larger: {has}KiB > {wants}KiB")
@@ -89,13 +89,16 @@ pub fn check_template(wanted: &Wanted, hardware: &Hardware, linked: bool) -> Res
     }
 }
 
-/// Field, capacity and wanted capacity of each template disk that the spec gives a size for.
-fn sizes<'a>(wanted: &'a Wanted, disks: &'a [&Device]) -> impl Iterator<Item = (String, i64, i64)> + 'a {
+/// Field, capacity and desired capacity of each template disk that the spec gives a size for.
+fn sizes<'a>(desired: &'a DesiredVm, disks: &'a [&Device]) -> impl Iterator<Item = (String, i64, i64)> + 'a {
     disks.iter().enumerate().filter_map(|(index, device)| {
         let has = device.disk.as_ref()?.capacity_kib;
         let (field, gib) = match index.checked_sub(1) {
-            None => ("diskGiB".to_owned(), wanted.primary_gib?),
-            Some(more) => (format!("additionalDisksGiB[{more}]"), *wanted.additional_gib.get(more)?),
+            None => ("diskGiB".to_owned(), desired.primary_gib?),
+            Some(more) => (
+                format!("additionalDisksGiB[{more}]"),
+                *desired.additional_gib.get(more)?,
+            ),
         };
         (gib > 0).then(|| (field, has, gib.saturating_mul(KIB_PER_GIB)))
     })
@@ -103,36 +106,36 @@ fn sizes<'a>(wanted: &'a Wanted, disks: &'a [&Device]) -> impl Iterator<Item = (
 
 /// Compares a VM that was never ready with what was asked for. `networks` are the resolved backings of its cards.
 pub fn changes(
-    wanted: &Wanted,
+    desired: &DesiredVm,
     networks: &[String],
     user: Option<&UserData>,
-    memory: &Memory,
-    facts: &Facts,
+    recorded: &Recorded,
+    observed: &ObservedVm,
 ) -> Changes {
     let mut changes = Changes::default();
-    disks(wanted, memory, facts, &mut changes);
-    if !memory.linked {
-        let own = template_disks(&facts.hardware, &memory.placements);
+    disks(desired, recorded, observed, &mut changes);
+    if !recorded.linked {
+        let own = template_disks(&observed.hardware, &recorded.placements);
         changes.grow.extend(
-            sizes(wanted, &own)
+            sizes(desired, &own)
                 .zip(&own)
                 .filter_map(|((_, has, wants), device)| (wants > has).then_some((device.key, wants))),
         );
     }
-    nics(wanted, networks, facts, &mut changes);
-    changes.add_pci = facts.pci_devices < wanted.pci.len();
-    changes.cpus = (facts.cpus != wanted.cpus).then_some(wanted.cpus);
-    changes.cores_per_socket = wanted
+    nics(desired, networks, observed, &mut changes);
+    changes.add_pci = observed.pci_devices < desired.pci.len();
+    changes.cpus = (observed.cpus != desired.cpus).then_some(desired.cpus);
+    changes.cores_per_socket = desired
         .cores_per_socket
-        .filter(|cores| *cores > 0 && *cores != facts.cores_per_socket);
-    changes.memory_mib = (facts.memory_mib != wanted.memory_mib).then_some(wanted.memory_mib);
-    changes.settings = settings(wanted, facts);
-    changes.extra_config = extra_config(wanted, user, memory, facts, &changes);
+        .filter(|cores| *cores > 0 && *cores != observed.cores_per_socket);
+    changes.memory_mib = (observed.memory_mib != desired.memory_mib).then_some(desired.memory_mib);
+    changes.settings = settings(desired, observed);
+    changes.extra_config = extra_config(desired, user, recorded, observed, &changes);
     changes
 }
 
 /// What of the settings that no device carries is otherwise than asked for.
-fn settings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
+fn settings(desired: &DesiredVm, observed: &ObservedVm) -> Vec<String> {
     let mut found = Vec::new();
     let mut check = |field: &str, has: Option<i64>, wants: Option<i64>| {
         if let Some(wants) = wants.filter(|wants| has != Some(*wants)) {
@@ -140,8 +143,8 @@ fn settings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
             found.push(format!("{field} is {has} instead of {wants}"));
         }
     };
-    let (cpu, memory) = (&wanted.cpu_allocation, &wanted.memory_allocation);
-    let (has_cpu, has_memory) = (&facts.cpu_allocation, &facts.memory_allocation);
+    let (cpu, memory) = (&desired.cpu_allocation, &desired.memory_allocation);
+    let (has_cpu, has_memory) = (&observed.cpu_allocation, &observed.memory_allocation);
     check("resources.requests.cpu (MHz)", has_cpu.reservation, cpu.reservation);
     check("resources.limits.cpu (MHz)", has_cpu.limit, cpu.limit);
     check(
@@ -150,7 +153,7 @@ fn settings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
         cpu.shares.map(Into::into),
     );
     // Devices of a host need all of the memory reserved, whatever was asked for.
-    let reservation = memory.reservation.filter(|_| wanted.pci.is_empty());
+    let reservation = memory.reservation.filter(|_| desired.pci.is_empty());
     check("resources.requests.memory (MiB)", has_memory.reservation, reservation);
     check("resources.limits.memory (MiB)", has_memory.limit, memory.limit);
     check(
@@ -158,29 +161,29 @@ fn settings(wanted: &Wanted, facts: &Facts) -> Vec<String> {
         has_memory.shares.map(Into::into),
         memory.shares.map(Into::into),
     );
-    if let Some(nested) = wanted.nested_hv.filter(|nested| *nested != facts.nested_hv) {
-        found.push(format!("nestedHV is {} instead of {nested}", facts.nested_hv));
+    if let Some(nested) = desired.nested_hv.filter(|nested| *nested != observed.nested_hv) {
+        found.push(format!("nestedHV is {} instead of {nested}", observed.nested_hv));
     }
     found
 }
 
-fn disks(wanted: &Wanted, memory: &Memory, facts: &Facts, changes: &mut Changes) {
-    for deviation in compare(&facts.hardware, &wanted.disks, &memory.placements) {
-        let Some(placement) = memory.placements.iter().find(|p| p.index == deviation.index()) else {
+fn disks(desired: &DesiredVm, recorded: &Recorded, observed: &ObservedVm, changes: &mut Changes) {
+    for deviation in compare(&observed.hardware, &desired.disks, &recorded.placements) {
+        let Some(placement) = recorded.placements.iter().find(|p| p.index == deviation.index()) else {
             continue;
         };
-        let text = deviation.describe(&wanted.disks, &memory.placements);
+        let text = deviation.describe(&desired.disks, &recorded.placements);
         let list = match deviation {
             Deviation::Larger { .. } => &mut changes.wrong,
             _ => &mut changes.dropped,
         };
         list.push(text);
         match deviation {
-            Deviation::Missing { .. } => add_disk(facts, *placement, changes),
+            Deviation::Missing { .. } => add_disk(observed, *placement, changes),
             Deviation::Smaller { index, key, .. } => {
                 changes.grow.push((
                     key,
-                    wanted.disks.get(index).map(|d| d.capacity_kib()).unwrap_or_default(),
+                    desired.disks.get(index).map(|d| d.capacity_kib()).unwrap_or_default(),
                 ));
             }
             Deviation::Larger { .. } => {}
@@ -189,8 +192,8 @@ fn disks(wanted: &Wanted, memory: &Memory, facts: &Facts, changes: &mut Changes)
 }
 
 /// Adds a disk on the controller that its bus has now, or on one to be made.
-fn add_disk(facts: &Facts, mut placement: Placement, changes: &mut Changes) {
-    let there = facts
+fn add_disk(observed: &ObservedVm, mut placement: Placement, changes: &mut Changes) {
+    let there = observed
         .hardware
         .controllers
         .iter()
@@ -214,13 +217,13 @@ fn add_disk(facts: &Facts, mut placement: Placement, changes: &mut Changes) {
     changes.add_disks.push(placement);
 }
 
-fn nics(wanted: &Wanted, networks: &[String], facts: &Facts, changes: &mut Changes) {
-    let as_asked = facts.nics.len() == wanted.networks.len()
-        && facts
+fn nics(desired: &DesiredVm, networks: &[String], observed: &ObservedVm, changes: &mut Changes) {
+    let as_asked = observed.nics.len() == desired.networks.len()
+        && observed
             .nics
             .iter()
             .zip(networks)
-            .zip(&wanted.networks)
+            .zip(&desired.networks)
             .all(|((nic, network), device)| {
                 (network.is_empty() || nic.backing.is_empty() || nic.backing == *network)
                     && device.mac.as_ref().is_none_or(|mac| mac.eq_ignore_ascii_case(&nic.mac))
@@ -230,35 +233,35 @@ fn nics(wanted: &Wanted, networks: &[String], facts: &Facts, changes: &mut Chang
     }
     changes.dropped.push(format!(
         "network.devices: vCenter did not set the network cards: {} instead of {}",
-        facts.nics.len(),
-        wanted.networks.len()
+        observed.nics.len(),
+        desired.networks.len()
     ));
-    changes.remove_nics = facts.nics.iter().map(|nic| nic.key).collect();
-    changes.add_nics = (0..wanted.networks.len()).collect();
+    changes.remove_nics = observed.nics.iter().map(|nic| nic.key).collect();
+    changes.add_nics = (0..desired.networks.len()).collect();
 }
 
 /// The keys that are missing or different. What depends on devices is left for when those are as asked for.
 fn extra_config(
-    wanted: &Wanted,
+    desired: &DesiredVm,
     user: Option<&UserData>,
-    memory: &Memory,
-    facts: &Facts,
+    recorded: &Recorded,
+    observed: &ObservedVm,
     changes: &Changes,
 ) -> BTreeMap<String, String> {
-    let mut keys = guestinfo::at_clone(wanted, user);
+    let mut keys = guestinfo::at_clone(desired, user);
     if changes.add_nics.is_empty() && changes.remove_nics.is_empty() {
         guestinfo::put(
             &mut keys,
             guestinfo::METADATA,
-            metadata::render(wanted, &facts.nics).as_bytes(),
+            metadata::render(desired, &observed.nics).as_bytes(),
         );
     }
-    if !wanted.disks.is_empty() && changes.add_disks.is_empty() && changes.grow.is_empty() {
-        let listed = list(&facts.hardware, &wanted.disks, &memory.placements);
+    if !desired.disks.is_empty() && changes.add_disks.is_empty() && changes.grow.is_empty() {
+        let listed = list(&observed.hardware, &desired.disks, &recorded.placements);
         keys.insert(GUESTINFO_KEY.into(), document(&listed));
     }
     keys.retain(|key, value| {
-        let there = facts.extra_config.get(key);
+        let there = observed.extra_config.get(key);
         there != Some(value) && (there.is_some() || !value.is_empty())
     });
     keys

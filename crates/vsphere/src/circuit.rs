@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 use crate::session::lock;
 
 #[derive(Default)]
-pub(crate) struct Away {
+pub(crate) struct Circuit {
     /// What the last call came to that was left without an answer, if none was answered since.
     silence: Mutex<Option<Error>>,
     probe: tokio::sync::Mutex<()>,
 }
 
-impl Away {
+impl Circuit {
     /// Lets a call through: any while vCenter answers, else one at a time, for as long as it keeps what it is given here.
     pub fn enter(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         match lock(&self.silence).as_ref() {
@@ -47,9 +47,9 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::moref::MoRef;
     use crate::session::{Login, Settings, Trust};
     use crate::vcenter::{Call, Vcenter};
+    use capstan_core::vm::MoRef;
 
     const CONTENT: &str = concat!(
         r#"<RetrieveServiceContentResponse><returnval><rootFolder type="Folder">f</rootFolder>"#,
@@ -135,24 +135,24 @@ mod tests {
 
     #[test]
     fn while_vcenter_is_silent_one_asks_and_the_others_are_told_at_once() {
-        let away = Away::default();
-        let all = || [away.enter(), away.enter()].map(|entered| entered.is_ok());
+        let circuit = Circuit::default();
+        let all = || [circuit.enter(), circuit.enter()].map(|entered| entered.is_ok());
         assert_eq!(all(), [true, true]);
         let error = Error::Unreachable {
             server: "vc".into(),
             cause: "timed out".into(),
         };
-        away.silent(&error);
+        circuit.silent(&error);
         {
-            let first = away.enter();
+            let first = circuit.enter();
             assert!(matches!(first, Ok(Some(_))));
-            assert!(matches!(away.enter(), Err(Error::Unreachable { .. })));
+            assert!(matches!(circuit.enter(), Err(Error::Unreachable { .. })));
         }
         assert!(
-            matches!(away.enter(), Ok(Some(_))),
+            matches!(circuit.enter(), Ok(Some(_))),
             "the next may ask when the first has given up"
         );
-        away.answered();
+        circuit.answered();
         assert_eq!(all(), [true, true]);
     }
 }

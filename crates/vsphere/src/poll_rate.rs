@@ -24,9 +24,9 @@ pub(crate) const SHORT_WAIT: Duration = Duration::from_secs(1);
 /// next, up to [`SHORT_WAIT`].
 const BETWEEN_READS: Duration = Duration::from_millis(150);
 
-/// The pace of one poll.
+/// The rate of one poll.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct PollRate {
     window: usize,
     /// How long after the last read those outside are read again.
     pause: Duration,
@@ -36,7 +36,7 @@ pub(crate) struct Pace {
     crowded: bool,
 }
 
-impl Default for Pace {
+impl Default for PollRate {
     fn default() -> Self {
         Self {
             window: WINDOW,
@@ -47,7 +47,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl PollRate {
     /// How many are watched.
     pub(crate) fn window(&self) -> usize {
         self.window
@@ -112,17 +112,17 @@ mod tests {
     }
     use Step::{Calm, Later, Stir, Widen};
 
-    fn walk(steps: &[Step]) -> (Pace, Instant) {
-        let (mut pace, mut now) = (Pace::default(), Instant::now());
+    fn walk(steps: &[Step]) -> (PollRate, Instant) {
+        let (mut rate, mut now) = (PollRate::default(), Instant::now());
         for step in steps {
             match *step {
-                Stir(pending) => pace.stir(pending, now),
-                Calm => pace.calm(now),
-                Widen => pace.widen(),
+                Stir(pending) => rate.stir(pending, now),
+                Calm => rate.calm(now),
+                Widen => rate.widen(),
                 Later(millis) => now += Duration::from_millis(millis),
             }
         }
-        (pace, now)
+        (rate, now)
     }
 
     #[rstest]
@@ -146,8 +146,8 @@ mod tests {
         #[case] pause: u64,
         #[case] busy: bool,
     ) {
-        let (pace, now) = walk(steps);
-        let seen = (pace.window(), pace.pause(), pace.is_busy(now));
+        let (rate, now) = walk(steps);
+        let seen = (rate.window(), rate.pause(), rate.is_busy(now));
         assert_eq!(seen, (window, Duration::from_millis(pause), busy));
     }
 
@@ -165,15 +165,15 @@ mod tests {
         fn whatever_happens_nobody_goes_unread_and_quiet_ends_in_everything_watched(
             steps in prop::collection::vec(any_step(), 0..60)
         ) {
-            let (mut pace, now) = walk(&steps);
-            prop_assert!(pace.pause() <= SHORT_WAIT);
-            prop_assert!((WINDOW..=WIDEST).contains(&pace.window()));
+            let (mut rate, now) = walk(&steps);
+            prop_assert!(rate.pause() <= SHORT_WAIT);
+            prop_assert!((WINDOW..=WIDEST).contains(&rate.window()));
             let later = now + SHORT_WAIT;
-            prop_assert!(!pace.is_busy(later));
+            prop_assert!(!rate.is_busy(later));
             for _ in 0..8 {
-                pace.calm(later);
+                rate.calm(later);
             }
-            prop_assert_eq!(pace.window(), WIDEST);
+            prop_assert_eq!(rate.window(), WIDEST);
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use crate::domain::{DhcpOverrides, NetworkDevice, Nic, Route, Wanted};
+use super::types::{DesiredVm, DhcpOverrides, NetworkDevice, Nic, Route};
 
 /// Renders the document. Cards that the spec does not know are matched by their MAC address too.
-pub fn render(wanted: &Wanted, nics: &[Nic]) -> String {
+pub fn render(desired: &DesiredVm, nics: &[Nic]) -> String {
     let mut out = Yaml::default();
-    let name = text(&wanted.name);
+    let name = text(&desired.name);
     out.line(0, format_args!("instance-id: {name}"));
     out.line(0, format_args!("local-hostname: {name}"));
-    let (v4, v6) = waits(&wanted.networks);
+    let (v4, v6) = waits(&desired.networks);
     out.line(0, format_args!("wait-on-network:"));
     out.line(1, format_args!("ipv4: {v4}"));
     out.line(1, format_args!("ipv6: {v6}"));
@@ -18,8 +18,8 @@ pub fn render(wanted: &Wanted, nics: &[Nic]) -> String {
     out.line(1, format_args!("version: 2"));
     out.line(1, format_args!("ethernets:"));
     let unknown = NetworkDevice::default();
-    for index in 0..wanted.networks.len().max(nics.len()) {
-        let device = wanted.networks.get(index).unwrap_or(&unknown);
+    for index in 0..desired.networks.len().max(nics.len()) {
+        let device = desired.networks.get(index).unwrap_or(&unknown);
         let mac = nics
             .get(index)
             .map(|nic| nic.mac.as_str())
@@ -27,7 +27,7 @@ pub fn render(wanted: &Wanted, nics: &[Nic]) -> String {
             .unwrap_or_default();
         out.ethernet(index, device, mac);
     }
-    out.routes(1, &wanted.routes);
+    out.routes(1, &desired.routes);
     out.0
 }
 
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_document_names_the_machine_and_its_cards() {
-        let wanted = Wanted {
+        let desired = DesiredVm {
             name: "node-1".into(),
             networks: vec![
                 NetworkDevice {
@@ -163,7 +163,7 @@ mod tests {
                     ..NetworkDevice::default()
                 },
             ],
-            ..Wanted::default()
+            ..DesiredVm::default()
         };
         let nics = [
             Nic {
@@ -175,6 +175,6 @@ mod tests {
                 ..Nic::default()
             },
         ];
-        insta::assert_snapshot!(render(&wanted, &nics));
+        insta::assert_snapshot!(render(&desired, &nics));
     }
 }

@@ -1,19 +1,17 @@
-//! From what vCenter says to facts, and from plans to what vCenter is told.
+//! Translates between the client's objects and the words of the plan: VMs into observations, changes into specs.
 
 use capstan_core::disks::vsphere::{NewController, Placement, backing_flags};
 use capstan_vsphere::{
-    ConfigSpec, Device, DeviceChange, DeviceKind, Network, NetworkBacking, NewDisk, NewNic, NewPci, PowerState, VmInfo,
-    VmState,
+    ConfigSpec, Device, DeviceChange, DeviceKind, Network, NetworkBacking, NewDisk, NewNic, NewPci, VmInfo, VmRuntime,
 };
 
-use crate::domain::{Facts, GuestNic, Nic, Pci, Power, Wanted};
-use crate::plan::Changes;
+use capstan_core::vm::{Changes, DesiredVm, Nic, ObservedVm, Pci};
 
 /// Keys of cards and PCI devices that do not exist yet.
 const NEW_NIC_KEY: i32 = -100;
 const NEW_PCI_KEY: i32 = -500;
 
-/// What a machine's name stands for in vCenter: where its disks and cards are to go.
+/// The vCenter objects that the names in a spec stand for.
 #[derive(Clone, Debug, Default)]
 pub struct Resolved {
     /// In the order of the spec's network devices.
@@ -37,7 +35,7 @@ impl Resolved {
     }
 }
 
-/// What a card on this network will show; empty when vCenter may put something else in its place.
+/// Returns the backing that a card on this network has; empty when vCenter may replace it by another.
 fn backing_of_network(backing: &NetworkBacking) -> String {
     match backing {
         NetworkBacking::Standard { network, .. } => format!("network:{}", network.value()),
@@ -54,8 +52,8 @@ fn backing_of_nic(nic: &capstan_vsphere::Nic) -> String {
     }
 }
 
-/// The facts of a machine that was read as a whole.
-pub fn facts(info: &VmInfo) -> Facts {
+/// Returns the observation of a VM that was read as a whole.
+pub fn observe(info: &VmInfo) -> ObservedVm {
     let nics = info.devices.iter().filter_map(|device| {
         let nic = device.nic()?;
         Some(Nic {
@@ -69,7 +67,7 @@ pub fn facts(info: &VmInfo) -> Facts {
         .devices
         .iter()
         .filter(|d| d.disk().is_some_and(|disk| disk.first_class_id.is_some()));
-    let mut facts = Facts {
+    let mut observed = ObservedVm {
         name: info.state.name.clone(),
         instance_uuid: info.instance_uuid.clone(),
         bios_uuid: info.bios_uuid.clone(),
@@ -79,8 +77,8 @@ pub fn facts(info: &VmInfo) -> Facts {
         cpus: info.num_cpus,
         cores_per_socket: info.cores_per_socket,
         memory_mib: info.memory_mib,
-        cpu_allocation: found(info.cpu_allocation),
-        memory_allocation: found(info.memory_allocation),
+        cpu_allocation: info.cpu_allocation,
+        memory_allocation: info.memory_allocation,
         nested_hv: info.nested_hv,
         nics: nics.collect(),
         pci_devices: info
@@ -89,40 +87,23 @@ pub fn facts(info: &VmInfo) -> Facts {
             .filter(|d| matches!(d.kind, DeviceKind::PciPassthrough))
             .count(),
         extra_config: info.extra_config.iter().cloned().collect(),
-        ..Facts::default()
+        ..ObservedVm::new(info.reference.clone())
     };
-    update(&mut facts, &info.state);
-    facts
+    update(&mut observed, &info.state);
+    observed
 }
 
-/// Brings the part of the facts up to date that changes by itself.
-pub fn update(facts: &mut Facts, state: &VmState) {
-    facts.power = match state.power {
-        PowerState::On => Power::On,
-        PowerState::Off => Power::Off,
-        PowerState::Suspended => Power::Suspended,
-    };
-    facts.tools_running = state.tools_running;
-    facts.host = state.host.as_ref().map(ToString::to_string);
-    facts.guest = state
-        .nics
-        .iter()
-        .map(|nic| GuestNic {
-            mac: nic.mac.clone(),
-            network: Some(nic.network.clone()).filter(|name| !name.is_empty()),
-            connected: nic.connected,
-            addresses: nic
-                .addresses
-                .iter()
-                .filter_map(|address| address.parse().ok())
-                .collect(),
-        })
-        .collect();
+/// Updates the part of an observation that changes by itself.
+pub fn update(observed: &mut ObservedVm, state: &VmRuntime) {
+    observed.power = state.power;
+    observed.tools_running = state.tools_running;
+    observed.host = state.host.as_ref().map(ToString::to_string);
+    observed.guest = state.nics.clone();
 }
 
-/// The device changes that add controllers and disks, as clones and reconfigurations both need them.
+/// Returns the device changes that add controllers and disks, for clones and reconfigurations.
 pub fn add_disks(
-    wanted: &Wanted,
+    desired: &DesiredVm,
     resolved: &Resolved,
     controllers: &[NewController],
     placements: &[Placement],
@@ -133,7 +114,7 @@ pub fn add_disks(
         bus: c.bus,
     });
     let disks = placements.iter().filter_map(|placement| {
-        let disk = wanted.disks.get(placement.index)?;
+        let disk = desired.disks.get(placement.index)?;
         let place = resolved.disks.get(placement.index).cloned().unwrap_or_default();
         let flags = backing_flags(disk.mode);
         Some(DeviceChange::AddDisk(NewDisk {
@@ -151,16 +132,16 @@ pub fn add_disks(
     controllers.chain(disks).collect()
 }
 
-/// The device changes that replace whatever cards there are by those of the spec.
+/// Returns the device changes that replace all network cards by those of the spec.
 pub fn replace_nics<'a>(
-    wanted: &Wanted,
+    desired: &DesiredVm,
     resolved: &Resolved,
     old: impl Iterator<Item = &'a Device>,
 ) -> Vec<DeviceChange> {
     let removed = old
         .filter(|device| device.nic().is_some())
         .map(|device| DeviceChange::Remove(device.clone()));
-    let added = wanted
+    let added = desired
         .networks
         .iter()
         .zip(&resolved.networks)
@@ -175,8 +156,8 @@ pub fn replace_nics<'a>(
     removed.chain(added).collect()
 }
 
-fn add_pci(wanted: &Wanted) -> Vec<DeviceChange> {
-    let changes = wanted.pci.iter().zip(0..).map(|(pci, index)| {
+fn add_pci(desired: &DesiredVm) -> Vec<DeviceChange> {
+    let changes = desired.pci.iter().zip(0..).map(|(pci, index)| {
         let key = NEW_PCI_KEY - index;
         DeviceChange::AddPci(match pci {
             Pci::VGpu { profile } => NewPci::Vgpu {
@@ -194,8 +175,8 @@ fn add_pci(wanted: &Wanted) -> Vec<DeviceChange> {
     changes.collect()
 }
 
-/// A reconfiguration that carries out changes on a machine with these devices.
-pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, devices: &[Device]) -> ConfigSpec {
+/// Returns the reconfiguration that makes these changes on a VM with these devices.
+pub fn reconfiguration(desired: &DesiredVm, resolved: &Resolved, changes: &Changes, devices: &[Device]) -> ConfigSpec {
     let mut all = Vec::new();
     for (key, capacity_kib) in &changes.grow {
         if let Some(device) = devices.iter().find(|device| device.key == *key) {
@@ -206,16 +187,16 @@ pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, 
         }
     }
     all.extend(add_disks(
-        wanted,
+        desired,
         resolved,
         &changes.add_controllers,
         &changes.add_disks,
     ));
     if !changes.add_nics.is_empty() || !changes.remove_nics.is_empty() {
-        all.extend(replace_nics(wanted, resolved, devices.iter()));
+        all.extend(replace_nics(desired, resolved, devices.iter()));
     }
     if changes.add_pci {
-        all.extend(add_pci(wanted));
+        all.extend(add_pci(desired));
     }
     let config = ConfigSpec {
         num_cpus: changes.cpus,
@@ -227,38 +208,22 @@ pub fn reconfiguration(wanted: &Wanted, resolved: &Resolved, changes: &Changes, 
         extra_config: changes.extra_config.clone().into_iter().collect(),
         ..ConfigSpec::default()
     };
-    with_settings(wanted, config)
+    with_settings(desired, config)
 }
 
-/// The settings that no device and no key carries; they cost nothing in a call that is made anyway.
-pub fn with_settings(wanted: &Wanted, config: ConfigSpec) -> ConfigSpec {
+/// Adds the settings that are neither devices nor extraConfig keys.
+pub fn with_settings(desired: &DesiredVm, config: ConfigSpec) -> ConfigSpec {
     ConfigSpec {
-        cpu_allocation: allocation(wanted.cpu_allocation),
-        memory_allocation: allocation(wanted.memory_allocation),
-        nested_hv: wanted.nested_hv,
-        migrate_encryption: wanted.migrate_encryption.clone(),
-        ft_encryption: wanted.ft_encryption.clone(),
+        cpu_allocation: desired.cpu_allocation,
+        memory_allocation: desired.memory_allocation,
+        nested_hv: desired.nested_hv,
+        migrate_encryption: desired.migrate_encryption.clone(),
+        ft_encryption: desired.ft_encryption.clone(),
         ..config
     }
 }
 
-fn allocation(wanted: crate::domain::Allocation) -> capstan_vsphere::Allocation {
-    capstan_vsphere::Allocation {
-        reservation: wanted.reservation,
-        limit: wanted.limit,
-        shares: wanted.shares,
-    }
-}
-
-fn found(allocation: capstan_vsphere::Allocation) -> crate::domain::Allocation {
-    crate::domain::Allocation {
-        reservation: allocation.reservation,
-        limit: allocation.limit,
-        shares: allocation.shares,
-    }
-}
-
-/// Whether what came of a reconfiguration has to be read back.
+/// Whether the result of a reconfiguration has to be read back.
 pub fn is_read_back(changes: &Changes) -> bool {
     touches_devices(changes) || !changes.settings.is_empty()
 }

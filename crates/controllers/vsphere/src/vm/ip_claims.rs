@@ -10,31 +10,31 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 
-use super::working::Working;
-use super::{Vms, tell};
-use crate::clusters::cluster_name;
-use crate::domain::Wanted;
+use super::state::VmState;
+use super::{Vms, status};
+use crate::conditions as names;
+use crate::desired;
 use crate::error::Error;
-use crate::from_api;
 use crate::ipam::{self, Caches, ClaimSpec, Given, IPAddressClaim};
-use crate::terms;
+use crate::owner_cluster::cluster_name;
+use capstan_core::vm::DesiredVm;
 
 impl Vms {
     /// What the VM asks for, with the addresses that it was given.
-    pub(super) fn wanted(&self, vm: &VSphereVM, working: &Working) -> Wanted {
-        let mut wanted = from_api::wanted(vm);
-        ipam::put(&mut wanted.networks, &working.given);
-        wanted
+    pub(super) fn desired(&self, vm: &VSphereVM, state: &VmState) -> DesiredVm {
+        let mut desired = desired::desired(vm);
+        ipam::put(&mut desired.networks, &state.given);
+        desired
     }
 
     /// Claims what is not claimed yet; tells what is still waited for.
     pub(super) async fn claim_addresses(
         self: &Arc<Self>,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
     ) -> Result<Option<Next>, Error> {
-        let claims = ipam::wanted(vm);
-        if claims.is_empty() || working.given.len() == claims.len() {
+        let claims = ipam::desired(vm);
+        if claims.is_empty() || state.given.len() == claims.len() {
             return Ok(None);
         }
         let trigger = self.trigger.get().cloned();
@@ -52,13 +52,13 @@ impl Vms {
             }
         }
         if pending.is_empty() {
-            working.given = given;
+            state.given = given;
             return Ok(None);
         }
         let text = pending.join("; ");
-        self.write(vm, working, |status, now| {
-            tell::in_progress(status, terms::WAITING_FOR_STATIC_IP, &text, now);
-            let (type_, reason) = (terms::IP_ADDRESS_CLAIMED, terms::WAITING_FOR_IP_ADDRESS);
+        self.write(vm, state, |status, now| {
+            status::in_progress(status, names::WAITING_FOR_STATIC_IP, &text, now);
+            let (type_, reason) = (names::IP_ADDRESS_CLAIMED, names::WAITING_FOR_IP_ADDRESS);
             conditions::mark_false(&mut status.conditions, type_, Severity::Info, reason, &text, now);
         })
         .await?;
@@ -69,17 +69,17 @@ impl Vms {
     async fn address(
         &self,
         vm: &VSphereVM,
-        wanted: &ipam::Wanted,
+        desired: &ipam::DesiredVm,
         caches: &Caches,
     ) -> Result<Result<Given, String>, Error> {
-        let (namespace, name) = (vm.namespace().unwrap_or_default(), &wanted.name);
+        let (namespace, name) = (vm.namespace().unwrap_or_default(), &desired.name);
         let waits = format!(
             "IPAddressClaim {name:?} waits for an address of {} {:?}",
-            wanted.pool.kind, wanted.pool.name
+            desired.pool.kind, desired.pool.name
         );
         let Some(claim) = caches.claims.get(Some(&namespace), name) else {
             let api: Api<IPAddressClaim> = self.context.api(&namespace);
-            match api.create(&PostParams::default(), &claim(vm, wanted)).await {
+            match api.create(&PostParams::default(), &claim(vm, desired)).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 result => drop(result?),
             }
@@ -99,7 +99,7 @@ impl Vms {
                 "IPAddress {address:?} of IPAddressClaim {name:?} does not exist yet"
             )));
         };
-        ipam::given(wanted.device, address, &found.spec)
+        ipam::given(desired.device, address, &found.spec)
             .map(Ok)
             .map_err(Error::Spec)
     }
@@ -107,13 +107,13 @@ impl Vms {
     /// Gives back every address; the machine must be gone by then.
     pub(super) async fn release_addresses(&self, vm: &VSphereVM) -> Result<(), Error> {
         let api: Api<IPAddressClaim> = self.context.api(&vm.namespace().unwrap_or_default());
-        for wanted in ipam::wanted(vm) {
-            let claim = api.get_opt(&wanted.name).await?;
+        for desired in ipam::desired(vm) {
+            let claim = api.get_opt(&desired.name).await?;
             let Some(claim) = claim.filter(|claim| claim.belongs_to(vm)) else {
                 continue;
             };
-            patch::remove_finalizer(&api, &claim, terms::CLAIM_FINALIZER).await?;
-            match api.delete(&wanted.name, &DeleteParams::default()).await {
+            patch::remove_finalizer(&api, &claim, names::CLAIM_FINALIZER).await?;
+            match api.delete(&desired.name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 result => drop(result?),
             }
@@ -122,19 +122,19 @@ impl Vms {
     }
 }
 
-fn claim(vm: &VSphereVM, wanted: &ipam::Wanted) -> IPAddressClaim {
+fn claim(vm: &VSphereVM, desired: &ipam::DesiredVm) -> IPAddressClaim {
     let cluster = cluster_name(vm);
     let mut claim = IPAddressClaim::new(
-        &wanted.name,
+        &desired.name,
         ClaimSpec {
-            pool_ref: wanted.pool.clone(),
+            pool_ref: desired.pool.clone(),
             cluster_name: cluster.clone(),
         },
     );
     let meta = &mut claim.metadata;
     meta.namespace = vm.namespace();
     meta.labels = cluster.map(|name| [(CLUSTER_NAME_LABEL.to_owned(), name)].into());
-    meta.finalizers = Some(vec![terms::CLAIM_FINALIZER.to_owned()]);
+    meta.finalizers = Some(vec![names::CLAIM_FINALIZER.to_owned()]);
     meta.owner_references = Some(vec![OwnerReference {
         api_version: VSphereVM::API_VERSION.to_owned(),
         kind: VSphereVM::KIND.to_owned(),

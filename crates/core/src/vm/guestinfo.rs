@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::domain::{UserData, Wanted};
+use super::types::{DesiredVm, UserData};
 
 /// The key of the cloud-init metadata; `.encoding` beside it says base64.
 pub const METADATA: &str = "guestinfo.metadata";
@@ -13,14 +13,14 @@ const CLOUD_INIT: &str = "guestinfo.userdata";
 const IGNITION: &str = "guestinfo.ignition.config.data";
 
 /// The keys that the clone is made with: user data, then the keys of the spec, which win.
-pub fn at_clone(wanted: &Wanted, user: Option<&UserData>) -> BTreeMap<String, String> {
+pub fn at_clone(desired: &DesiredVm, user: Option<&UserData>) -> BTreeMap<String, String> {
     let mut keys = BTreeMap::new();
     match user {
         Some(UserData::CloudInit(data)) => put(&mut keys, CLOUD_INIT, data),
         Some(UserData::Ignition(data)) => put(&mut keys, IGNITION, data),
         None => {}
     }
-    keys.extend(wanted.vmx.clone());
+    keys.extend(desired.vmx.clone());
     keys
 }
 
@@ -61,11 +61,11 @@ mod tests {
 
     #[test]
     fn keys_of_the_spec_win() {
-        let wanted = Wanted {
+        let desired = DesiredVm {
             vmx: BTreeMap::from([("guestinfo.userdata".into(), "mine".into())]),
-            ..Wanted::default()
+            ..DesiredVm::default()
         };
-        let keys = at_clone(&wanted, Some(&UserData::Ignition(b"{}x".to_vec())));
+        let keys = at_clone(&desired, Some(&UserData::Ignition(b"{}x".to_vec())));
         assert_eq!(keys["guestinfo.userdata"], "mine");
         assert_eq!(keys["guestinfo.ignition.config.data.encoding"], "base64");
         assert_eq!(keys["guestinfo.ignition.config.data"], STANDARD.encode("{}x"));

@@ -10,9 +10,9 @@ use capstan_api::vsphere::{
 use capstan_core::disks::vsphere::{ControllerKind, DataDisk, Listed, Placement};
 use kube::ResourceExt;
 
-use crate::domain::{Allocation, DhcpOverrides, Memory, NetworkDevice, Pci, PowerOff, Route, Wanted};
-use crate::plan::Report;
 use crate::quantity::in_units_of;
+use capstan_core::vm::Report;
+use capstan_core::vm::{Allocation, DesiredVm, DhcpOverrides, NetworkDevice, Pci, PowerOff, Recorded, Route};
 
 /// A guest that is asked to shut down gets this long before it is powered off, unless the spec says otherwise.
 const SOFT_POWER_OFF: Duration = Duration::from_secs(5 * 60);
@@ -23,12 +23,12 @@ const HERTZ_PER_MHZ: i64 = 1_000_000;
 const BYTES_PER_MIB: i64 = 1 << 20;
 
 /// What a VSphereVM asks for.
-pub fn wanted(vm: &VSphereVM) -> Wanted {
+pub fn desired(vm: &VSphereVM) -> DesiredVm {
     let spec = &vm.spec.clone_spec;
     let text = |value: &Option<String>| value.clone().filter(|text| !text.trim().is_empty());
     let cpus = spec.num_cpus.unwrap_or_default().max(FEWEST_CPUS);
     let resources = &spec.resources;
-    Wanted {
+    DesiredVm {
         name: vm.name_any(),
         instance_uuid: vm.uid().unwrap_or_default(),
         template: spec.template.clone(),
@@ -167,7 +167,7 @@ fn controller_name(kind: ControllerKind) -> String {
 }
 
 /// What an earlier pass left in the status.
-pub fn memory(vm: &VSphereVM) -> Memory {
+pub fn recorded(vm: &VSphereVM) -> Recorded {
     let status = vm.status.clone().unwrap_or_default();
     let placements = status.data_disks.iter().enumerate().filter_map(|(index, disk)| {
         Some(Placement {
@@ -180,9 +180,9 @@ pub fn memory(vm: &VSphereVM) -> Memory {
         })
     });
     // The BIOS UUID is written when it is up for the first time, and outlives the status when the object is moved.
-    let seen = vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready;
-    Memory {
-        seen,
+    let was_ready = vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready;
+    Recorded {
+        was_ready,
         placements: placements.collect(),
         linked: status.clone_mode.as_deref() == Some(CloneMode::LinkedClone.as_str()),
     }

@@ -7,24 +7,24 @@ use capstan_api::vsphere::VSphereVM;
 use capstan_kube::Next;
 use capstan_vsphere::{MoRef, Vcenter};
 
-use super::working::{Purpose, Working};
-use super::{Vms, tell};
+use super::state::{TaskKind, VmState};
+use super::{Vms, status};
+use crate::conditions as names;
 use crate::error::Error;
-use crate::terms;
 
 impl Vms {
     /// Starts to make the VM a member of its group; `None` when it is one, or has none.
     pub(super) async fn join_group(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
         reference: &MoRef,
     ) -> Result<Option<Next>, Error> {
-        let Some(group) = self.affinity.group(vm).filter(|_| !working.grouped) else {
+        let Some(group) = self.affinity.group(vm).filter(|_| !state.grouped) else {
             return Ok(None);
         };
-        let failed = |error| tell::because(terms::VM_GROUP_FAILED, error);
+        let failed = |error| status::because(names::VM_GROUP_FAILED, error);
         let datacenter = vcenter.datacenter(Some(&group.datacenter)).await.map_err(failed)?;
         let cluster = vcenter
             .cluster(&datacenter, Some(&group.cluster))
@@ -35,20 +35,14 @@ impl Vms {
             let joined = vcenter.join_vm_group(&cluster, &group.name, &reference).await;
             joined.map(|()| None)
         };
-        Ok(Some(self.await_work(vm, working, Purpose::Group, join)))
+        Ok(Some(self.await_work(vm, state, TaskKind::Group, join)))
     }
 
     /// Makes the VM a member of its module. One that cannot be is told of, and goes on without: to run beside others of its
     /// kind is better than not to run.
-    pub(super) async fn join_module(
-        &self,
-        vm: &VSphereVM,
-        working: &mut Working,
-        vcenter: &Vcenter,
-        reference: &MoRef,
-    ) {
+    pub(super) async fn join_module(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter, reference: &MoRef) {
         let noted = vm.status.as_ref().and_then(|status| status.module_uuid.clone());
-        let member_of = working.module.clone().or(noted);
+        let member_of = state.module.clone().or(noted);
         let Some(module) = self
             .affinity
             .module(vm)
@@ -57,18 +51,18 @@ impl Vms {
             return;
         };
         match vcenter.add_to_cluster_module(&module, reference).await {
-            Ok(()) => working.module = Some(module),
+            Ok(()) => state.module = Some(module),
             Err(error) => {
                 let text = format!("not kept apart from others by cluster module {module}: {error}");
-                self.recorder.warning(vm, terms::MODULES_FAILED, text).await;
+                self.recorder.warning(vm, names::MODULES_FAILED, text).await;
             }
         }
     }
 
     /// Takes the VM out of its module. vCenter drops members that are destroyed, so that a failure does no harm.
-    pub(super) async fn leave_module(&self, vm: &VSphereVM, working: &Working, vcenter: &Vcenter, reference: &MoRef) {
+    pub(super) async fn leave_module(&self, vm: &VSphereVM, state: &VmState, vcenter: &Vcenter, reference: &MoRef) {
         let noted = vm.status.as_ref().and_then(|status| status.module_uuid.clone());
-        let Some(module) = working.module.clone().or(noted) else {
+        let Some(module) = state.module.clone().or(noted) else {
             return;
         };
         if let Err(error) = vcenter.remove_from_cluster_module(&module, reference).await {

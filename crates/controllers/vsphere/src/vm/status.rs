@@ -15,13 +15,13 @@ use capstan_vsphere::{MoRef, Vcenter};
 use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
-use super::working::{Purpose, Working};
+use super::state::{TaskKind, VmState};
 use super::{RECHECK, RESYNC, Vms, marks, recheck, retry};
-use crate::domain::Wanted;
+use crate::conditions as names;
+use crate::desired;
 use crate::error::Error;
-use crate::from_api;
-use crate::plan::Report;
-use crate::terms;
+use capstan_core::vm::DesiredVm;
+use capstan_core::vm::Report;
 
 /// A failure with the reason that its condition gives.
 pub fn because(reason: &'static str, error: capstan_vsphere::Error) -> Error {
@@ -41,10 +41,10 @@ pub fn cloning(vm: &VSphereVM) -> String {
 /// Says that something is under way.
 pub fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, now: Timestamp) {
     // Whoever gets this far has been let in.
-    conditions::mark_true(&mut status.conditions, terms::VCENTER_AVAILABLE, now);
+    conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
     conditions::mark_false(
         &mut status.conditions,
-        terms::VM_PROVISIONED,
+        names::VM_PROVISIONED,
         Severity::Info,
         reason,
         message,
@@ -52,14 +52,14 @@ pub fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, no
     );
 }
 
-const SUMMED_UP: &[&str] = &[terms::VCENTER_AVAILABLE, terms::VM_PROVISIONED];
+const SUMMED_UP: &[&str] = &[names::VCENTER_AVAILABLE, names::VM_PROVISIONED];
 
 impl Vms {
     /// Writes what `edit` changes in the status, if anything.
     pub(super) async fn write(
         &self,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
         edit: impl FnOnce(&mut VSphereVMStatus, Timestamp),
     ) -> Result<(), Error> {
         let now = Timestamp::now();
@@ -72,44 +72,40 @@ impl Vms {
             written => written?,
         };
         if let Some(version) = written.and_then(|written| written.resource_version()) {
-            working.written = Some(Version::new(version));
+            state.written = Some(Version::new(version));
         }
         Ok(())
     }
 
-    pub(super) async fn waiting_for_static_address(
-        &self,
-        vm: &VSphereVM,
-        working: &mut Working,
-    ) -> Result<Next, Error> {
+    pub(super) async fn waiting_for_static_address(&self, vm: &VSphereVM, state: &mut VmState) -> Result<Next, Error> {
         let text = "a network device has neither DHCP nor ipAddrs: waiting for somebody to set its ipAddrs";
-        self.write(vm, working, |status, now| {
-            in_progress(status, terms::WAITING_FOR_STATIC_IP, text, now)
+        self.write(vm, state, |status, now| {
+            in_progress(status, names::WAITING_FOR_STATIC_IP, text, now)
         })
         .await?;
         Ok(Next::Wait)
     }
 
     /// A step takes long: say so.
-    pub(super) async fn slow(&self, vm: &VSphereVM, working: &mut Working) -> Result<(), Error> {
-        let Some(purpose) = working.job.as_ref().map(|job| job.purpose.clone()) else {
+    pub(super) async fn slow(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
+        let Some(purpose) = state.job.as_ref().map(|job| job.purpose.clone()) else {
             return Ok(());
         };
         let (reason, text) = match purpose {
-            Purpose::OtherClones => (terms::CLONING, "waiting for clones that are under way".into()),
-            Purpose::Clone => (terms::CLONING, cloning(vm)),
-            Purpose::Upgrade => (terms::CLONING, "upgrading the virtual hardware".into()),
-            Purpose::Reconfigure(_) => (terms::CLONING, "setting up devices and metadata".into()),
-            Purpose::Group => (terms::CLONING, "joining the VM group of its failure domain".into()),
-            Purpose::PowerOn => (terms::POWERING_ON, "powering on".into()),
-            Purpose::Address => (
-                terms::WAITING_FOR_IP,
+            TaskKind::OtherClones => (names::CLONING, "waiting for clones that are under way".into()),
+            TaskKind::Clone => (names::CLONING, cloning(vm)),
+            TaskKind::Upgrade => (names::CLONING, "upgrading the virtual hardware".into()),
+            TaskKind::Reconfigure(_) => (names::CLONING, "setting up devices and metadata".into()),
+            TaskKind::Group => (names::CLONING, "joining the VM group of its failure domain".into()),
+            TaskKind::PowerOn => (names::POWERING_ON, "powering on".into()),
+            TaskKind::Address => (
+                names::WAITING_FOR_IP,
                 "powered on, waiting for the guest to report an address".into(),
             ),
-            Purpose::Shutdown | Purpose::PowerOff | Purpose::Detach | Purpose::Destroy => return Ok(()),
+            TaskKind::Shutdown | TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy => return Ok(()),
         };
-        let reference = working.reference.as_ref().map(ToString::to_string);
-        self.write(vm, working, |status, now| {
+        let reference = state.reference.as_ref().map(ToString::to_string);
+        self.write(vm, state, |status, now| {
             in_progress(status, reason, &text, now);
             status.vm_ref = status.vm_ref.take().or(reference);
         })
@@ -122,17 +118,17 @@ impl Vms {
     pub(super) async fn waiting_for_address(
         &self,
         vm: &VSphereVM,
-        working: &mut Working,
+        state: &mut VmState,
         report: &Report,
     ) -> Result<Next, Error> {
         let was_ready = vm.status.as_ref().is_some_and(|status| status.ready);
         if was_ready {
-            let network = from_api::network_status(report);
-            self.write(vm, working, |status, now| {
+            let network = desired::network_status(report);
+            self.write(vm, state, |status, now| {
                 status.network = network;
                 in_progress(
                     status,
-                    terms::WAITING_FOR_IP,
+                    names::WAITING_FOR_IP,
                     "the guest reports no address any more",
                     now,
                 );
@@ -146,67 +142,67 @@ impl Vms {
     pub(super) async fn up(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
-        working: &mut Working,
+        state: &mut VmState,
         vcenter: &Vcenter,
-        wanted: &Wanted,
+        desired: &DesiredVm,
         reference: &MoRef,
         report: Report,
     ) -> Result<Next, Error> {
-        let Some(facts) = working.facts.clone() else {
+        let Some(observed) = state.observed.clone() else {
             return Ok(Next::Wait);
         };
-        let host = match facts.host.as_deref().and_then(|host| host.parse::<MoRef>().ok()) {
+        let host = match observed.host.as_deref().and_then(|host| host.parse::<MoRef>().ok()) {
             Some(host) => vcenter.name_of(&host).await.ok(),
             None => None,
         };
-        self.join_module(vm, working, vcenter, reference).await;
-        let module = working.module.clone();
-        let memory = self.memory(vm, working);
-        let listed = list(&facts.hardware, &wanted.disks, &memory.placements);
+        self.join_module(vm, state, vcenter, reference).await;
+        let module = state.module.clone();
+        let recorded = self.recorded(vm, state);
+        let listed = list(&observed.hardware, &desired.disks, &recorded.placements);
         let keys: Vec<Option<i32>> = listed
             .iter()
             .map(|disk| {
-                facts
+                observed
                     .hardware
                     .disk_at(disk.kind, disk.bus, disk.unit)
                     .map(|device| device.controller_key)
             })
             .collect();
-        self.write_bios_uuid(vm, working, &facts.bios_uuid).await?;
+        self.write_bios_uuid(vm, state, &observed.bios_uuid).await?;
         let first = !vm.status.as_ref().is_some_and(|status| status.ready);
-        let started = working.started.clone();
+        let started = state.started.clone();
         let address = report.addresses.join(", ");
-        let pooled = wanted.networks.iter().any(|device| device.pooled);
-        self.write(vm, working, |status, now| {
+        let pooled = desired.networks.iter().any(|device| device.pooled);
+        self.write(vm, state, |status, now| {
             if let Some(started) = started.filter(|_| status.clone_mode.is_none() || status.data_disks.is_empty()) {
                 started.note(status);
             }
-            status.data_disks = from_api::found_disks(&status.data_disks, &listed, &keys);
+            status.data_disks = desired::found_disks(&status.data_disks, &listed, &keys);
             status.ready = true;
             status.host = host.or(status.host.take());
             status.vm_ref = Some(reference.to_string());
             status.task_ref = None;
             status.module_uuid = module.or(status.module_uuid.take());
             status.addresses = report.addresses.clone();
-            status.network = from_api::network_status(&report);
+            status.network = desired::network_status(&report);
             (status.failure_reason, status.failure_message) = (None, None);
             if pooled {
-                conditions::mark_true(&mut status.conditions, terms::IP_ADDRESS_CLAIMED, now);
+                conditions::mark_true(&mut status.conditions, names::IP_ADDRESS_CLAIMED, now);
             }
-            conditions::mark_true(&mut status.conditions, terms::VCENTER_AVAILABLE, now);
-            conditions::mark_true(&mut status.conditions, terms::VM_PROVISIONED, now);
+            conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
+            conditions::mark_true(&mut status.conditions, names::VM_PROVISIONED, now);
         })
         .await?;
         if first {
-            self.tell_first(vm, working, wanted, reference, &address).await;
+            self.tell_first(vm, state, desired, reference, &address).await;
         }
-        let kept = Working {
-            written: working.written.take(),
+        let kept = VmState {
+            written: state.written.take(),
             reference: Some(reference.clone()),
-            module: working.module.take(),
-            ..Working::default()
+            module: state.module.take(),
+            ..VmState::default()
         };
-        *working = Working {
+        *state = VmState {
             task_over: true,
             tagged: true,
             looked: Some((std::time::Instant::now(), marks(vm))),
@@ -215,20 +211,20 @@ impl Vms {
         Ok(Next::After(RESYNC))
     }
 
-    async fn tell_first(&self, vm: &VSphereVM, working: &Working, wanted: &Wanted, reference: &MoRef, address: &str) {
-        if !working.mended.is_empty() {
-            let text = format!("{}; put right by reconfiguration", working.mended.join("; "));
+    async fn tell_first(&self, vm: &VSphereVM, state: &VmState, desired: &DesiredVm, reference: &MoRef, address: &str) {
+        if !state.mended.is_empty() {
+            let text = format!("{}; put right by reconfiguration", state.mended.join("; "));
             self.recorder.warning(vm, "DevicesDropped", text).await;
         }
         let text = format!(
             "cloned from template {:?} as {reference} with {} data disks, powered on, address {address}",
-            wanted.template,
-            wanted.disks.len()
+            desired.template,
+            desired.disks.len()
         );
         self.recorder.normal(vm, "Provisioned", text).await;
     }
 
-    async fn write_bios_uuid(&self, vm: &VSphereVM, working: &mut Working, uuid: &str) -> Result<(), Error> {
+    async fn write_bios_uuid(&self, vm: &VSphereVM, state: &mut VmState, uuid: &str) -> Result<(), Error> {
         if uuid.is_empty() || vm.spec.bios_uuid.as_deref() == Some(uuid) {
             return Ok(());
         }
@@ -236,34 +232,34 @@ impl Vms {
         after.spec.bios_uuid = Some(uuid.to_owned());
         let written = patch::object(&self.api(vm), vm, &after, Lock::Open).await?;
         if let Some(version) = written.and_then(|written| written.resource_version()) {
-            working.written = Some(Version::new(version));
+            state.written = Some(Version::new(version));
         }
         Ok(())
     }
 
     /// It was there once and cannot be found. Storage may be away for a while, so nothing is made in its place.
-    pub(super) async fn lost(&self, vm: &VSphereVM, working: &mut Working) -> Result<Next, Error> {
+    pub(super) async fn lost(&self, vm: &VSphereVM, state: &mut VmState) -> Result<Next, Error> {
         let uuid = vm.spec.bios_uuid.clone().unwrap_or_default();
         let text = format!("virtual machine with BIOS UUID {uuid} cannot be found in vCenter");
-        self.write(vm, working, |status, now| {
-            let (type_, reason) = (terms::VM_PROVISIONED, terms::NOT_FOUND);
+        self.write(vm, state, |status, now| {
+            let (type_, reason) = (names::VM_PROVISIONED, names::NOT_FOUND);
             conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, &text, now);
         })
         .await?;
-        self.recorder.warning(vm, terms::NOT_FOUND, text).await;
+        self.recorder.warning(vm, names::NOT_FOUND, text).await;
         Ok(Next::After(RECHECK))
     }
 
     /// Tells of a failure, word for word, and decides when to try again.
-    pub(super) async fn failed(&self, vm: &VSphereVM, working: &mut Working, error: Error) -> Result<Next, Error> {
-        working.stale();
+    pub(super) async fn failed(&self, vm: &VSphereVM, state: &mut VmState, error: Error) -> Result<Next, Error> {
+        state.stale();
         let deleting = vm.meta().deletion_timestamp.is_some();
-        let seen = working.reference.is_some() || from_api::memory(vm).seen;
+        let seen = state.reference.is_some() || desired::recorded(vm).was_ready;
         let reason = match &error {
             Error::Step { reason, .. } => *reason,
-            _ if deleting => terms::DELETION_FAILED,
-            _ if seen => terms::TASK_FAILURE,
-            _ => terms::CLONING_FAILED,
+            _ if deleting => names::DELETION_FAILED,
+            _ if seen => names::TASK_FAILURE,
+            _ => names::CLONING_FAILED,
         };
         let severity = if error.class() == Class::Terminal {
             Severity::Error
@@ -271,18 +267,18 @@ impl Vms {
             Severity::Warning
         };
         let (text, connection) = (error.to_string(), error.is_connection());
-        let said = if connection { terms::VCENTER_UNREACHABLE } else { reason };
+        let said = if connection { names::VCENTER_UNREACHABLE } else { reason };
         self.recorder.warning(vm, said, text.as_str()).await;
         let answered = !connection && error.vsphere().is_some();
-        self.write(vm, working, |status, now| {
+        self.write(vm, state, |status, now| {
             let list = &mut status.conditions;
             if answered {
-                conditions::mark_true(list, terms::VCENTER_AVAILABLE, now);
+                conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
             }
             let type_ = if connection {
-                terms::VCENTER_AVAILABLE
+                names::VCENTER_AVAILABLE
             } else {
-                terms::VM_PROVISIONED
+                names::VM_PROVISIONED
             };
             conditions::mark_false(list, type_, severity, said, &text, now);
         })
@@ -291,16 +287,16 @@ impl Vms {
         if !terminal && !error.is_refusal() {
             return Err(error);
         }
-        working.failures = working.failures.saturating_add(1);
+        state.failures = state.failures.saturating_add(1);
         let wait = if terminal {
-            recheck(working.failures)
+            recheck(state.failures)
         } else {
-            retry(working.failures)
+            retry(state.failures)
         };
         let task = matches!(error.vsphere(), Some(capstan_vsphere::Error::TaskFailed { .. }));
         if task || !terminal {
             // Our own writes ask for passes too: without a rest each would start the next task at once.
-            working.rest = Some((std::time::Instant::now() + wait, self.version_of_others(vm)));
+            state.rest = Some((std::time::Instant::now() + wait, self.version_of_others(vm)));
         }
         tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "a step failed");
         Ok(Next::After(wait))

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::expectations::Version;
-use capstan_vsphere::{Device, MoRef, VmInfo, VmState};
+use capstan_vsphere::{Device, MoRef, VmInfo, VmRuntime};
 
-use crate::domain::{Facts, UserData};
-use crate::facts;
 use crate::ipam::Given;
-use crate::plan::Changes;
+use crate::observed;
+use capstan_core::vm::Changes;
+use capstan_core::vm::{ObservedVm, UserData};
 
 /// What somebody waits for on behalf of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum TaskKind {
     Clone,
     /// Clones that another process may have started for this VM.
     OtherClones,
@@ -35,21 +35,21 @@ pub enum Purpose {
 
 /// What came of a wait.
 #[derive(Debug)]
-pub enum News {
+pub enum TaskOutcome {
     Task(Result<Option<MoRef>, capstan_vsphere::Error>),
-    State(Result<VmState, capstan_vsphere::Error>),
+    State(Result<VmRuntime, capstan_vsphere::Error>),
     /// It takes longer than a user should wait without a word.
     Slow,
 }
 
 /// A wait under way; it ends with this value.
 #[derive(Debug)]
-pub struct Job {
-    pub purpose: Purpose,
+pub struct PendingTask {
+    pub purpose: TaskKind,
     pub waiter: tokio::task::AbortHandle,
 }
 
-impl Drop for Job {
+impl Drop for PendingTask {
     fn drop(&mut self) {
         self.waiter.abort();
     }
@@ -80,7 +80,7 @@ impl Started {
 
 /// What is known of one VM.
 #[derive(Debug, Default)]
-pub struct Working {
+pub struct VmState {
     /// The version of the object that our last write made.
     pub written: Option<Version>,
     pub started: Option<Started>,
@@ -93,8 +93,8 @@ pub struct Working {
     /// A clone was refused because somebody has the name.
     pub name_taken: bool,
     pub reference: Option<MoRef>,
-    pub facts: Option<Facts>,
-    /// The devices that the facts were read with, whole.
+    pub observed: Option<ObservedVm>,
+    /// The devices that the observed were read with, whole.
     pub devices: Vec<Device>,
     pub user: Option<UserData>,
     /// How often in a row something failed that another try alone will hardly mend.
@@ -114,20 +114,20 @@ pub struct Working {
     pub looked: Option<(Instant, u64)>,
     /// What vCenter had left out and was put right.
     pub mended: Vec<String>,
-    pub job: Option<Job>,
+    pub job: Option<PendingTask>,
 }
 
-impl Working {
+impl VmState {
     /// It was read.
     pub fn found(&mut self, info: VmInfo) {
-        self.facts = Some(facts::facts(&info));
+        self.observed = Some(observed::observe(&info));
         self.reference = Some(info.reference);
         self.devices = info.devices;
     }
 
-    /// The facts are to be read again.
+    /// The observed are to be read again.
     pub fn stale(&mut self) {
-        self.facts = None;
+        self.observed = None;
         self.devices = Vec::new();
     }
 
@@ -165,27 +165,27 @@ impl CloneEnd {
 
 /// All VMs, by UID.
 #[derive(Default)]
-pub struct Desk {
-    working: Mutex<HashMap<String, Working>>,
-    news: Mutex<HashMap<String, News>>,
+pub struct VmStates {
+    state: Mutex<HashMap<String, VmState>>,
+    news: Mutex<HashMap<String, TaskOutcome>>,
 }
 
-impl Desk {
+impl VmStates {
     /// Takes what is known of a VM; there is one pass at a time for each.
-    pub fn take(&self, uid: &str) -> Working {
-        lock(&self.working).remove(uid).unwrap_or_default()
+    pub fn take(&self, uid: &str) -> VmState {
+        lock(&self.state).remove(uid).unwrap_or_default()
     }
 
-    pub fn put(&self, uid: &str, working: Working) {
-        lock(&self.working).insert(uid.to_owned(), working);
+    pub fn put(&self, uid: &str, state: VmState) {
+        lock(&self.state).insert(uid.to_owned(), state);
     }
 
     pub fn forget(&self, uid: &str) {
-        lock(&self.working).remove(uid);
+        lock(&self.state).remove(uid);
         lock(&self.news).remove(uid);
     }
 
-    pub fn tell(&self, uid: &str, news: News) {
+    pub fn tell(&self, uid: &str, news: TaskOutcome) {
         lock(&self.news).insert(uid.to_owned(), news);
     }
 
@@ -193,7 +193,7 @@ impl Desk {
         lock(&self.news).contains_key(uid)
     }
 
-    pub fn news(&self, uid: &str) -> Option<News> {
+    pub fn news(&self, uid: &str) -> Option<TaskOutcome> {
         lock(&self.news).remove(uid)
     }
 }
@@ -238,13 +238,13 @@ mod tests {
 
     #[test]
     fn a_rest_ends_with_its_time_or_with_a_change_of_the_object() {
-        let resting = |seconds: u64| Working {
+        let resting = |seconds: u64| VmState {
             rest: Some((Instant::now() + Duration::from_secs(seconds), 1)),
-            ..Working::default()
+            ..VmState::default()
         };
         assert!(resting(60).resting(1).is_some());
         assert!(resting(60).resting(2).is_none(), "somebody changed it");
         assert!(resting(0).resting(1).is_none());
-        assert!(Working::default().resting(1).is_none());
+        assert!(VmState::default().resting(1).is_none());
     }
 }

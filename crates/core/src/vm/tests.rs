@@ -1,19 +1,16 @@
-//! Tables over the whole plan: what each state of a VM leads to.
+//! Tables over the whole plan: each state of a VM and the step that it leads to.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use capstan_core::disks::vsphere::{
-    Controller, ControllerKind, DataDisk, Device, Disk, Hardware, KIB_PER_GIB, allocate,
-};
+use crate::disks::vsphere::{Controller, ControllerKind, DataDisk, Device, Disk, Hardware, KIB_PER_GIB, allocate};
 use jiff::Timestamp;
 use rstest::rstest;
 
 use super::*;
-use crate::domain::{Allocation, GuestNic, NetworkDevice, Nic, PowerOff};
 
-pub fn wanted() -> Wanted {
-    Wanted {
+pub fn desired() -> DesiredVm {
+    DesiredVm {
         name: "node-1".into(),
         instance_uuid: "0f3c".into(),
         cpus: 4,
@@ -35,7 +32,7 @@ pub fn wanted() -> Wanted {
                 ..DataDisk::default()
             },
         ],
-        ..Wanted::default()
+        ..DesiredVm::default()
     }
 }
 
@@ -75,17 +72,21 @@ fn hardware(disks: &[(i32, i64)]) -> Hardware {
     }
 }
 
-fn memory() -> Memory {
-    let placements = allocate(&hardware(&[(0, 10)]), &wanted().disks).unwrap().placements;
-    Memory {
+fn recorded() -> Recorded {
+    let placements = allocate(&hardware(&[(0, 10)]), &desired().disks).unwrap().placements;
+    Recorded {
         placements,
-        ..Memory::default()
+        ..Recorded::default()
     }
 }
 
 /// A clone that is all that was asked for, metadata and disk list included, powered off.
-fn finished() -> Facts {
-    let mut facts = Facts {
+fn vm() -> MoRef {
+    MoRef::vm("vm-1")
+}
+
+fn finished() -> ObservedVm {
+    let mut observed = ObservedVm {
         name: "node-1".into(),
         instance_uuid: "0f3c".into(),
         bios_uuid: "4210".into(),
@@ -99,39 +100,51 @@ fn finished() -> Facts {
             backing: "network:net".into(),
             connected: true,
         }],
-        ..Facts::default()
+        ..ObservedVm::new(vm())
     };
-    let changes = changes(&wanted(), &networks(), Some(&user()), &memory(), &facts);
-    facts.extra_config = changes.extra_config;
-    facts
+    let changes = changes(&desired(), &networks(), Some(&user()), &recorded(), &observed);
+    observed.extra_config = changes.extra_config;
+    observed
 }
 
-fn next(memory: &Memory, facts: Option<&Facts>) -> Step {
-    plan(&wanted(), &networks(), Some(&user()), memory, facts)
+fn next(recorded: &Recorded, observed: Option<&ObservedVm>) -> Step {
+    plan(&desired(), &networks(), Some(&user()), recorded, observed)
 }
 
 #[test]
-fn what_never_was_is_cloned_and_what_was_once_is_not() {
-    assert_eq!(next(&memory(), None), Step::Clone);
-    assert_eq!(next(&Memory { seen: true, ..memory() }, None), Step::Lost);
+fn a_vm_that_was_ready_once_is_never_cloned_again() {
+    assert_eq!(next(&recorded(), None), Step::Clone);
+    assert_eq!(
+        next(
+            &Recorded {
+                was_ready: true,
+                ..recorded()
+            },
+            None
+        ),
+        Step::Lost
+    );
 }
 
 #[test]
 fn a_clone_as_asked_is_powered_on_and_waits_for_an_address() {
-    let mut facts = finished();
-    assert_eq!(next(&memory(), Some(&facts)), Step::PowerOn);
-    facts.power = Power::On;
-    assert!(matches!(next(&memory(), Some(&facts)), Step::AwaitAddresses(_)));
+    let mut observed = finished();
+    assert_eq!(next(&recorded(), Some(&observed)), Step::PowerOn(vm()));
+    observed.power = PowerState::On;
+    assert!(matches!(
+        next(&recorded(), Some(&observed)),
+        Step::AwaitAddresses { .. }
+    ));
     let addresses = ["fe80::1", "169.254.1.1", "127.0.0.1", "10.0.0.9", "fd00::9"]
         .map(|a| a.parse().unwrap())
         .to_vec();
-    facts.guest = vec![GuestNic {
+    observed.guest = vec![GuestNic {
         mac: "00:50:56:01:02:03".into(),
         connected: true,
         addresses,
         ..GuestNic::default()
     }];
-    let Step::Up(report) = next(&memory(), Some(&facts)) else {
+    let Step::Up { report, .. } = next(&recorded(), Some(&observed)) else {
         panic!("it has an address")
     };
     assert_eq!(report.addresses, ["10.0.0.9", "fd00::9"]);
@@ -139,10 +152,10 @@ fn a_clone_as_asked_is_powered_on_and_waits_for_an_address() {
 
 #[test]
 fn dropped_devices_are_named_and_put_right_before_the_first_power_on() {
-    let mut facts = finished();
-    facts.hardware = hardware(&[(0, 10)]);
-    facts.nics[0].backing = "network:template".into();
-    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else {
+    let mut observed = finished();
+    observed.hardware = hardware(&[(0, 10)]);
+    observed.nics[0].backing = "network:template".into();
+    let Step::Reconfigure { changes, .. } = next(&recorded(), Some(&observed)) else {
         panic!("disks are missing")
     };
     assert_eq!(
@@ -166,9 +179,9 @@ fn dropped_devices_are_named_and_put_right_before_the_first_power_on() {
 
 #[test]
 fn a_disk_that_is_larger_than_asked_for_is_not_ours_and_nothing_is_started() {
-    let mut facts = finished();
-    facts.hardware = hardware(&[(0, 10), (1, 500), (2, 90)]);
-    let Step::Wrong(text) = next(&memory(), Some(&facts)) else {
+    let mut observed = finished();
+    observed.hardware = hardware(&[(0, 10), (1, 500), (2, 90)]);
+    let Step::Wrong(text) = next(&recorded(), Some(&observed)) else {
         panic!("a disk cannot shrink")
     };
     assert!(text.contains("dataDisks[0] \"images\""), "{text}");
@@ -176,20 +189,20 @@ fn a_disk_that_is_larger_than_asked_for_is_not_ours_and_nothing_is_started() {
 
 #[test]
 fn settings_that_vcenter_dropped_are_named_and_sent_again_before_the_first_power_on() {
-    let mut wanted = wanted();
-    wanted.cpu_allocation = Allocation {
+    let mut desired = desired();
+    desired.cpu_allocation = Allocation {
         reservation: Some(500),
         limit: Some(4000),
         shares: None,
     };
-    wanted.memory_allocation.shares = Some(2000);
-    wanted.nested_hv = Some(true);
-    let mut facts = finished();
-    facts.cpu_allocation.limit = Some(-1);
-    facts.memory_allocation.shares = Some(2000);
-    let next = |facts: &Facts| plan(&wanted, &networks(), Some(&user()), &memory(), Some(facts));
-    let Step::Reconfigure(changes) = next(&facts) else {
-        panic!("{:?}", next(&facts));
+    desired.memory_allocation.shares = Some(2000);
+    desired.nested_hv = Some(true);
+    let mut observed = finished();
+    observed.cpu_allocation.limit = Some(-1);
+    observed.memory_allocation.shares = Some(2000);
+    let next = |observed: &ObservedVm| plan(&desired, &networks(), Some(&user()), &recorded(), Some(observed));
+    let Step::Reconfigure { changes, .. } = next(&observed) else {
+        panic!("{:?}", next(&observed));
     };
     let expected = [
         "resources.requests.cpu (MHz) is unset instead of 500",
@@ -197,43 +210,49 @@ fn settings_that_vcenter_dropped_are_named_and_sent_again_before_the_first_power
         "nestedHV is false instead of true",
     ];
     assert_eq!(changes.settings, expected);
-    facts.power = Power::On;
+    observed.power = PowerState::On;
     assert!(
-        matches!(next(&facts), Step::AwaitAddresses(_)),
+        matches!(next(&observed), Step::AwaitAddresses { .. }),
         "they cannot be changed any more"
     );
-    facts.power = Power::Off;
-    (facts.cpu_allocation, facts.nested_hv) = (wanted.cpu_allocation, true);
-    assert_eq!(next(&facts), Step::PowerOn);
+    observed.power = PowerState::Off;
+    (observed.cpu_allocation, observed.nested_hv) = (desired.cpu_allocation, true);
+    assert_eq!(next(&observed), Step::PowerOn(vm()));
 }
 
 #[test]
 fn a_machine_that_was_ready_keeps_the_hardware_it_has() {
-    let mut facts = finished();
-    facts.hardware = hardware(&[(0, 10)]);
-    facts.extra_config.clear();
-    let memory = Memory { seen: true, ..memory() };
-    assert_eq!(next(&memory, Some(&facts)), Step::PowerOn);
+    let mut observed = finished();
+    observed.hardware = hardware(&[(0, 10)]);
+    observed.extra_config.clear();
+    let recorded = Recorded {
+        was_ready: true,
+        ..recorded()
+    };
+    assert_eq!(next(&recorded, Some(&observed)), Step::PowerOn(vm()));
 }
 
 #[test]
 fn what_a_guest_took_away_after_its_first_start_is_not_written_back() {
-    let mut facts = finished();
-    facts.extra_config.remove("guestinfo.userdata");
-    assert!(matches!(next(&memory(), Some(&facts)), Step::Reconfigure(_)));
-    facts.power = Power::On;
-    assert!(matches!(next(&memory(), Some(&facts)), Step::AwaitAddresses(_)));
-    facts.power = Power::Suspended;
-    assert_eq!(next(&memory(), Some(&facts)), Step::PowerOn);
+    let mut observed = finished();
+    observed.extra_config.remove("guestinfo.userdata");
+    assert!(matches!(next(&recorded(), Some(&observed)), Step::Reconfigure { .. }));
+    observed.power = PowerState::On;
+    assert!(matches!(
+        next(&recorded(), Some(&observed)),
+        Step::AwaitAddresses { .. }
+    ));
+    observed.power = PowerState::Suspended;
+    assert_eq!(next(&recorded(), Some(&observed)), Step::PowerOn(vm()));
 }
 
 #[test]
 fn the_metadata_and_the_list_of_disks_are_written_once() {
-    let facts = Facts {
+    let observed = ObservedVm {
         extra_config: BTreeMap::new(),
         ..finished()
     };
-    let Step::Reconfigure(changes) = next(&memory(), Some(&facts)) else {
+    let Step::Reconfigure { changes, .. } = next(&recorded(), Some(&observed)) else {
         panic!("metadata is missing")
     };
     assert!(changes.extra_config["guestinfo.capstan.disks"].contains("\"name\":\"swap\""));
@@ -242,11 +261,11 @@ fn the_metadata_and_the_list_of_disks_are_written_once() {
             && changes.extra_config.contains_key("guestinfo.userdata")
     );
     assert!(changes.dropped.is_empty());
-    let after = Facts {
+    let after = ObservedVm {
         extra_config: changes.extra_config.clone(),
-        ..facts
+        ..observed
     };
-    assert_eq!(next(&memory(), Some(&after)), Step::PowerOn);
+    assert_eq!(next(&recorded(), Some(&after)), Step::PowerOn(vm()));
 }
 
 #[rstest]
@@ -255,11 +274,11 @@ fn the_metadata_and_the_list_of_disks_are_written_once() {
 #[case(Some("vmx-9"), false)]
 #[case(None, false)]
 fn hardware_is_upgraded_and_never_downgraded(#[case] version: Option<&str>, #[case] upgraded: bool) {
-    let wanted = Wanted {
+    let desired = DesiredVm {
         hardware_version: version.map(Into::into),
-        ..wanted()
+        ..desired()
     };
-    let step = plan(&wanted, &networks(), Some(&user()), &memory(), Some(&finished()));
+    let step = plan(&desired, &networks(), Some(&user()), &recorded(), Some(&finished()));
     assert_eq!(matches!(step, Step::Upgrade { .. }), upgraded, "{step:?}");
 }
 
@@ -276,18 +295,18 @@ fn sizes_are_checked_before_a_full_clone(
     #[case] template: &[i64],
     #[case] expected: Result<(), &str>,
 ) {
-    let wanted = Wanted {
+    let desired = DesiredVm {
         primary_gib: primary,
         additional_gib: additional.to_vec(),
-        ..wanted()
+        ..desired()
     };
     let disks: Vec<(i32, i64)> = template.iter().enumerate().map(|(i, gib)| (i as i32, *gib)).collect();
     assert_eq!(
-        check_template(&wanted, &hardware(&disks), false),
+        check_template(&desired, &hardware(&disks), false),
         expected.map_err(str::to_owned)
     );
     assert_eq!(
-        check_template(&wanted, &hardware(&disks), true),
+        check_template(&desired, &hardware(&disks), true),
         Ok(()),
         "a linked clone keeps its template's sizes"
     );
@@ -295,16 +314,16 @@ fn sizes_are_checked_before_a_full_clone(
 
 #[test]
 fn template_disks_grow_after_a_full_clone_only() {
-    let wanted = Wanted {
+    let desired = DesiredVm {
         primary_gib: Some(20),
-        ..wanted()
+        ..desired()
     };
     let grow = |linked| {
         changes(
-            &wanted,
+            &desired,
             &networks(),
             Some(&user()),
-            &Memory { linked, ..memory() },
+            &Recorded { linked, ..recorded() },
             &finished(),
         )
         .grow
@@ -314,29 +333,29 @@ fn template_disks_grow_after_a_full_clone_only() {
 }
 
 #[rstest]
-#[case::hard(PowerOff::Hard, false, None, Farewell::PowerOff)]
-#[case::soft(PowerOff::Soft, true, None, Farewell::ShutDownGuest)]
-#[case::soft_waits_as_long_as_it_takes(PowerOff::Soft, true, Some(9999), Farewell::AwaitShutdown { until: None })]
-#[case::soft_without_tools(PowerOff::Soft, false, None, Farewell::CannotShutDown)]
-#[case::try_soft(PowerOff::TrySoft, true, None, Farewell::ShutDownGuest)]
-#[case::try_soft_waits(PowerOff::TrySoft, true, Some(100), Farewell::AwaitShutdown { until: Some(Timestamp::from_second(10_200).unwrap()) })]
-#[case::try_soft_gives_up(PowerOff::TrySoft, true, Some(300), Farewell::PowerOff)]
-#[case::try_soft_without_tools(PowerOff::TrySoft, false, None, Farewell::PowerOff)]
+#[case::hard(PowerOff::Hard, false, None, TeardownStep::PowerOff(vm()))]
+#[case::soft(PowerOff::Soft, true, None, TeardownStep::ShutDownGuest(vm()))]
+#[case::soft_waits_as_long_as_it_takes(PowerOff::Soft, true, Some(9999), TeardownStep::AwaitShutdown { vm: vm(), until: None })]
+#[case::soft_without_tools(PowerOff::Soft, false, None, TeardownStep::CannotShutDown)]
+#[case::try_soft(PowerOff::TrySoft, true, None, TeardownStep::ShutDownGuest(vm()))]
+#[case::try_soft_waits(PowerOff::TrySoft, true, Some(100), TeardownStep::AwaitShutdown { vm: vm(), until: Some(Timestamp::from_second(10_200).unwrap()) })]
+#[case::try_soft_gives_up(PowerOff::TrySoft, true, Some(300), TeardownStep::PowerOff(vm()))]
+#[case::try_soft_without_tools(PowerOff::TrySoft, false, None, TeardownStep::PowerOff(vm()))]
 fn a_machine_is_powered_off_by_its_mode(
     #[case] mode: PowerOff,
     #[case] tools: bool,
     #[case] asked_ago: Option<i64>,
-    #[case] expected: Farewell,
+    #[case] expected: TeardownStep,
 ) {
     let now = Timestamp::from_second(10_000).unwrap();
     let asked = asked_ago.map(|ago| Timestamp::from_second(10_000 - ago).unwrap());
-    let facts = Facts {
-        power: Power::On,
+    let observed = ObservedVm {
+        power: PowerState::On,
         tools_running: tools,
         ..finished()
     };
     assert_eq!(
-        farewell(Some(&facts), &memory(), mode, Duration::from_secs(300), asked, now),
+        teardown(Some(&observed), &recorded(), mode, Duration::from_secs(300), asked, now),
         expected
     );
 }
@@ -344,14 +363,15 @@ fn a_machine_is_powered_off_by_its_mode(
 #[test]
 fn foreign_volumes_are_detached_before_the_machine_is_destroyed() {
     let now = Timestamp::UNIX_EPOCH;
-    let end = |facts: Option<&Facts>| farewell(facts, &memory(), PowerOff::Hard, Duration::ZERO, None, now);
-    let mut facts = finished();
-    assert_eq!(end(Some(&facts)), Farewell::Destroy);
-    facts.hardware.devices.push(Device {
+    let end =
+        |observed: Option<&ObservedVm>| teardown(observed, &recorded(), PowerOff::Hard, Duration::ZERO, None, now);
+    let mut observed = finished();
+    assert_eq!(end(Some(&observed)), TeardownStep::Destroy(vm()));
+    observed.hardware.devices.push(Device {
         key: 2010,
         ..disk(3, 5)
     });
-    facts.volumes = vec![2010];
+    observed.volumes = vec![2010];
     let mut elsewhere = Device {
         key: 2011,
         ..disk(4, 5)
@@ -360,9 +380,15 @@ fn foreign_volumes_are_detached_before_the_machine_is_destroyed() {
         path: "[ds] kubevols/pvc-1.vmdk".into(),
         ..Disk::default()
     });
-    facts.hardware.devices.push(elsewhere);
-    assert_eq!(end(Some(&facts)), Farewell::Detach(vec![2010, 2011]));
-    assert_eq!(end(None), Farewell::Gone);
+    observed.hardware.devices.push(elsewhere);
+    assert_eq!(
+        end(Some(&observed)),
+        TeardownStep::Detach {
+            vm: vm(),
+            disks: vec![2010, 2011]
+        }
+    );
+    assert_eq!(end(None), TeardownStep::Release);
 }
 
 #[rstest]
@@ -373,4 +399,28 @@ fn foreign_volumes_are_detached_before_the_machine_is_destroyed() {
 #[case(NetworkDevice::default(), true)]
 fn a_card_without_any_address_is_waited_for(#[case] device: NetworkDevice, #[case] waits: bool) {
     assert_eq!(waits_for_static_address(&[device]), waits);
+}
+
+#[test]
+fn a_card_has_the_addresses_of_all_interfaces_with_its_mac() {
+    let mut observed = ObservedVm {
+        power: PowerState::On,
+        ..finished()
+    };
+    let interface = |address: &str| GuestNic {
+        mac: "00:50:56:01:02:03".into(),
+        connected: true,
+        addresses: vec![address.parse().unwrap()],
+        ..GuestNic::default()
+    };
+    observed.guest = vec![
+        interface("fe80::1"),
+        interface("10.0.0.9"),
+        interface("10.0.0.9"),
+        interface("10.0.1.9"),
+    ];
+    let Step::Up { report, .. } = next(&recorded(), Some(&observed)) else {
+        panic!("the second interface has an address")
+    };
+    assert_eq!(report.addresses, ["10.0.0.9", "10.0.1.9"]);
 }

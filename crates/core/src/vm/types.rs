@@ -1,13 +1,13 @@
-//! Machines on vSphere in the words of this controller, free of the version of the API that asked for them and of the
-//! wire that vCenter speaks.
+//! The words of the vSphere plans, free of the version of the API that asks for a machine and of the wire format of vCenter.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use capstan_core::disks::vsphere::{DataDisk, Hardware, Placement};
+use super::MoRef;
+use crate::disks::vsphere::{DataDisk, Hardware, Placement};
 
-/// How a machine is brought down.
+/// How a machine is powered off before it is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PowerOff {
     #[default]
@@ -24,7 +24,7 @@ pub struct Route {
     pub metric: i32,
 }
 
-/// What the guest does with a DHCP answer.
+/// How the guest treats a DHCP answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpOverrides {
     pub hostname: Option<String>,
@@ -38,7 +38,7 @@ pub struct DhcpOverrides {
     pub use_routes: Option<String>,
 }
 
-/// A network card that is asked for.
+/// A desired network card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkDevice {
     pub network: String,
@@ -55,7 +55,7 @@ pub struct NetworkDevice {
     pub routes: Vec<Route>,
     pub dhcp4_overrides: Option<DhcpOverrides>,
     pub dhcp6_overrides: Option<DhcpOverrides>,
-    /// Addresses come from a pool that somebody else hands out.
+    /// Whether an IPAM provider allocates the addresses from a pool.
     pub pooled: bool,
     pub skip_allocation: bool,
 }
@@ -73,7 +73,7 @@ pub enum Pci {
     },
 }
 
-/// A machine's part of its host's CPU in MHz, or of its memory in MiB.
+/// The share of a host's CPU in MHz, or of its memory in MiB. vCenter keeps its value of a field that is unset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     pub reservation: Option<i64>,
@@ -81,11 +81,11 @@ pub struct Allocation {
     pub shares: Option<i32>,
 }
 
-/// The virtual machine that a VSphereVM asks for.
+/// The virtual machine that a VSphereVM describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredVm {
     pub name: String,
-    /// The VSphereVM's UID: the VM carries it as its instance UUID, and by nothing else is it ours.
+    /// The VSphereVM's UID, which the VM carries as its instance UUID.
     pub instance_uuid: String,
     pub template: String,
     pub linked: bool,
@@ -117,7 +117,7 @@ pub struct Wanted {
     pub soft_timeout: Duration,
 }
 
-/// What the guest is started with.
+/// The bootstrap data of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserData {
     CloudInit(Vec<u8>),
@@ -125,19 +125,19 @@ pub enum UserData {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Power {
+pub enum PowerState {
     On,
     #[default]
     Off,
     Suspended,
 }
 
-/// A network card that a VM has.
+/// A network card of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nic {
     pub key: i32,
     pub mac: String,
-    /// What it is plugged into, in a form that equals what [`crate::vm`] resolves a network to.
+    /// The network of the card, in the form that the controller resolves desired networks to.
     pub backing: String,
     pub connected: bool,
 }
@@ -151,13 +151,14 @@ pub struct GuestNic {
     pub addresses: Vec<IpAddr>,
 }
 
-/// A VM as vCenter has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+/// A VM as vCenter reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedVm {
+    pub reference: MoRef,
     pub name: String,
     pub instance_uuid: String,
     pub bios_uuid: String,
-    pub power: Power,
+    pub power: PowerState,
     pub hardware: Hardware,
     /// The keys of disks that are first-class objects of their own, such as volumes of a CSI driver.
     pub volumes: Vec<i32>,
@@ -177,12 +178,40 @@ pub struct Facts {
     pub host: Option<String>,
 }
 
-/// What is remembered of a VM between passes, in its status.
+impl ObservedVm {
+    /// Returns a VM of which nothing but the reference is known.
+    pub fn new(reference: MoRef) -> Self {
+        Self {
+            reference,
+            name: Default::default(),
+            instance_uuid: Default::default(),
+            bios_uuid: Default::default(),
+            power: Default::default(),
+            hardware: Default::default(),
+            volumes: Default::default(),
+            vmx_path: Default::default(),
+            cpus: Default::default(),
+            cores_per_socket: Default::default(),
+            memory_mib: Default::default(),
+            cpu_allocation: Default::default(),
+            memory_allocation: Default::default(),
+            nested_hv: Default::default(),
+            nics: Default::default(),
+            pci_devices: Default::default(),
+            extra_config: Default::default(),
+            guest: Default::default(),
+            tools_running: Default::default(),
+            host: Default::default(),
+        }
+    }
+}
+
+/// The part of a VSphereVM's status that the plan needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// It was up once: it is never cloned again, and its hardware is its owner's from then on.
-    pub seen: bool,
-    /// The units that were given out before the clone.
+pub struct Recorded {
+    /// Whether the VM was ready once: it is never cloned again, and its hardware is not changed any more.
+    pub was_ready: bool,
+    /// The units that the data disks were given before the clone.
     pub placements: Vec<Placement>,
     pub linked: bool,
 }

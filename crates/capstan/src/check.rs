@@ -118,6 +118,12 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
         (_, vsphere::VSphereVM::KIND) => object
             .typed::<vsphere::VSphereVM>()
             .map(|vm| rules::virtual_machine(object.name(), &vm.spec)),
+        (_, vsphere::VSphereCluster::KIND) => object
+            .typed::<vsphere::VSphereCluster>()
+            .map(|cluster| rules::cluster(&cluster.spec)),
+        (_, vsphere::VSphereDeploymentZone::KIND) => object
+            .typed::<vsphere::VSphereDeploymentZone>()
+            .map(|zone| rules::deployment_zone(&zone.spec)),
         (_, vsphere::VSphereFailureDomain::KIND) => object
             .typed::<vsphere::VSphereFailureDomain>()
             .map(|domain| rules::failure_domain(&domain.spec)),

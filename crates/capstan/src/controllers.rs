@@ -47,6 +47,7 @@ pub struct Settings {
     pub azure: capstan_azure::Clients,
     /// How AzureClusters sign in.
     pub azure_sign_in: capstan_azure_pools::SignIn,
+    pub vsphere: capstan_vsphere_machines::Options,
     /// How often everything is looked at again although nothing seems to have changed.
     pub resync: Option<Duration>,
 }
@@ -68,8 +69,7 @@ pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()>
             capstan_azure_pools::run(context, settings.azure, options).await?;
         }
         Name::Vsphere => {
-            let options = capstan_vsphere_machines::Options::from_env();
-            capstan_vsphere_machines::run(context, options).await?;
+            capstan_vsphere_machines::run(context, settings.vsphere).await?;
         }
     }
     Ok(())

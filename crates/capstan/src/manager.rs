@@ -37,6 +37,7 @@ pub struct Manager {
     pub namespace: Option<String>,
     pub azure: capstan_azure::Settings,
     pub azure_sign_in: capstan_azure_pools::SignIn,
+    pub vsphere: capstan_vsphere_machines::Options,
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
@@ -150,6 +151,7 @@ impl Manager {
         let settings = controllers::Settings {
             azure,
             azure_sign_in: self.azure_sign_in.clone(),
+            vsphere: self.vsphere.clone(),
             resync: self.resync,
         };
         let mut tasks = JoinSet::new();

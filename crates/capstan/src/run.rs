@@ -63,6 +63,8 @@ pub struct Run {
     #[command(flatten)]
     azure: Azure,
     #[command(flatten)]
+    vsphere: Vsphere,
+    #[command(flatten)]
     admission: Admission,
 }
 
@@ -205,6 +207,32 @@ impl Azure {
     }
 }
 
+#[derive(Args, Default)]
+#[command(next_help_heading = "vSphere")]
+struct Vsphere {
+    /// vCenters that shared credentials may be sent to: VSphereClusterIdentities without the annotation
+    /// capstan.dev/allowed-servers, and VSPHERE_USERNAME; "*" for every server [default: none]
+    #[arg(long, value_delimiter = ',', value_name = "HOST[:PORT],...")]
+    vcenter_servers: Vec<String>,
+    /// Namespaces whose VSphereClusters may use VSPHERE_USERNAME and VSPHERE_PASSWORD instead of an identity of their own;
+    /// "*" for all [default: none]
+    #[arg(long, value_delimiter = ',', value_name = "NAMESPACE,...")]
+    vcenter_account_namespaces: Vec<String>,
+    /// Accept every certificate of a vCenter for which neither a thumbprint nor a CA is given; conditions report it
+    #[arg(long)]
+    insecure_vcenter: bool,
+}
+
+impl Vsphere {
+    fn options(&self) -> capstan_vsphere_machines::Options {
+        let mut options = capstan_vsphere_machines::Options::from_env();
+        options.credentials.servers = self.vcenter_servers.clone();
+        options.credentials.account_namespaces = self.vcenter_account_namespaces.clone();
+        options.credentials.insecure = self.insecure_vcenter;
+        options
+    }
+}
+
 /// The port of the admission webhook in a cluster.
 const WEBHOOK_PORT: u16 = 9443;
 /// The Service that leads to it, in the namespace that Capstan runs in.
@@ -294,6 +322,7 @@ pub async fn run(args: Run) -> Result<()> {
         namespace: args.namespace.filter(|namespace| !namespace.is_empty()),
         azure: args.azure.settings()?,
         azure_sign_in: args.azure.sign_in()?,
+        vsphere: args.vsphere.options(),
         resync: args.resync,
         lease: args.election.settings(&config)?,
         webhook: args.admission.options(&config, args.kubeconfig.is_none())?,

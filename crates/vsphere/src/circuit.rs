@@ -98,7 +98,7 @@ mod tests {
     async fn a_vcenter_that_swallows_calls_keeps_one_of_many_waiting() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let login = Login {
-            server: format!("http://{}", listener.local_addr().unwrap()),
+            server: listener.local_addr().unwrap().to_string(),
             username: "me".into(),
             password: "secret".into(),
             trust: Trust::System,
@@ -110,7 +110,8 @@ mod tests {
                 tokio::spawn(served.clone().attend(connection));
             }
         });
-        let vcenter = Vcenter::connect(login, Settings::default()).await.unwrap();
+        let base = format!("http://{}", login.server);
+        let vcenter = Vcenter::connect_to(base, login, Settings::default()).await.unwrap();
         let service = MoRef::new("ServiceInstance", "ServiceInstance");
         let ask = |seconds| {
             vcenter.call(Call {

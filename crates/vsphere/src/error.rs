@@ -134,6 +134,19 @@ pub enum Error {
         seen: String,
         expected: String,
     },
+    #[error(
+        "the certificate of vCenter {server} is not trusted ({cause}): set spec.thumbprint, or put the CA into the key \"ca.crt\" of the identity's Secret"
+    )]
+    Certificate { server: String, cause: String },
+    /// The answer is not quoted: it may come from any server that a manifest names.
+    #[error("server {server} did not answer as a vCenter does ({answer}): check spec.server")]
+    NotVcenter { server: String, answer: String },
+    #[error("vCenter {server} answered {method} with more than {limit} bytes: the answer was dropped")]
+    TooLarge {
+        server: String,
+        method: String,
+        limit: usize,
+    },
     #[error("vCenter {server} answered {method} with HTTP {status}: {body}")]
     Http {
         server: String,
@@ -192,6 +205,8 @@ impl Error {
             Error::Unreachable { .. } | Error::Refused { .. } | Error::Xml(_) | Error::Incomplete { .. } => {
                 Class::Transient
             }
+            Error::NotVcenter { .. } | Error::TooLarge { .. } => Class::Transient,
+            Error::Certificate { .. } => Class::Terminal,
             Error::Closed { .. } | Error::TaskGone { .. } => Class::Transient,
             Error::Http { status, .. } => match status {
                 400 | 403 | 404 | 405 => Class::Terminal,

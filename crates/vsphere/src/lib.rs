@@ -6,6 +6,7 @@
 //! time, so that many machines of one making cost few calls. Every request goes through the interceptors in [`Settings`].
 //! No answer, however broken, makes it panic.
 
+mod body;
 mod cache;
 mod circuit;
 mod device;

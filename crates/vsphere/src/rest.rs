@@ -4,6 +4,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::body::MAX_REST;
 use crate::error::{Error, Fault, Result};
 use crate::session::Refusal;
 use crate::vcenter::Vcenter;
@@ -93,7 +94,7 @@ impl Vcenter {
     async fn rest_send(&self, method: &str, request: reqwest::RequestBuilder) -> Result<String> {
         let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = answer.status();
-        let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
+        let text = self.body(method, answer, MAX_REST).await?;
         if status.is_success() {
             return Ok(text);
         }

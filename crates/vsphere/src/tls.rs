@@ -1,4 +1,6 @@
-//! Whom a connection trusts: one pinned certificate, a CA, the system's CAs, or anybody.
+//! How the certificate of a vCenter is verified.
+//!
+//! Invariant: a certificate is verified unless the operator of the manager turns that off; no manifest can.
 
 use std::sync::Arc;
 
@@ -10,30 +12,33 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureSch
 
 use crate::error::{Error, Result};
 
-/// How the server's certificate is checked.
+/// How the server's certificate is verified.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// The leaf certificate has this SHA-1 or SHA-256 thumbprint (hex, with or without colons).
+    /// The server shows exactly the certificate with this SHA-1 or SHA-256 thumbprint (hex, with or without colons).
     Thumbprint(String),
     /// The chain ends at one of these PEM certificates.
     Ca(String),
     /// The chain ends at one of the system's CAs.
     System,
-    /// Any certificate will do.
+    /// Every certificate is accepted.
     Insecure,
 }
 
 impl Trust {
-    /// As manifests mean it: a thumbprint pins, none trusts whatever is shown.
-    pub fn from_thumbprint(thumbprint: Option<&str>) -> Self {
-        match thumbprint.map(str::trim) {
-            Some(thumbprint) if !thumbprint.is_empty() => Self::Thumbprint(thumbprint.to_owned()),
-            _ => Self::Insecure,
+    /// Returns the strictest way: a thumbprint, else a CA, else the system's CAs. `insecure` replaces the system's CAs only.
+    pub fn new(thumbprint: Option<&str>, ca: Option<&str>, insecure: bool) -> Self {
+        let given = |text: Option<&str>| text.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
+        match (given(thumbprint), given(ca)) {
+            (Some(thumbprint), _) => Self::Thumbprint(thumbprint),
+            (None, Some(ca)) => Self::Ca(ca),
+            (None, None) if insecure => Self::Insecure,
+            (None, None) => Self::System,
         }
     }
 }
 
-/// What the pin verifier says when it refuses, so that the reason survives the layers between.
+/// The prefix of the error with which the thumbprint verifier rejects a certificate; it survives the layers between.
 const MISMATCH: &str = "thumbprint mismatch: ";
 
 pub(crate) fn client(trust: &Trust, user_agent: &str) -> Result<reqwest::Client> {
@@ -47,7 +52,14 @@ pub(crate) fn client(trust: &Trust, user_agent: &str) -> Result<reqwest::Client>
         Trust::Insecure => builder.tls_danger_accept_invalid_certs(true),
         Trust::Ca(pem) => {
             let certificates = reqwest::Certificate::from_pem_bundle(pem.as_bytes())
-                .map_err(|cause| invalid("ca", String::new(), cause.to_string()))?;
+                .map_err(|cause| invalid("ca.crt", String::new(), cause.to_string()))?;
+            if certificates.is_empty() {
+                return Err(invalid(
+                    "ca.crt",
+                    String::new(),
+                    "no certificate in PEM form".to_owned(),
+                ));
+            }
             builder.tls_certs_only(certificates)
         }
         Trust::Thumbprint(text) => builder.tls_backend_preconfigured(pinned(text)?),
@@ -57,7 +69,7 @@ pub(crate) fn client(trust: &Trust, user_agent: &str) -> Result<reqwest::Client>
         .map_err(|cause| invalid("tls", String::new(), cause.to_string()))
 }
 
-/// A vCenter that does not take a connection within this time is away.
+/// A vCenter that does not accept a connection within this time is unreachable.
 const CONNECT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn invalid(field: &'static str, value: String, reason: String) -> Error {
@@ -109,7 +121,12 @@ fn hex(bytes: &[u8]) -> String {
         .join(":")
 }
 
-/// Finds the verifier's words in a chain of transport errors.
+/// Whether a chain of transport errors says that the certificate was rejected.
+pub(crate) fn is_rejected(message: &str) -> bool {
+    message.contains("invalid peer certificate")
+}
+
+/// Returns the thumbprints of a mismatch from a chain of transport errors: the one shown and the one expected.
 pub(crate) fn mismatch(message: &str) -> Option<(String, String)> {
     let (_, rest) = message.split_once(MISMATCH)?;
     let mut words = rest.split_whitespace();
@@ -201,9 +218,20 @@ mod tests {
     }
 
     #[test]
-    fn no_thumbprint_trusts_whatever_is_shown() {
-        assert_eq!(Trust::from_thumbprint(None), Trust::Insecure);
-        assert_eq!(Trust::from_thumbprint(Some(" ")), Trust::Insecure);
-        assert_eq!(Trust::from_thumbprint(Some("AA")), Trust::Thumbprint("AA".into()));
+    fn certificates_are_verified_unless_the_operator_says_otherwise() {
+        assert_eq!(Trust::new(None, None, false), Trust::System);
+        assert_eq!(Trust::new(Some(" "), Some(""), false), Trust::System);
+        assert_eq!(
+            Trust::new(Some("AA"), Some("PEM"), true),
+            Trust::Thumbprint("AA".into())
+        );
+        assert_eq!(Trust::new(None, Some("PEM"), true), Trust::Ca("PEM".into()));
+        assert_eq!(Trust::new(None, None, true), Trust::Insecure);
+    }
+
+    #[test]
+    fn a_ca_without_a_certificate_is_refused() {
+        let refused = client(&Trust::Ca("not a certificate".into()), "test");
+        assert!(matches!(refused, Err(Error::Invalid { field: "ca.crt", .. })));
     }
 }

@@ -1,4 +1,7 @@
 //! One vCenter, spoken to in SOAP: calls, faults, and a session that is renewed when vCenter has forgotten it.
+//!
+//! Invariant: until a server has answered RetrieveServiceContent as a vCenter does, no credential is sent to it and nothing
+//! of its answers goes into an error.
 
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
@@ -7,15 +10,17 @@ use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::body;
 use crate::cache::Cache;
 use crate::circuit::Circuit;
 use crate::error::{Error, Fault, Result};
 use crate::groups::Queues;
 use crate::rest::Rest;
 use crate::session::{Login, Refusal, Settings, lock};
-use crate::tls;
+use crate::tls::{self, Trust};
 use crate::watcher::Watcher;
 use crate::xml::{Element, Writer, escape};
+use capstan_core::validate::vcenter::Server;
 use capstan_core::vm::MoRef;
 
 /// A call that has not been answered by then is taken for lost; vCenter answers within seconds or not at all.
@@ -137,9 +142,14 @@ impl std::fmt::Debug for Vcenter {
 impl Vcenter {
     /// Connects and logs in. Most callers want [`crate::Sessions::get`], which shares sessions.
     pub async fn connect(login: Login, settings: Settings) -> Result<Self> {
+        let base = base_url(&login.server)?;
+        Self::connect_to(base, login, settings).await
+    }
+
+    pub(crate) async fn connect_to(base: String, login: Login, settings: Settings) -> Result<Self> {
         let http = tls::client(&login.trust, concat!("capstan/", env!("CARGO_PKG_VERSION")))?;
         let inner = Inner {
-            base: base_url(&login.server)?,
+            base,
             login,
             http,
             interceptors: settings.interceptors,
@@ -158,10 +168,11 @@ impl Vcenter {
             touched: Mutex::new(tokio::time::Instant::now()),
         };
         let vcenter = Self(Arc::new(inner));
-        let answer = vcenter
-            .send(Call::hello("RetrieveServiceContent", &service(), String::new()), None)
-            .await?;
-        let content = Content::read(&answer)?;
+        let service = service();
+        let hello = Call::hello("RetrieveServiceContent", &service, String::new());
+        let answer = vcenter.send(hello, None).await;
+        let content = answer.and_then(|answer| Content::read(&answer));
+        let content = content.map_err(|error| vcenter.unquoted(error))?;
         let _ = vcenter.0.content.set(content);
         vcenter.renew(0).await?;
         vcenter.keep_alive();
@@ -189,6 +200,26 @@ impl Vcenter {
 
     pub fn server(&self) -> &str {
         &self.0.login.server
+    }
+
+    /// Returns how the certificate of the server is verified.
+    pub fn trust(&self) -> &Trust {
+        &self.0.login.trust
+    }
+
+    /// Replaces errors that quote the answer of a server that has not shown itself to be a vCenter.
+    fn unquoted(&self, error: Error) -> Error {
+        let answer = match error {
+            Error::Http { status, .. } => format!("HTTP {status}"),
+            Error::Fault { .. } => "a fault".to_owned(),
+            Error::Xml(_) => "no XML that can be read".to_owned(),
+            Error::Incomplete { .. } => "no service content".to_owned(),
+            error => return error,
+        };
+        Error::NotVcenter {
+            server: self.0.login.server.clone(),
+            answer,
+        }
     }
 
     pub fn is_closed(&self) -> bool {
@@ -383,7 +414,7 @@ impl Vcenter {
         })?;
         let status = answer.status();
         let cookie = session_cookie(answer.headers());
-        let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
+        let text = self.body(call.method, answer, body::MAX_SOAP).await?;
         let http = |text: &str| Error::Http {
             server: self.0.login.server.clone(),
             method: call.method.to_owned(),
@@ -412,6 +443,19 @@ impl Vcenter {
         Ok((answer, cookie))
     }
 
+    /// Reads an answer that is not longer than `limit`.
+    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<String> {
+        match body::read(answer, limit).await {
+            Ok(body::Body::Text(text)) => Ok(text),
+            Ok(body::Body::TooLarge) => Err(Error::TooLarge {
+                server: self.0.login.server.clone(),
+                method: method.to_owned(),
+                limit,
+            }),
+            Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
     pub(crate) fn unreachable(&self, error: &reqwest::Error) -> Error {
         let mut cause = error.to_string();
         let mut source = std::error::Error::source(error);
@@ -422,6 +466,7 @@ impl Vcenter {
         let server = self.0.login.server.clone();
         match tls::mismatch(&cause) {
             Some((seen, expected)) => Error::Thumbprint { server, seen, expected },
+            None if tls::is_rejected(&cause) => Error::Certificate { server, cause },
             None => Error::Unreachable { server, cause },
         }
     }
@@ -537,26 +582,14 @@ fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {
         .map(|pair| pair.trim().to_owned())
 }
 
-/// `host`, `host:port` or a URL with or without `/sdk`, to `https://host[:port]`.
+/// Returns the base of all URLs of a server.
 fn base_url(server: &str) -> Result<String> {
-    let bare = server.trim();
-    let text = if bare.contains("://") {
-        bare.to_owned()
-    } else {
-        format!("https://{bare}")
-    };
-    let text = text
-        .strip_suffix('/')
-        .filter(|text| !text.ends_with('/'))
-        .unwrap_or(&text);
-    let text = text.strip_suffix("/sdk").unwrap_or(text).to_owned();
-    let url = reqwest::Url::parse(&text).ok().filter(reqwest::Url::has_host);
-    match url {
-        Some(url) if matches!(url.scheme(), "https" | "http") => Ok(text),
-        _ => Err(Error::Invalid {
-            field: "server",
+    match Server::parse(server) {
+        Ok(server) => Ok(format!("https://{}", server.authority())),
+        Err(reason) => Err(Error::Invalid {
+            field: "spec.server",
             value: server.to_owned(),
-            reason: "want a host, host:port or an https URL".to_owned(),
+            reason,
         }),
     }
 }
@@ -567,16 +600,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-
-    #[rstest]
-    #[case("vc.example.com", "https://vc.example.com")]
-    #[case("vc.example.com:8443", "https://vc.example.com:8443")]
-    #[case("https://10.0.0.1/sdk", "https://10.0.0.1")]
-    #[case("https://10.0.0.1/sdk/", "https://10.0.0.1")]
-    #[case("[fd00::1]:443", "https://[fd00::1]:443")]
-    fn a_server_is_read_in_every_usual_form(#[case] server: &str, #[case] base: &str) {
-        assert_eq!(base_url(server).unwrap(), base);
-    }
 
     #[rstest]
     #[case("7.0.3", "7.0.3.0")]
@@ -613,10 +636,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case("")]
-    #[case("ftp://vc")]
-    #[case("https://")]
-    fn anything_else_is_refused(#[case] server: &str) {
-        assert!(matches!(base_url(server), Err(Error::Invalid { field: "server", .. })));
+    #[case("http://10.0.0.5:2379")]
+    #[case("vc/path?query=")]
+    #[case("user:password@vc")]
+    fn a_server_that_is_more_than_a_host_and_a_port_is_refused(#[case] server: &str) {
+        let refused = base_url(server).unwrap_err().to_string();
+        assert!(refused.contains("spec.server") && refused.contains(server), "{refused}");
     }
 }

@@ -1,7 +1,7 @@
 //! A small XML tree for answers and a small writer for requests.
 //!
-//! Invariant: no document, however broken, makes this module panic or use more than a bounded depth; whatever cannot be
-//! read is an [`Error::Xml`].
+//! Invariant: no document, however broken, makes this module panic, or keep more than a fixed depth and a fixed number of
+//! elements; a document that cannot be read is an [`Error::Xml`].
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
@@ -11,6 +11,9 @@ use capstan_core::vm::MoRef;
 
 /// vCenter nests snapshots and disk chains some dozens deep at most; anything deeper is not an answer of one.
 const MAX_DEPTH: usize = 512;
+/// An element takes some 150 bytes, so a limit on the bytes of a document is not enough. A machine with 60 disks has some
+/// 3,000 elements, and a read of 100 watched machines some 10,000.
+const MAX_ELEMENTS: usize = 200_000;
 
 /// One element with its text and children. Namespaces are dropped: vim25 answers need none of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +32,16 @@ impl Element {
     pub fn parse(text: &str) -> Result<Element> {
         let mut reader = Reader::from_str(text);
         let mut stack: Vec<Element> = Vec::new();
+        let mut elements = 0;
         loop {
-            match reader.read_event().map_err(broken)? {
+            let event = reader.read_event().map_err(broken)?;
+            if matches!(event, Event::Start(_) | Event::Empty(_)) {
+                elements += 1;
+                if elements > MAX_ELEMENTS {
+                    return Err(Error::Xml(format!("more than {MAX_ELEMENTS} elements")));
+                }
+            }
+            match event {
                 Event::Start(start) => {
                     if stack.len() >= MAX_DEPTH {
                         return Err(Error::Xml(format!("more than {MAX_DEPTH} elements deep")));
@@ -342,6 +353,15 @@ mod tests {
         fn no_soup_of_markup_makes_it_panic(soup in "[<>/a-c=\"'&;#x0-9! \\[\\]?-]{0,200}") {
             let _ = Element::parse(&soup);
         }
+    }
+
+    #[test]
+    fn a_document_of_many_small_elements_is_refused_after_a_fixed_number_of_them() {
+        let many = format!("<a>{}</a>", "<a/>".repeat(6 << 20));
+        let refused = Element::parse(&many).unwrap_err().to_string();
+        assert!(refused.contains("more than 200000 elements"), "{refused}");
+        let allowed = format!("<a>{}</a>", "<a/>".repeat(MAX_ELEMENTS - 1));
+        assert_eq!(Element::parse(&allowed).unwrap().children.len(), MAX_ELEMENTS - 1);
     }
 
     #[test]

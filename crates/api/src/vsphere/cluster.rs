@@ -64,13 +64,13 @@ pub struct VSphereClusterSpec {
     /// vCenter's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// SHA-1 thumbprint of vCenter's certificate; unchecked against a CA when given.
+    /// SHA-1 or SHA-256 thumbprint of vCenter's certificate. Only that certificate is accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thumbprint: Option<String>,
     /// Where the API server answers.
     #[serde(default)]
     pub control_plane_endpoint: ApiEndpoint,
-    /// Who signs in; the controller's own account when unset.
+    /// The identity that signs in to vCenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity_ref: Option<VSphereIdentityReference>,
     /// Groups of machines kept on different hosts.
@@ -135,11 +135,11 @@ pub struct AllowedNamespaces {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereClusterIdentitySpec {
-    /// Secret with username and password, in the controller's namespace.
+    /// Name of the Secret with username and password, in the namespace of the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1))]
     pub secret_name: Option<String>,
-    /// Who may use the identity; nobody when unset.
+    /// The namespaces whose clusters may use the identity; none when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<AllowedNamespaces>,
 }

@@ -270,6 +270,7 @@ fn start_manager(
         namespace: None,
         azure: clouds.azure_settings()?,
         azure_sign_in: Default::default(),
+        vsphere: capstan_vsphere_machines::Options::from_env(),
         resync: None,
         // Nobody else runs here.
         lease: None,

@@ -128,12 +128,22 @@ impl Affinity {
         self.module(vm).is_some_and(|module| noted != Some(&module))
     }
 
-    /// The VM group that the failure domain of a VM names.
-    pub fn group(&self, vm: &VSphereVM) -> Option<VmGroup> {
+    /// Returns the deployment zone of a VM.
+    fn zone(&self, vm: &VSphereVM) -> Option<Arc<VSphereDeploymentZone>> {
         let (owner, machine) = self.owners_of(vm)?;
         let zone = machine.spec.failure_domain.clone();
         let zone = zone.or_else(|| owner.spec.failure_domain.clone())?;
-        let zone = self.zones.get(None, &zone)?;
+        self.zones.get(None, &zone)
+    }
+
+    /// Returns the vCenter that the deployment zone of a VM names.
+    pub fn zone_server(&self, vm: &VSphereVM) -> Option<String> {
+        self.zone(vm)?.spec.server.clone().filter(|server| !server.is_empty())
+    }
+
+    /// Returns the VM group that the failure domain of a VM names.
+    pub fn group(&self, vm: &VSphereVM) -> Option<VmGroup> {
+        let zone = self.zone(vm)?;
         let domain = self.domains.get(None, zone.spec.failure_domain.as_deref()?)?;
         let topology = &domain.spec.topology;
         Some(VmGroup {

@@ -1,9 +1,12 @@
-//! Names that others rely on: condition types, their reasons, finalizers.
+//! Names that others rely on: condition types, their reasons, finalizers, labels.
 
 /// Whether the virtual machine is there and up.
 pub const VM_PROVISIONED: &str = "VMProvisioned";
 /// Whether vCenter answers.
 pub const VCENTER_AVAILABLE: &str = "VCenterAvailable";
+/// Whether the certificate of vCenter is verified; absent when it is.
+pub const CERTIFICATE_VERIFIED: &str = "VCenterCertificateVerified";
+pub const INSECURE: &str = "Insecure";
 /// Whether every pool has given its address.
 pub const IP_ADDRESS_CLAIMED: &str = "IPAddressClaimed";
 /// Whether a guest that was asked to shut down has done so.

@@ -1,33 +1,43 @@
-//! Who we are towards each vCenter: from a cluster's identity to a session.
+//! Credentials of vCenters: from the identity of a cluster to a session.
 //!
-//! Kept here: an identity is used only from namespaces that it allows, and no password leaves this module except into a
-//! login.
+//! Invariants: an identity is used only from namespaces that it allows; a shared credential is sent only to servers that its
+//! owner allows; a Secret is used as an identity only if it has the shape of one; no password leaves this module except into
+//! a login.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
+use capstan_core::validate::vcenter::{contains_server, same_server};
 use capstan_kube::{Cache, Context};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::secrets::{self, Secrets};
 
-/// Whether an identity allows a namespace depends on the namespace's labels, which a machine in a burst of hundreds need
-/// not read again.
+/// Whether an identity allows a namespace depends on the namespace's labels. A burst of hundreds of machines does not read
+/// them again and again.
 const REMEMBER: Duration = Duration::from_secs(15);
+/// Names the servers that an identity may be used for, separated by commas; `*` stands for every server.
+pub const ALLOWED_SERVERS: &str = "capstan.dev/allowed-servers";
+/// The keys of an identity's Secret.
+const USERNAME: &str = "username";
+const PASSWORD: &str = "password";
+const CA: &str = "ca.crt";
 
-/// Name and password that are used where a cluster names no identity.
+/// A user name and a password, with the CA of the server where the identity names one.
 #[derive(Clone, Default)]
 pub struct Account {
     pub username: String,
     pub password: String,
+    pub ca: Option<String>,
 }
 
 impl std::fmt::Debug for Account {
@@ -36,18 +46,31 @@ impl std::fmt::Debug for Account {
     }
 }
 
+/// The part of the manager's flags that concerns credentials.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// The account for clusters that name no identity.
+    pub account: Option<Account>,
+    /// The namespaces whose clusters may use that account; `*` stands for all of them.
+    pub account_namespaces: Vec<String>,
+    /// The servers that the account, and identities that do not name their servers, may be sent to.
+    pub servers: Vec<String>,
+    /// Whether every certificate is accepted where a manifest gives neither a thumbprint nor a CA.
+    pub insecure: bool,
+}
+
 /// By identity, its version, and namespace.
 type Allowed = HashMap<(String, Option<String>, String), (bool, Instant)>;
 
-/// Finds accounts and logs in with them.
+/// Finds accounts and signs in with them.
 pub struct Credentials {
     client: kube::Client,
     sessions: Sessions,
     identities: Cache<VSphereClusterIdentity>,
     secrets: Secrets,
-    /// Where the secrets of cluster-wide identities are.
+    /// The namespace of the Secrets of VSphereClusterIdentities.
     home: String,
-    fallback: Option<Account>,
+    policy: Policy,
     allowed: Mutex<Allowed>,
 }
 
@@ -57,7 +80,7 @@ impl Credentials {
         sessions: Sessions,
         identities: Cache<VSphereClusterIdentity>,
         home: String,
-        fallback: Option<Account>,
+        policy: Policy,
     ) -> Self {
         Self {
             client: context.client.clone(),
@@ -65,16 +88,16 @@ impl Credentials {
             identities,
             secrets: Secrets::new(context),
             home,
-            fallback,
+            policy,
             allowed: Mutex::default(),
         }
     }
 
-    /// The secret that a cluster's account is read from, as far as that is known.
+    /// Returns the Secret that a cluster's account is read from, as far as that is known.
     pub fn secret_of(&self, cluster: &VSphereCluster) -> Option<secrets::Key> {
         let identity = cluster.spec.identity_ref.as_ref()?;
         match identity.kind {
-            VSphereIdentityKind::Secret => Some((cluster.namespace().unwrap_or_default(), identity.name.clone())),
+            VSphereIdentityKind::Secret => Some((cluster.namespace()?, identity.name.clone())),
             VSphereIdentityKind::VSphereClusterIdentity => {
                 self.secret_of_identity(self.identities.get(None, &identity.name)?.as_ref())
             }
@@ -87,83 +110,127 @@ impl Credentials {
         Some((self.home.clone(), name))
     }
 
-    /// Which secrets of identities changed.
+    /// Returns the keys of identities' Secrets that change.
     pub fn changes(&self) -> impl Stream<Item = secrets::Key> + Send + use<> {
         self.secrets.changes()
     }
 
-    /// A session with `server` in the name of a cluster's identity.
-    pub async fn session(
+    /// Returns a session with the server of a cluster, by the cluster's identity.
+    pub async fn session(&self, cluster: &VSphereCluster) -> Result<Vcenter, Error> {
+        let server = server_of(cluster)?;
+        self.session_with(cluster, &server, cluster.spec.thumbprint.as_deref())
+            .await
+    }
+
+    /// Returns a session with a server by a cluster's identity. The caller has checked that the cluster may use this server.
+    pub async fn session_with(
         &self,
         cluster: &VSphereCluster,
-        server: Option<&str>,
+        server: &str,
         thumbprint: Option<&str>,
     ) -> Result<Vcenter, Error> {
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let server = server
-            .filter(|s| !s.trim().is_empty())
-            .map(str::to_owned)
-            .or_else(|| given(&cluster.spec.server));
-        let server = server.ok_or_else(|| {
-            let name = cluster.name_any();
-            Error::Spec(format!(
-                "neither the machine nor VSphereCluster {name:?} names a vCenter: set spec.server"
-            ))
-        })?;
-        let thumbprint = thumbprint
-            .map(str::to_owned)
-            .or_else(|| given(&cluster.spec.thumbprint));
-        let Account { username, password } = self.find_account(cluster).await?;
-        let trust = Trust::from_thumbprint(thumbprint.as_deref());
+        let account = self.find_account(cluster, server).await?;
+        let given = |text: &&str| !text.trim().is_empty();
+        let own = cluster.spec.thumbprint.as_deref();
+        let own = own.filter(|_| {
+            cluster
+                .spec
+                .server
+                .as_deref()
+                .is_some_and(|own| same_server(own, server))
+        });
+        let thumbprint = thumbprint.filter(given).or(own);
+        self.sign_in(account, server, thumbprint).await
+    }
+
+    /// Returns a session for an object that belongs to no cluster, by the manager's own account.
+    pub async fn session_of_manager(&self, server: &str) -> Result<Vcenter, Error> {
+        let account = self.fallback(None, server)?;
+        self.sign_in(account, server, None).await
+    }
+
+    async fn sign_in(&self, account: Account, server: &str, thumbprint: Option<&str>) -> Result<Vcenter, Error> {
+        let Account { username, password, ca } = account;
         let login = Login {
-            server,
+            server: server.to_owned(),
             username,
             password,
-            trust,
+            trust: Trust::new(thumbprint, ca.as_deref(), self.policy.insecure),
         };
         Ok(self.sessions.get(&login).await?)
     }
 
-    /// A cluster goes: its own secret need not be watched any more.
+    /// Stops to watch the Secret of a cluster that is deleted.
     pub fn forget(&self, cluster: &VSphereCluster) {
         let identity = cluster.spec.identity_ref.as_ref();
-        if let Some(own) = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret) {
-            self.secrets
-                .release(&cluster.namespace().unwrap_or_default(), &own.name);
+        let own = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret);
+        if let (Some(own), Some(namespace)) = (own, cluster.namespace()) {
+            self.secrets.release(&namespace, &own.name);
         }
     }
 
-    async fn find_account(&self, cluster: &VSphereCluster) -> Result<Account, Error> {
-        let namespace = cluster.namespace().unwrap_or_default();
+    async fn find_account(&self, cluster: &VSphereCluster, server: &str) -> Result<Account, Error> {
+        let namespace = cluster.namespace();
         let Some(identity) = &cluster.spec.identity_ref else {
-            return self.fallback.clone().ok_or_else(|| {
-                Error::Spec(format!(
-                    "VSphereCluster {:?} has no identityRef and no default account is set: set spec.identityRef",
-                    cluster.name_any()
-                ))
-            });
+            return self.fallback(namespace.as_deref(), server);
         };
+        let namespace = namespace.ok_or_else(|| Error::Invalid("a VSphereCluster without a namespace".into()))?;
         match identity.kind {
-            VSphereIdentityKind::Secret => self.read_secret(&namespace, &identity.name).await,
-            VSphereIdentityKind::VSphereClusterIdentity => self.read_identity(&namespace, &identity.name).await,
-            VSphereIdentityKind::Other(ref kind) => Err(Error::Spec(format!(
+            VSphereIdentityKind::Secret => {
+                let secret = self.secret(&namespace, &identity.name).await?;
+                // The Secret is the tenant's own, so it may name its servers and need not.
+                if let Some(servers) = secret.annotations().get(ALLOWED_SERVERS) {
+                    let whose = format!("Secret {namespace}/{}", identity.name);
+                    check_server(&whose, &list(servers), server)?;
+                }
+                account_in(&secret, &namespace, &identity.name)
+            }
+            VSphereIdentityKind::VSphereClusterIdentity => self.read_identity(&namespace, &identity.name, server).await,
+            VSphereIdentityKind::Other(ref kind) => Err(Error::Invalid(format!(
                 "spec.identityRef.kind {kind:?}: use Secret or VSphereClusterIdentity"
             ))),
         }
     }
 
-    async fn read_identity(&self, namespace: &str, name: &str) -> Result<Account, Error> {
+    /// Returns the manager's own account if its flags allow that for this namespace and this server. Objects without a
+    /// namespace are those of administrators.
+    fn fallback(&self, namespace: Option<&str>, server: &str) -> Result<Account, Error> {
+        let policy = &self.policy;
+        let Some(account) = &policy.account else {
+            return Err(Error::Invalid(
+                "spec.identityRef is not set, and the manager has no account of its own: set spec.identityRef".into(),
+            ));
+        };
+        if let Some(namespace) = namespace {
+            let listed = |entry: &String| entry == "*" || entry == namespace;
+            if !policy.account_namespaces.iter().any(listed) {
+                return Err(Error::Invalid(format!(
+                    "spec.identityRef is not set, and the manager's own account is not allowed for namespace \
+                     {namespace:?}: set spec.identityRef, or --vcenter-account-namespaces of the manager"
+                )));
+            }
+        }
+        check_server("the manager's own account", &policy.servers, server)?;
+        Ok(account.clone())
+    }
+
+    async fn read_identity(&self, namespace: &str, name: &str, server: &str) -> Result<Account, Error> {
         self.identities.ready().await?;
-        let missing = || Error::Waiting(format!("VSphereClusterIdentity {name:?} does not exist"));
+        let missing = || Error::NotReady(format!("VSphereClusterIdentity {name:?} does not exist"));
         let identity = self.identities.get(None, name).ok_or_else(missing)?;
         if !self.allows(&identity, namespace).await? {
-            return Err(Error::Spec(format!(
+            return Err(Error::Invalid(format!(
                 "VSphereClusterIdentity {name:?} does not allow namespace {namespace:?}: \
                  match its labels in spec.allowedNamespaces.selector"
             )));
         }
+        let whose = format!("VSphereClusterIdentity {name:?}");
+        match identity.annotations().get(ALLOWED_SERVERS) {
+            Some(servers) => check_server(&whose, &list(servers), server)?,
+            None => check_server(&whose, &self.policy.servers, server)?,
+        }
         let secret = identity.spec.secret_name.as_deref().unwrap_or_default();
-        self.read_secret(&self.home, secret).await
+        account_in(self.secret(&self.home, secret).await?.as_ref(), &self.home, secret)
     }
 
     async fn allows(&self, identity: &VSphereClusterIdentity, namespace: &str) -> Result<bool, Error> {
@@ -172,7 +239,7 @@ impl Credentials {
         };
         let key = (identity.name_any(), identity.resource_version(), namespace.to_owned());
         let is_fresh = |known: &&(bool, Instant)| known.1.elapsed() < REMEMBER;
-        if let Some((answer, _)) = lock(&self.allowed).get(&key).filter(is_fresh) {
+        if let Some((answer, _)) = self.allowed.lock().get(&key).filter(is_fresh) {
             return Ok(*answer);
         }
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -180,46 +247,182 @@ impl Credentials {
             Some(namespace) => matches(&allowed.selector, &namespace)?,
             None => false,
         };
-        let mut known = lock(&self.allowed);
+        let mut known = self.allowed.lock();
         known.retain(|_, known| is_fresh(&&*known));
         known.insert(key, (answer, Instant::now()));
         Ok(answer)
     }
 
-    async fn read_secret(&self, namespace: &str, name: &str) -> Result<Account, Error> {
-        let missing = || Error::Spec(format!("secret {namespace}/{name} of the identity does not exist"));
-        let secret = self.secrets.get(namespace, name).await?.ok_or_else(missing)?;
-        let field = |key: &str| {
-            let bytes = secret
-                .data
-                .as_ref()
-                .and_then(|data| data.get(key))
-                .map(|bytes| bytes.0.clone());
-            let text = bytes
-                .and_then(|bytes| String::from_utf8(bytes).ok())
-                .filter(|text| !text.is_empty());
-            text.ok_or_else(|| Error::Spec(format!("secret {namespace}/{name} of the identity has no {key:?}")))
-        };
-        Ok(Account {
-            username: field("username")?,
-            password: field("password")?,
-        })
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
+        let missing = || Error::Invalid(format!("secret {namespace}/{name} of the identity does not exist"));
+        self.secrets.get(namespace, name).await?.ok_or_else(missing)
     }
 
-    /// The account in a secret that a cluster-wide identity names.
-    pub async fn read_secret_at_home(&self, name: &str) -> Result<Account, Error> {
-        self.read_secret(&self.home, name).await
+    /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.
+    pub async fn check_identity(&self, identity: &VSphereClusterIdentity) -> Result<(), Error> {
+        let name = identity.spec.secret_name.as_deref().unwrap_or_default();
+        account_in(self.secret(&self.home, name).await?.as_ref(), &self.home, name).map(drop)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns the server of a cluster.
+pub fn server_of(cluster: &VSphereCluster) -> Result<String, Error> {
+    let server = cluster
+        .spec
+        .server
+        .as_deref()
+        .map(str::trim)
+        .filter(|server| !server.is_empty());
+    server.map(str::to_owned).ok_or_else(|| {
+        Error::Invalid(format!(
+            "spec.server of VSphereCluster {:?} is not set: name the vCenter there",
+            cluster.name_any()
+        ))
+    })
+}
+
+/// Checks that a machine names no other server than its cluster does, or its failure domain.
+pub fn check_machine_server(named: Option<&str>, cluster: &str, zone: Option<&str>) -> Result<String, Error> {
+    let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
+        return Ok(cluster.to_owned());
+    };
+    if same_server(named, cluster) || zone.is_some_and(|zone| same_server(named, zone)) {
+        return Ok(named.to_owned());
+    }
+    Err(Error::Invalid(format!(
+        "spec.server {named:?} is not the vCenter of the machine's cluster ({cluster:?}), nor of its failure domain: remove \
+         spec.server, or use a failure domain of that vCenter"
+    )))
+}
+
+fn check_server(whose: &str, allowed: &[String], server: &str) -> Result<(), Error> {
+    if contains_server(allowed, server) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "{whose} may not be used for server {server:?}: name the server in annotation {ALLOWED_SERVERS}, or in \
+         --vcenter-servers of the manager"
+    )))
+}
+
+fn list(text: &str) -> Vec<String> {
+    let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+    entries.map(str::to_owned).collect()
+}
+
+/// Returns the account in a Secret that has the shape of an identity: type Opaque, the keys `username` and `password`, perhaps
+/// `ca.crt`, and nothing else. A Secret of another shape is somebody's for another purpose, and is not sent anywhere.
+fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, Error> {
+    let refuse = |text: String| {
+        Error::Invalid(format!(
+            "secret {namespace}/{name} cannot be used as an identity: {text}"
+        ))
+    };
+    if let Some(type_) = secret.type_.as_deref().filter(|type_| *type_ != "Opaque") {
+        return Err(refuse(format!("its type is {type_:?}, not \"Opaque\"")));
+    }
+    let data = secret.data.as_ref();
+    let known = [USERNAME, PASSWORD, CA];
+    if let Some(other) = data.and_then(|data| data.keys().find(|key| !known.contains(&key.as_str()))) {
+        return Err(refuse(format!(
+            "it has the key {other:?}; an identity has \"username\", \"password\" and perhaps \"ca.crt\""
+        )));
+    }
+    let text = |key: &str| {
+        let bytes = data.and_then(|data| data.get(key));
+        let text = bytes.and_then(|bytes| String::from_utf8(bytes.0.clone()).ok());
+        text.filter(|text| !text.is_empty())
+    };
+    let field = |key: &str| text(key).ok_or_else(|| refuse(format!("it has no {key:?}")));
+    Ok(Account {
+        username: field(USERNAME)?,
+        password: field(PASSWORD)?,
+        ca: text(CA),
+    })
 }
 
 fn matches(selector: &LabelSelector, namespace: &Namespace) -> Result<bool, Error> {
     let selector: kube::core::Selector = selector
         .clone()
         .try_into()
-        .map_err(|error| Error::Spec(format!("spec.allowedNamespaces.selector cannot be read: {error}")))?;
+        .map_err(|error| Error::Invalid(format!("spec.allowedNamespaces.selector cannot be read: {error}")))?;
     Ok(selector.matches(namespace.labels()))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn secret(type_: Option<&str>, keys: &[&str]) -> Secret {
+        let data = keys
+            .iter()
+            .map(|key| ((*key).to_owned(), ByteString(b"value".to_vec())));
+        Secret {
+            type_: type_.map(str::to_owned),
+            data: Some(data.collect()),
+            ..Secret::default()
+        }
+    }
+
+    #[rstest]
+    #[case::as_documented(Some("Opaque"), &["username", "password"], None)]
+    #[case::with_a_ca(None, &["username", "password", "ca.crt"], None)]
+    #[case::basic_auth(Some("kubernetes.io/basic-auth"), &["username", "password"], Some("kubernetes.io/basic-auth"))]
+    #[case::for_another_purpose(Some("Opaque"), &["username", "password", "dsn"], Some("\"dsn\""))]
+    #[case::without_password(Some("Opaque"), &["username"], Some("\"password\""))]
+    #[case::empty(Some("Opaque"), &[], Some("\"username\""))]
+    fn a_secret_is_an_identity_by_its_shape(
+        #[case] type_: Option<&str>,
+        #[case] keys: &[&str],
+        #[case] refused: Option<&str>,
+    ) {
+        let found = account_in(&secret(type_, keys), "ns", "name").map_err(|error| error.to_string());
+        match refused {
+            None => assert_eq!(found.unwrap().username, "value"),
+            Some(text) => {
+                let error = found.unwrap_err();
+                assert!(
+                    error.contains(text) && error.contains("ns/name") && !error.contains("value"),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[rstest]
+    #[case::unset(None, None, true)]
+    #[case::the_clusters(Some("VC1"), None, true)]
+    #[case::another(Some("attacker.example"), None, false)]
+    #[case::of_its_failure_domain(Some("vc2"), Some("vc2"), true)]
+    #[case::another_than_both(Some("vc3"), Some("vc2"), false)]
+    #[case::another_port(Some("vc1:8443"), None, false)]
+    #[case::a_url_of_the_same(Some("https://vc1/sdk"), None, true)]
+    #[case::a_url_with_a_user(Some("vc1@attacker.example"), None, false)]
+    fn a_machine_names_no_other_server_than_its_cluster(
+        #[case] named: Option<&str>,
+        #[case] zone: Option<&str>,
+        #[case] allowed: bool,
+    ) {
+        let checked = check_machine_server(named, "vc1", zone);
+        assert_eq!(checked.is_ok(), allowed, "{checked:?}");
+        if let Err(error) = checked {
+            let text = error.to_string();
+            assert!(text.contains("spec.server") && text.contains(named.unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_shared_credential_goes_only_to_servers_that_its_owner_names() {
+        assert!(check_server("x", &list("vc1, vc2:8443"), "vc2:8443").is_ok());
+        let refused = check_server("VSphereClusterIdentity \"shared\"", &list("vc1"), "attacker.example");
+        let text = refused.unwrap_err().to_string();
+        assert!(
+            text.contains("shared") && text.contains("attacker.example") && text.contains(ALLOWED_SERVERS),
+            "{text}"
+        );
+        assert!(check_server("x", &[], "vc1").is_err(), "nobody by default");
+    }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a machine on vSphere, and what to do about it.
+//! The errors of the vSphere controllers.
 
 use capstan_core::Class;
 use capstan_kube::Classified;
@@ -15,15 +15,15 @@ pub enum Error {
         reason: &'static str,
         error: capstan_vsphere::Error,
     },
-    /// The spec, or what it refers to, has to be changed by somebody.
+    /// A user must change the spec, or an object that it refers to.
     #[error("{0}")]
-    Spec(String),
+    Invalid(String),
     /// vCenter refuses for a reason that cannot be found there; nobody tells when it has gone.
     #[error("{0}")]
     Unseen(String),
-    /// Something that others provide is not there yet.
+    /// An object that others provide does not exist yet.
     #[error("{0}")]
-    Waiting(String),
+    NotReady(String),
 }
 
 impl From<kube::Error> for Error {
@@ -37,8 +37,8 @@ impl Classified for Error {
         match self {
             Self::Kube(error) => error.class(),
             Self::Vsphere(error) | Self::Step { error, .. } => error.class(),
-            Self::Spec(_) => Class::Terminal,
-            Self::Waiting(_) | Self::Unseen(_) => Class::Transient,
+            Self::Invalid(_) => Class::Terminal,
+            Self::NotReady(_) | Self::Unseen(_) => Class::Transient,
         }
     }
 }
@@ -58,11 +58,12 @@ impl Error {
 
     /// Whether vCenter could not be asked at all.
     pub fn is_connection(&self) -> bool {
-        use capstan_vsphere::Error::{Closed, Http, Login, Thumbprint, Unreachable};
+        use capstan_vsphere::Error::{Certificate, Closed, Http, Login, NotVcenter, Thumbprint, Unreachable};
+        let source = self.vsphere();
         matches!(
-            self.vsphere(),
-            Some(Unreachable { .. } | Login { .. } | Thumbprint { .. } | Closed { .. } | Http { .. })
-        )
+            source,
+            Some(Unreachable { .. } | Login { .. } | Closed { .. } | Http { .. })
+        ) || matches!(source, Some(Thumbprint { .. } | Certificate { .. } | NotVcenter { .. }))
     }
 
     /// Whether vCenter answered, and what it said may be otherwise another time: nobody will tell when it is.

@@ -184,7 +184,7 @@ impl Ipam {
             Ok(ready) => ready?,
             Err(_) => {
                 let trouble = caches.claims.trouble().or_else(|| caches.addresses.trouble());
-                return Err(Error::Waiting(format!(
+                return Err(Error::NotReady(format!(
                     "network.devices[].addressesFromPools: IPAddressClaims cannot be watched, is Cluster API's IPAM installed? {}",
                     trouble.unwrap_or_default()
                 )));

@@ -27,8 +27,8 @@ use capstan_kube::{Cache, Context, cache};
 use capstan_vsphere::{Sessions, Settings};
 
 use affinity::Affinity;
-pub use credentials::Account;
 use credentials::Credentials;
+pub use credentials::{ALLOWED_SERVERS, Account, Policy};
 pub use error::Error;
 use owner_cluster::Clusters;
 
@@ -39,8 +39,8 @@ pub struct Options {
     pub concurrency: u16,
     /// Where the secrets of VSphereClusterIdentities are.
     pub identity_namespace: String,
-    /// The account for clusters that name no identity.
-    pub account: Option<Account>,
+    /// Who may use which credentials for which servers.
+    pub credentials: Policy,
     /// Whether the machines of every control plane and MachineDeployment are kept on different hosts, by cluster modules.
     pub anti_affinity: bool,
 }
@@ -50,7 +50,7 @@ impl Default for Options {
         Self {
             concurrency: 64,
             identity_namespace: "capstan-system".into(),
-            account: None,
+            credentials: Policy::default(),
             anti_affinity: false,
         }
     }
@@ -64,7 +64,14 @@ impl Options {
         let account = variable("VSPHERE_USERNAME").zip(variable("VSPHERE_PASSWORD"));
         Self {
             identity_namespace: variable("POD_NAMESPACE").unwrap_or(defaults.identity_namespace),
-            account: account.map(|(username, password)| Account { username, password }),
+            credentials: Policy {
+                account: account.map(|(username, password)| Account {
+                    username,
+                    password,
+                    ca: None,
+                }),
+                ..Policy::default()
+            },
             anti_affinity: variable("EXP_NODE_ANTI_AFFINITY").is_some_and(|value| value == "true"),
             ..defaults
         }
@@ -76,9 +83,14 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
     let sessions = Sessions::new(Settings {
         interceptors: context.interceptors.clone(),
     });
-    let (home, account) = (options.identity_namespace.clone(), options.account.clone());
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
-    let credentials = Credentials::new(&context, sessions.clone(), identities.clone(), home, account);
+    let credentials = Credentials::new(
+        &context,
+        sessions.clone(),
+        identities.clone(),
+        options.identity_namespace.clone(),
+        options.credentials.clone(),
+    );
     let credentials = Arc::new(credentials);
     let clusters = Clusters::new(&context);
     let machines: Cache<Machine> = context.cache();

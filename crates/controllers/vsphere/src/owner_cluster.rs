@@ -33,11 +33,11 @@ impl Clusters {
     /// The Cluster that an object's label names.
     pub fn of(&self, object: &impl Resource<DynamicType = ()>) -> Result<Arc<Cluster>, Error> {
         let name = cluster_name(object)
-            .ok_or_else(|| Error::Waiting(format!("{:?} has no label {CLUSTER_NAME_LABEL}", object.name_any())))?;
+            .ok_or_else(|| Error::NotReady(format!("{:?} has no label {CLUSTER_NAME_LABEL}", object.name_any())))?;
         let namespace = object.namespace();
         self.clusters
             .get(namespace.as_deref(), &name)
-            .ok_or_else(|| Error::Waiting(format!("Cluster {name:?} does not exist")))
+            .ok_or_else(|| Error::NotReady(format!("Cluster {name:?} does not exist")))
     }
 
     /// The vSphere side of a Cluster.
@@ -47,14 +47,14 @@ impl Clusters {
             .filter(|r| r.kind == VSphereCluster::KIND)
             .map(|r| r.name.as_str())
             .ok_or_else(|| {
-                Error::Waiting(format!(
+                Error::NotReady(format!(
                     "Cluster {:?} has no VSphereCluster as infrastructureRef",
                     cluster.name_any()
                 ))
             })?;
         self.infrastructure
             .get(cluster.namespace().as_deref(), name)
-            .ok_or_else(|| Error::Waiting(format!("VSphereCluster {name:?} does not exist")))
+            .ok_or_else(|| Error::NotReady(format!("VSphereCluster {name:?} does not exist")))
     }
 
     /// The vSphere side of the Cluster that an object's label names, if both are known.

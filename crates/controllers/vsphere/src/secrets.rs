@@ -1,10 +1,10 @@
-//! The secrets that identities name, each watched by itself.
+//! The Secrets of identities, each with a watch of its own.
 //!
-//! Kept here: only secrets that somebody named are read, by one watch each; whoever depends on one is told when it
-//! changes, so that nothing has to be read again and again.
+//! Invariant: only Secrets that an identity names are read, by one watch each. Controllers subscribe to their changes and
+//! do not read them again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_kube::{Cache, Context, cache};
@@ -12,12 +12,13 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::watcher;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
-/// A watch that has shown nothing by then is in trouble, which is told instead of waited out.
+/// A watch that has not delivered its first list by then fails the reconcile, which reports the reason.
 const SHOWN: Duration = Duration::from_secs(10);
 
 /// Namespace and name of a secret.
@@ -25,7 +26,7 @@ pub type Key = (String, String);
 
 type Subscribers = Arc<Mutex<Vec<mpsc::UnboundedSender<Key>>>>;
 
-/// The secrets that are watched.
+/// The watched Secrets.
 pub struct Secrets {
     client: kube::Client,
     shutdown: CancellationToken,
@@ -43,14 +44,14 @@ impl Secrets {
         }
     }
 
-    /// The secret as it is now; watched from the first time that somebody asks for it.
+    /// Returns the Secret as it is now. The first call starts the watch.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, Error> {
         let cache = self.watch((namespace.to_owned(), name.to_owned()));
         match tokio::time::timeout(SHOWN, cache.ready()).await {
             Ok(ready) => ready?,
             Err(_) => {
                 let trouble = cache.trouble().unwrap_or_else(|| "no answer".into());
-                return Err(Error::Waiting(format!(
+                return Err(Error::NotReady(format!(
                     "secret {namespace}/{name} of the identity cannot be watched: {trouble}"
                 )));
             }
@@ -59,7 +60,7 @@ impl Secrets {
     }
 
     fn watch(&self, key: Key) -> Cache<Secret> {
-        let mut watched = lock(&self.watched);
+        let mut watched = self.watched.lock();
         if let Some(cache) = watched.get(&key) {
             return cache.clone();
         }
@@ -67,7 +68,7 @@ impl Secrets {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let cache = Cache::start(api, config, cache::trim, self.shutdown.clone());
-        tokio::spawn(pass_on(
+        tokio::spawn(forward(
             cache.subscribe().map(|_| ()),
             key.clone(),
             self.subscribers.clone(),
@@ -76,29 +77,27 @@ impl Secrets {
         cache
     }
 
-    /// Nobody needs this secret any more; if somebody does, it is watched again.
+    /// Stops a watch. The next call of [`Secrets::get`] starts it again.
     pub fn release(&self, namespace: &str, name: &str) {
-        lock(&self.watched).remove(&(namespace.to_owned(), name.to_owned()));
+        self.watched.lock().remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// The names of secrets that changed.
+    /// Returns a stream of the Secrets that change.
     pub fn changes(&self) -> impl Stream<Item = Key> + Send + use<> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        lock(&self.subscribers).push(sender);
+        self.subscribers.lock().push(sender);
         futures::stream::unfold(receiver, |mut receiver| async move {
             Some((receiver.recv().await?, receiver))
         })
     }
 }
 
-/// Tells everybody of every change, for as long as the secret is watched.
-async fn pass_on(changes: impl Stream<Item = ()> + Send, key: Key, subscribers: Subscribers) {
+/// Sends every change to all subscribers, for as long as the Secret is watched.
+async fn forward(changes: impl Stream<Item = ()> + Send, key: Key, subscribers: Subscribers) {
     let mut changes = std::pin::pin!(changes);
     while changes.next().await.is_some() {
-        lock(&subscribers).retain(|subscriber| subscriber.send(key.clone()).is_ok());
+        subscribers
+            .lock()
+            .retain(|subscriber| subscriber.send(key.clone()).is_ok());
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,6 +5,7 @@ pub mod azure_identity;
 pub mod azure_pool;
 pub mod openshift;
 pub mod schema;
+pub mod vcenter;
 pub mod vsphere;
 
 use std::fmt;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use capstan_api::vsphere::{
-    DataDisk, NetworkDeviceSpec, PciDevice, PowerOffMode, VSphereFailureDomainSpec, VSphereMachineSpec,
-    VSphereMachineTemplateSpec, VSphereVMSpec, VirtualMachineCloneSpec,
+    DataDisk, NetworkDeviceSpec, PciDevice, PowerOffMode, VSphereClusterSpec, VSphereDeploymentZoneSpec,
+    VSphereFailureDomainSpec, VSphereMachineSpec, VSphereMachineTemplateSpec, VSphereVMSpec, VirtualMachineCloneSpec,
 };
 use serde_json::Value;
 
+use super::vcenter::Server;
 use super::{FieldError, Findings};
 use crate::disks::vsphere::{Controller, ControllerKind, Device, Disk, Hardware, Problems, allocate, hardware_version};
 
@@ -96,6 +97,36 @@ pub fn machine_template(spec: &VSphereMachineTemplateSpec) -> Findings {
     }
 }
 
+/// The vSphere side of a cluster.
+pub fn cluster(spec: &VSphereClusterSpec) -> Findings {
+    let mut errors = Vec::new();
+    server("spec.server", spec.server.as_deref(), &mut errors);
+    Findings {
+        errors,
+        warnings: Vec::new(),
+    }
+}
+
+/// A deployment zone.
+pub fn deployment_zone(spec: &VSphereDeploymentZoneSpec) -> Findings {
+    let mut errors = Vec::new();
+    server("spec.server", spec.server.as_deref(), &mut errors);
+    Findings {
+        errors,
+        warnings: Vec::new(),
+    }
+}
+
+/// Checks that a field names a host with or without a port, and nothing else of a URL.
+fn server(field: &str, value: Option<&str>, errors: &mut Vec<FieldError>) {
+    let Some(value) = value.filter(|value| !value.trim().is_empty()) else {
+        return;
+    };
+    if let Err(reason) = Server::parse(value) {
+        errors.push(FieldError::invalid(field, value, reason));
+    }
+}
+
 /// A failure domain.
 pub fn failure_domain(spec: &VSphereFailureDomainSpec) -> Findings {
     let mut errors = Vec::new();
@@ -153,6 +184,7 @@ fn clone_spec(path: &str, spec: &VirtualMachineCloneSpec, errors: &mut Vec<Field
             "name or path of the template to clone",
         ));
     }
+    server(&format!("{path}.server"), spec.server.as_deref(), errors);
     let sizes = [
         ("numCPUs", spec.num_cpus.map(i64::from)),
         ("numCoresPerSocket", spec.num_cores_per_socket.map(i64::from)),

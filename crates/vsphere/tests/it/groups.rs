@@ -17,7 +17,7 @@ async fn start(options: Options) -> Result<(Vcsim, Vcenter, MoRef)> {
         server: sim.server.clone(),
         username: sim.username.clone(),
         password: sim.password.clone(),
-        trust: Trust::Insecure,
+        trust: Trust::Ca(sim.ca.clone()),
     };
     let vcenter = Vcenter::connect(login, Default::default()).await?;
     let datacenter = vcenter.datacenter(None).await?;

@@ -7,5 +7,6 @@
 )]
 
 mod groups;
+mod hostile;
 mod vcsim;
 mod watching;

@@ -30,7 +30,7 @@ fn login(sim: &Vcsim, trust: Trust) -> Login {
 async fn start(options: Options) -> Result<(Vcsim, Sessions, Vcenter)> {
     let sim = vcsim(options).await?;
     let sessions = Sessions::default();
-    let vcenter = sessions.get(&login(&sim, Trust::Insecure)).await?;
+    let vcenter = sessions.get(&login(&sim, Trust::Ca(sim.ca.clone()))).await?;
     Ok((sim, sessions, vcenter))
 }
 
@@ -138,7 +138,7 @@ async fn a_login_tells_the_version_and_every_way_of_trust_works_but_the_wrong_th
         assert_eq!(error.class(), Class::Terminal);
         assert!(matches!(
             sessions.get(&login(&sim, Trust::System)).await,
-            Err(Error::Unreachable { .. })
+            Err(Error::Certificate { .. })
         ));
         sessions.close().await;
         assert_eq!(sim.admin.counters().await?["Logout"], 4);
@@ -182,7 +182,7 @@ async fn wrong_credentials_are_refused_once_and_not_tried_again_at_once() -> Res
 async fn one_session_is_shared_by_all_and_renewed_when_vcenter_forgets_it() -> Result<()> {
     in_time(async {
         let (sim, sessions, _) = start(Options::default()).await?;
-        let login = login(&sim, Trust::Insecure);
+        let login = login(&sim, Trust::Ca(sim.ca.clone()));
         let all = try_join_all((0..20).map(|_| sessions.get(&login))).await?;
         assert_eq!(sim.admin.counters().await?["Login"], 1);
         sim.admin.drop_sessions().await?;

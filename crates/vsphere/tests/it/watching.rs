@@ -51,7 +51,7 @@ async fn start(interceptor: Arc<Sequence>) -> Result<(Vcsim, Sessions, Vcenter)>
         server: sim.server.clone(),
         username: sim.username.clone(),
         password: sim.password.clone(),
-        trust: Trust::Insecure,
+        trust: Trust::Ca(sim.ca.clone()),
     };
     let vcenter = sessions.get(&login).await?;
     Ok((sim, sessions, vcenter))

@@ -1,4 +1,4 @@
-//! VSphereClusterIdentity: whether its secret is there.
+//! VSphereClusterIdentity: reports whether its Secret can be used.
 
 use std::sync::Arc;
 
@@ -43,11 +43,8 @@ async fn pass(
         patch::remove_finalizer(&api, own.as_ref(), names::OLD_IDENTITY_FINALIZER).await?;
         return Ok(Next::Wait);
     }
-    let found = credentials
-        .read_secret_at_home(own.spec.secret_name.as_deref().unwrap_or_default())
-        .await;
-    let fault = match found {
-        Ok(_) => None,
+    let fault = match credentials.check_identity(&own).await {
+        Ok(()) => None,
         Err(error) if error.is_told() => Some(error.to_string()),
         Err(error) => return Err(error),
     };

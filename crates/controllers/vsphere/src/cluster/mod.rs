@@ -18,10 +18,12 @@ use capstan_api::vsphere::{
     VSphereMachine, VSphereVM,
 };
 use capstan_core::Class;
+use capstan_core::validate::vcenter::same_server;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::expectations::Version;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::{Cache, Context, Next, Reconciler, Recorder, cache};
+use capstan_vsphere::Trust;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
@@ -35,6 +37,9 @@ use crate::credentials::Credentials;
 use crate::error::Error;
 use crate::owner_cluster::{Clusters, cluster_name, has_paused_annotation};
 
+/// The message of the condition that reports `--insecure-vcenter`.
+const NOT_VERIFIED: &str = "the manager runs with --insecure-vcenter and accepts every certificate of this vCenter: set \
+                            spec.thumbprint, or put the CA into the key \"ca.crt\" of the identity's Secret";
 /// Whether vCenter still answers is asked this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
 /// A refused account may be mended where we do not see it, in vCenter itself; asking more often might lock it.
@@ -135,7 +140,7 @@ impl ClusterController {
             })
             .watches(&self.zones, move |zone| {
                 references(of_zone.select(None, |c| {
-                    c.spec.failure_domain_selector.is_some() && c.spec.server == zone.spec.server
+                    c.spec.failure_domain_selector.is_some() && same_vcenter(zone, c)
                 }))
             })
             .watches(&identities, move |identity| {
@@ -176,7 +181,11 @@ impl ClusterController {
     async fn bring_up(&self, own: &VSphereCluster) -> Result<Next, Error> {
         let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
         patch::add_finalizer(&api, own, names::CLUSTER_FINALIZER).await?;
-        let vcenter = match self.credentials.session(own, None, None).await {
+        let findings = capstan_core::validate::vsphere::cluster(&own.spec);
+        if !findings.is_ok() {
+            return self.unavailable(own, Error::Invalid(findings.message())).await;
+        }
+        let vcenter = match self.credentials.session(own).await {
             Ok(vcenter) => vcenter.answers().await.map(|()| vcenter).map_err(Error::from),
             Err(error) => Err(error),
         };
@@ -186,12 +195,19 @@ impl ClusterController {
             Err(error) => return Err(error),
         };
         let version = vcenter.about().version;
+        let verified = *vcenter.trust() != Trust::Insecure;
         let (domains, unsettled) = self.failure_domains(own)?;
         let modules = self.modules(own, &vcenter).await?;
         let first = !own.status.as_ref().is_some_and(|status| status.ready);
         self.write(own, |status, now| {
             let list = &mut status.conditions;
             conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
+            if verified {
+                conditions::remove(list, names::CERTIFICATE_VERIFIED);
+            } else {
+                let (type_, reason) = (names::CERTIFICATE_VERIFIED, names::INSECURE);
+                conditions::mark_false(list, type_, Severity::Warning, reason, NOT_VERIFIED, now);
+            }
             match (own.spec.failure_domain_selector.is_some(), unsettled.is_empty()) {
                 (false, _) => conditions::remove(list, names::FAILURE_DOMAINS_AVAILABLE),
                 (true, true) => conditions::mark_true(list, names::FAILURE_DOMAINS_AVAILABLE, now),
@@ -246,10 +262,10 @@ impl ClusterController {
         };
         let selector: kube::core::Selector = selector
             .try_into()
-            .map_err(|error| Error::Spec(format!("spec.failureDomainSelector cannot be read: {error}")))?;
-        let zones = self.zones.select(None, |zone| {
-            zone.spec.server == own.spec.server && selector.matches(zone.labels())
-        });
+            .map_err(|error| Error::Invalid(format!("spec.failureDomainSelector cannot be read: {error}")))?;
+        let zones = self
+            .zones
+            .select(None, |zone| same_vcenter(zone, own) && selector.matches(zone.labels()));
         let is_ready = |zone: &&Arc<VSphereDeploymentZone>| zone.status.as_ref().and_then(|s| s.ready) == Some(true);
         let unsettled = zones
             .iter()
@@ -334,4 +350,10 @@ impl ClusterController {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a zone and a cluster are on the same vCenter.
+fn same_vcenter(zone: &VSphereDeploymentZone, cluster: &VSphereCluster) -> bool {
+    let servers = zone.spec.server.as_deref().zip(cluster.spec.server.as_deref());
+    servers.is_some_and(|(one, other)| same_server(one, other))
 }

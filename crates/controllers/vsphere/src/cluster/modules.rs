@@ -10,6 +10,7 @@ use std::sync::Arc;
 use capstan_api::capi::{GROUP, Version};
 use capstan_api::vsphere::{ClusterModule, VSphereCluster, VSphereClusterStatus, VSphereVM};
 use capstan_core::Class;
+use capstan_core::validate::vcenter::same_server;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::{self, Lock};
 use capstan_vsphere::{MoRef, Vcenter};
@@ -184,10 +185,10 @@ impl ClusterController {
     ) -> Result<String, Error> {
         let spec = vm.map(|vm| vm.spec.clone_spec.clone()).unwrap_or_default();
         let server = spec.server.as_deref().filter(|server| !server.is_empty());
-        if server.is_some_and(|server| Some(server) != own.spec.server.as_deref()) {
-            let server = server.unwrap_or_default();
+        let own_server = own.spec.server.as_deref().unwrap_or_default();
+        if let Some(server) = server.filter(|server| !same_server(server, own_server)) {
             let text = format!("its machines are in vCenter {server:?}, which is not the cluster's own");
-            return Err(Error::Spec(text));
+            return Err(Error::Invalid(text));
         }
         let cluster = compute_cluster(vcenter, spec.datacenter.as_deref(), spec.resource_pool.as_deref()).await?;
         Ok(vcenter.create_cluster_module(&cluster).await?)
@@ -227,7 +228,7 @@ impl ClusterController {
         if modules.is_empty() {
             return Ok(());
         }
-        let vcenter = match self.credentials.session(own, None, None).await {
+        let vcenter = match self.credentials.session(own).await {
             // An account that is gone for good must not keep the cluster for ever.
             Err(error) if error.is_told() && error.class() == Class::Terminal => {
                 let left: Vec<&str> = modules.iter().map(|module| module.module_uuid.as_str()).collect();
@@ -253,7 +254,7 @@ async fn compute_cluster(vcenter: &Vcenter, datacenter: Option<&str>, pool: Opti
         .filter(|owner| owner.kind() == "ClusterComputeResource")
         .ok_or_else(|| {
             let pool = pool.unwrap_or_default();
-            Error::Spec(format!(
+            Error::Invalid(format!(
                 "resource pool {pool:?} is that of a single host, which has no cluster modules"
             ))
         })

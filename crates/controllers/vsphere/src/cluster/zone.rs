@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain};
-use capstan_core::validate::vsphere::failure_domain;
+use capstan_core::validate::vsphere::{deployment_zone, failure_domain};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::{Cache, Context, Next, Reconciler};
@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
+use super::same_vcenter;
 use super::topology::{self, Fault};
 use crate::conditions as names;
 use crate::credentials::Credentials;
@@ -62,7 +63,7 @@ impl Zones {
             })
             .watches(&self.clusters.infrastructure, move |cluster| {
                 let waits = |zone: &VSphereDeploymentZone| zone.status.as_ref().and_then(|s| s.ready) != Some(true);
-                references(of_cluster.select(None, |zone| waits(zone) && zone.spec.server == cluster.spec.server))
+                references(of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
             });
         reconciler.run(move |zone| self.clone().pass(zone)).await;
         Ok(())
@@ -120,6 +121,10 @@ impl Zones {
             let text = format!("VSphereFailureDomain {name:?} does not exist");
             return Ok(Some(Fault::of_domain("FailureDomainNotFound", text)));
         };
+        let findings = deployment_zone(&own.spec);
+        if !findings.is_ok() {
+            return Err(Error::Invalid(findings.message()));
+        }
         let findings = failure_domain(&domain.spec);
         if !findings.is_ok() {
             return Ok(Some(Fault::of_domain("FailureDomainInvalid", findings.message())));
@@ -135,18 +140,49 @@ impl Zones {
 
     fn on_same_server(&self, own: &VSphereDeploymentZone) -> Vec<Arc<VSphereCluster>> {
         let all = &self.clusters.infrastructure;
-        let mut same = all.select(None, |cluster| cluster.spec.server == own.spec.server);
-        same.sort_by_key(|cluster| (cluster.namespace(), cluster.name_any()));
+        let mut same = all.select(None, |cluster| same_vcenter(own, cluster));
+        // A cluster that names an identity comes before one that uses the manager's own account.
+        same.sort_by_key(|cluster| {
+            (
+                cluster.spec.identity_ref.is_none(),
+                cluster.namespace(),
+                cluster.name_any(),
+            )
+        });
         same
     }
 
-    /// In the name of a cluster on the same server, or of the default account.
+    /// Returns a session by the identity of a cluster on the same server, or by the manager's own account. A cluster that
+    /// cannot sign in does not keep the zone from the next one.
     async fn session(&self, own: &VSphereDeploymentZone) -> Result<Vcenter, Error> {
-        let server = own.spec.server.clone().unwrap_or_default();
-        match self.on_same_server(own).first() {
-            Some(cluster) => self.credentials.session(cluster, Some(&server), None).await,
-            None => self.credentials.session(&Default::default(), Some(&server), None).await,
+        let mut first = None;
+        for cluster in self.on_same_server(own) {
+            match self.credentials.session(&cluster).await {
+                Err(error) if cannot_sign_in(&error) => {
+                    first.get_or_insert(error);
+                }
+                session => return session,
+            }
         }
+        match first {
+            Some(error) => Err(error),
+            None => {
+                let server = own.spec.server.as_deref().unwrap_or_default();
+                self.credentials.session_of_manager(server).await
+            }
+        }
+    }
+}
+
+/// Whether another identity may succeed where one failed. A server that does not answer answers nobody.
+fn cannot_sign_in(error: &Error) -> bool {
+    use capstan_vsphere::Error::{Certificate, Invalid, Login, Thumbprint};
+    match error.vsphere() {
+        Some(source) => matches!(
+            source,
+            Login { .. } | Thumbprint { .. } | Certificate { .. } | Invalid { .. }
+        ),
+        None => error.is_told(),
     }
 }
 

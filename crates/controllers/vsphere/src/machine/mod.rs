@@ -25,6 +25,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 
 use crate::conditions as names;
+use crate::credentials::{check_machine_server, server_of};
 use crate::error::Error;
 use crate::owner_cluster::{Clusters, cluster_name, has_paused_annotation};
 
@@ -149,7 +150,7 @@ impl Machines {
         let name = &machine.spec.cluster_name;
         let cluster = self
             .cluster_of(machine)
-            .ok_or_else(|| Error::Waiting(format!("Cluster {name:?} does not exist")))?;
+            .ok_or_else(|| Error::NotReady(format!("Cluster {name:?} does not exist")))?;
         if !cluster.infrastructure_provisioned() {
             return self
                 .condition(own, Severity::Info, names::WAITING_FOR_CLUSTER, "")
@@ -192,11 +193,14 @@ impl Machines {
             Some(name) => Some(self.zone(name)?),
             None => None,
         };
+        let zone_server = zone.as_ref().and_then(|(zone, _)| zone.spec.server.as_deref());
+        let own_server = own.spec.clone_spec.server.as_deref();
+        check_machine_server(own_server, &server_of(&infrastructure)?, zone_server)?;
         let zone = zone.as_ref().map(|(zone, domain)| desired::Zone {
             zone: &zone.spec,
             domain: &domain.spec,
         });
-        let name = desired::name(own, &machine.name_any()).map_err(Error::Spec)?;
+        let name = desired::name(own, &machine.name_any()).map_err(Error::Invalid)?;
         let desired = desired::vm(&name, own, machine, &infrastructure, zone.as_ref());
         let api: Api<VSphereVM> = self.context.api(&own.namespace().unwrap_or_default());
         let existing = match self.known_vm(own, &name) {
@@ -217,7 +221,7 @@ impl Machines {
             .iter()
             .any(|owner| owner.uid == own.uid().unwrap_or_default())
         {
-            return Err(Error::Spec(format!(
+            return Err(Error::Invalid(format!(
                 "VSphereVM {name:?} exists already and belongs to another object: remove it, or use another name"
             )));
         }
@@ -243,7 +247,7 @@ impl Machines {
 
     fn zone(&self, name: &str) -> Result<(Arc<VSphereDeploymentZone>, Arc<VSphereFailureDomain>), Error> {
         let missing =
-            |kind: &str, name: &str| Error::Waiting(format!("{kind} {name:?} of the failure domain does not exist"));
+            |kind: &str, name: &str| Error::NotReady(format!("{kind} {name:?} of the failure domain does not exist"));
         let zone = self
             .zones
             .get(None, name)

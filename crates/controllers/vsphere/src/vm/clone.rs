@@ -47,8 +47,9 @@ impl Vms {
         let hardware = template.hardware();
         let desired = self.desired(vm, state);
         let snapshot = self.snapshot(vm, &desired, &template).await;
-        plan::check_template(&desired, &hardware, snapshot.is_some()).map_err(Error::Spec)?;
-        let allocation = allocate(&hardware, &desired.disks).map_err(|problems| Error::Spec(problems.to_string()))?;
+        plan::check_template(&desired, &hardware, snapshot.is_some()).map_err(Error::Invalid)?;
+        let allocation =
+            allocate(&hardware, &desired.disks).map_err(|problems| Error::Invalid(problems.to_string()))?;
         let resolved = self.resolve(&desired, vcenter).await?;
         let folder = vcenter.vm_folder(&datacenter, desired.folder.as_deref()).await?;
         let mut devices = observed::add_disks(&desired, &resolved, &allocation.new_controllers, &allocation.placements);
@@ -189,7 +190,7 @@ impl Vms {
                     "datastore {:?} does not satisfy storage policy {name:?}: name another or none",
                     named.name
                 );
-                Err(Error::Spec(text))
+                Err(Error::Invalid(text))
             } else {
                 Ok(named)
             };
@@ -206,7 +207,7 @@ impl Vms {
             .into_iter()
             .filter(|datastore| fits.contains(&datastore.reference));
         let best = fitting.max_by_key(|datastore| (datastore.free_bytes, std::cmp::Reverse(datastore.name.clone())));
-        let none = || Error::Spec(format!("no compatible datastores found for storage policy: {name}"));
+        let none = || Error::Invalid(format!("no compatible datastores found for storage policy: {name}"));
         best.cloned().map(Arc::new).ok_or_else(none)
     }
 
@@ -222,7 +223,7 @@ impl Vms {
         for (index, disk) in desired.disks.iter().enumerate() {
             let named = |error: capstan_vsphere::Error| match error {
                 error @ (capstan_vsphere::Error::NotFound { .. } | capstan_vsphere::Error::Ambiguous { .. }) => {
-                    Error::Spec(format!("dataDisks[{index}] {:?}: {error}", disk.name))
+                    Error::Invalid(format!("dataDisks[{index}] {:?}: {error}", disk.name))
                 }
                 error => error.into(),
             };
@@ -255,11 +256,11 @@ impl Vms {
         let secrets: Api<Secret> = self.context.api(&vm.namespace().unwrap_or_default());
         let secret = secrets.get_opt(&name).await?;
         let secret =
-            secret.ok_or_else(|| Error::Waiting(format!("secret {name:?} with the bootstrap data does not exist")))?;
+            secret.ok_or_else(|| Error::NotReady(format!("secret {name:?} with the bootstrap data does not exist")))?;
         let mut data = secret.data.unwrap_or_default();
         let value = data.remove("value").map(|value| value.0);
-        let value =
-            value.ok_or_else(|| Error::Waiting(format!("secret {name:?} with the bootstrap data has no \"value\"")))?;
+        let value = value
+            .ok_or_else(|| Error::NotReady(format!("secret {name:?} with the bootstrap data has no \"value\"")))?;
         let format = data
             .get("format")
             .map(|format| String::from_utf8_lossy(&format.0).trim().to_owned());
@@ -269,7 +270,7 @@ impl Vms {
             Some(other) => {
                 let text =
                     format!("secret {name:?} has bootstrap data of format {other:?}: use cloud-config or ignition");
-                return Err(Error::Spec(text));
+                return Err(Error::Invalid(text));
             }
         });
         Ok(())
@@ -375,7 +376,7 @@ impl Vms {
         let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &desired.template).await?;
         let snapshot = self.snapshot(vm, &desired, &template).await;
-        let allocation = allocate(&template.hardware(), &desired.disks).map_err(|p| Error::Spec(p.to_string()))?;
+        let allocation = allocate(&template.hardware(), &desired.disks).map_err(|p| Error::Invalid(p.to_string()))?;
         state.started = Some(Started {
             task: String::new(),
             linked: snapshot.is_some(),
@@ -422,12 +423,12 @@ impl Vms {
                 state.reference = Some(reference);
                 Ok(())
             }
-            Holder::Unfinished => Err(Error::Waiting(format!(
+            Holder::Unfinished => Err(Error::NotReady(format!(
                 "a clone named {name:?} is under way already: waiting for it"
             ))),
             Holder::Somebody(uuid) => {
                 let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
-                Err(Error::Spec(format!(
+                Err(Error::Invalid(format!(
                     "a virtual machine named {name:?} exists in folder {folder:?} already and is not this VSphereVM's (its \
                      instance UUID is {uuid}, not {uid}): it is left alone; rename or remove it, or use another name"
                 )))

@@ -101,7 +101,7 @@ impl Vms {
         };
         ipam::given(desired.device, address, &found.spec)
             .map(Ok)
-            .map_err(Error::Spec)
+            .map_err(Error::Invalid)
     }
 
     /// Gives back every address; the machine must be gone by then.

@@ -28,7 +28,7 @@ use kube::{Api, Resource, ResourceExt};
 
 use crate::affinity::Affinity;
 use crate::conditions as names;
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, check_machine_server, server_of};
 use crate::desired;
 use crate::error::Error;
 use crate::ipam::Ipam;
@@ -166,7 +166,7 @@ impl Vms {
     async fn bring_up(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Next, Error> {
         let findings = capstan_core::validate::vsphere::virtual_machine(&vm.name_any(), &vm.spec);
         if !findings.is_ok() {
-            return Err(Error::Spec(findings.message()));
+            return Err(Error::Invalid(findings.message()));
         }
         let ready = vm.status.as_ref().is_some_and(|status| status.ready);
         let settled = ready && !self.affinity.is_outside(vm);
@@ -221,7 +221,7 @@ impl Vms {
         match step {
             Step::Clone => self.start_clone(vm, state, vcenter).await,
             Step::Lost => self.lost(vm, state).await,
-            Step::Wrong(text) => Err(Error::Spec(text)),
+            Step::Wrong(text) => Err(Error::Invalid(text)),
             Step::Upgrade { vm: reference, to } => {
                 let task = vcenter.upgrade_hardware(&reference, &to).await?;
                 Ok(self.await_task(vm, state, TaskKind::Upgrade, task))
@@ -290,7 +290,7 @@ impl Vms {
             } else {
                 changes.dropped.join("; ")
             };
-            return Err(Error::Spec(format!("{text}, and a reconfiguration did not help")));
+            return Err(Error::Invalid(format!("{text}, and a reconfiguration did not help")));
         }
         if !changes.settings.is_empty() {
             let text = format!(
@@ -305,8 +305,10 @@ impl Vms {
     async fn session(&self, vm: &VSphereVM) -> Result<Vcenter, Error> {
         let cluster = self.clusters.infrastructure_of(self.clusters.of(vm)?.as_ref())?;
         let spec = &vm.spec.clone_spec;
+        let zone = self.affinity.zone_server(vm);
+        let server = check_machine_server(spec.server.as_deref(), &server_of(&cluster)?, zone.as_deref())?;
         self.credentials
-            .session(&cluster, spec.server.as_deref(), spec.thumbprint.as_deref())
+            .session_with(&cluster, &server, spec.thumbprint.as_deref())
             .await
     }
 

@@ -37,7 +37,7 @@ impl Vms {
         let vcenter = match self.session(vm).await {
             Ok(vcenter) => vcenter,
             // Without its cluster nobody can say which vCenter it would be in; if nothing was ever cloned, nothing is.
-            Err(Error::Waiting(_) | Error::Spec(_)) if never_cloned(vm, state) => return self.gone(vm).await,
+            Err(Error::NotReady(_) | Error::Invalid(_)) if never_cloned(vm, state) => return self.gone(vm).await,
             Err(error) => return Err(error),
         };
         if self.resume_task(vm, state, &vcenter) {

@@ -4,7 +4,7 @@ use crate::world;
 
 use anyhow::Result;
 use capstan_api::vsphere::{
-    VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine,
+    VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM,
 };
 use capstan_testkit::vcsim::{Fault, Options};
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
@@ -57,6 +57,11 @@ async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Resu
         json!({"metadata": {"labels": {"vcenter": name}}}),
     )
     .await?;
+    world
+        .until::<VSphereCluster>("c", available("may not be used for server"))
+        .await?;
+    let servers = json!({"metadata": {"annotations": {"capstan.dev/allowed-servers": world.vcsim.server}}});
+    merge(&identities, &name, servers).await?;
     let settled = |cluster: &VSphereCluster| {
         let conditions = cluster.status.clone().unwrap_or_default().conditions;
         conditions
@@ -181,5 +186,121 @@ async fn a_machine_goes_where_its_failure_domain_says_and_takes_its_node_along()
     );
     assert!(world.api::<VSphereMachine>().get_opt(&name).await?.is_none());
     zones.delete(&zone, &Default::default()).await?;
+    Ok(())
+}
+
+/// Whether a cluster has a condition with this status.
+fn condition(type_: &'static str, status: &'static str) -> impl Fn(&VSphereCluster) -> bool {
+    move |cluster| {
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        conditions.iter().any(|c| c.type_ == type_ && c.status == status)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_verified_unless_a_flag_says_otherwise_and_a_condition_reports_that() -> Result<()> {
+    let mut world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let clusters = world.api::<VSphereCluster>();
+    merge(&clusters, "c", json!({"spec": {"thumbprint": null}})).await?;
+    world.until::<VSphereCluster>("c", available("is not trusted")).await?;
+    let ca = world.vcsim.ca.clone();
+    merge(&world.api::<Secret>(), "vcenter", json!({"stringData": {"ca.crt": ca}})).await?;
+    world
+        .until::<VSphereCluster>("c", condition("VCenterAvailable", "True"))
+        .await?;
+    let status = clusters.get("c").await?.status.unwrap_or_default();
+    assert!(
+        !status
+            .conditions
+            .iter()
+            .any(|c| c.type_ == "VCenterCertificateVerified")
+    );
+    world.crash().await;
+    merge(&world.api::<Secret>(), "vcenter", json!({"data": {"ca.crt": null}})).await?;
+    world.credentials.insecure = true;
+    world.run(Default::default()).await?;
+    world
+        .until::<VSphereCluster>("c", condition("VCenterCertificateVerified", "False"))
+        .await?;
+    world
+        .until::<VSphereCluster>("c", available("--insecure-vcenter"))
+        .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_cannot_name_another_server_than_its_cluster() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world
+        .machine("m", spec("pvscsi", json!({"server": "attacker.example"})))
+        .await?;
+    let refused = |machine: &VSphereMachine| {
+        let conditions = machine.status.clone().unwrap_or_default().conditions;
+        let mut messages = conditions.iter().filter_map(|c| c.message.as_deref());
+        messages.any(|text| text.contains("spec.server \"attacker.example\" is not the vCenter"))
+    };
+    world.until::<VSphereMachine>("m", refused).await?;
+    assert!(world.api::<VSphereVM>().get_opt("m").await?.is_none());
+    let vm = json!({
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereVM",
+        "metadata": {"name": "by-hand", "labels": {"cluster.x-k8s.io/cluster-name": "c"}},
+        "spec": spec("pvscsi", json!({"server": "attacker.example"})),
+    });
+    world.create::<VSphereVM>(vm).await?;
+    world
+        .condition_of_vm("by-hand", "spec.server \"attacker.example\"")
+        .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_more_than_a_host_and_a_port_is_refused_with_field_and_value() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let clusters = world.api::<VSphereCluster>();
+    merge(&clusters, "c", json!({"spec": {"server": "http://10.0.0.5:2379/x?y="}})).await?;
+    let refused = available("spec.server: Invalid value: \"http://10.0.0.5:2379/x?y=\"");
+    world.until::<VSphereCluster>("c", refused).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_cannot_sign_in_does_not_keep_a_zone_from_the_next_one() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let wrong = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "wrong"},
+        "stringData": {"username": world.vcsim.username, "password": "wrong"},
+    });
+    world.create::<Secret>(wrong).await?;
+    let first = json!({
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster", "metadata": {"name": "a"},
+        "spec": {
+            "server": world.vcsim.server, "thumbprint": world.vcsim.thumbprint,
+            "identityRef": {"kind": "Secret", "name": "wrong"},
+        },
+    });
+    world.create::<VSphereCluster>(first).await?;
+    let name = format!("next-{}", world.namespace);
+    let side = |kind: &str| json!({"name": name, "type": kind, "tagCategory": kind, "autoConfigure": true});
+    let domain: VSphereFailureDomain = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"region": side("Datacenter"), "zone": side("ComputeCluster"), "topology": {
+            "datacenter": "DC0", "computeCluster": "DC0_C0",
+        }},
+    }))?;
+    let zone: VSphereDeploymentZone = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"server": world.vcsim.server, "failureDomain": name, "placementConstraint": {}},
+    }))?;
+    let params = PostParams::default();
+    Api::all(world.client.clone()).create(&params, &domain).await?;
+    Api::all(world.client.clone()).create(&params, &zone).await?;
+    assert!(world.zone_says(&name, "").await?);
+    assert!(
+        world.vcsim.admin.counters().await?["Login"] >= 2,
+        "the first cluster was tried"
+    );
     Ok(())
 }

@@ -168,7 +168,7 @@ impl Rotation {
             server: self.sim.server.clone(),
             username: self.sim.username.clone(),
             password: self.sim.password.clone(),
-            trust: Trust::Insecure,
+            trust: Trust::Ca(self.sim.ca.clone()),
         };
         Ok(Vcenter::connect(login, Default::default()).await?)
     }

@@ -34,6 +34,8 @@ pub struct World {
     pub ledger: std::sync::Arc<Ledger>,
     /// Whether machines of one owner are kept apart in every cluster.
     pub anti_affinity: bool,
+    /// The manager's flags about credentials.
+    pub credentials: capstan_vsphere_machines::Policy,
     /// The version of Cluster API's own objects.
     core: &'static str,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
@@ -62,6 +64,7 @@ impl World {
             vcsim,
             ledger: Ledger::of(write_or_secret),
             anti_affinity: false,
+            credentials: Default::default(),
             core,
             running: None,
         };
@@ -82,10 +85,12 @@ impl World {
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
         let (home, anti_affinity) = (self.namespace.clone(), self.anti_affinity);
+        let credentials = self.credentials.clone();
         let task = tokio::spawn(async move {
             let options = capstan_vsphere_machines::Options {
                 identity_namespace: home,
                 anti_affinity,
+                credentials,
                 ..Default::default()
             };
             if let Err(error) = capstan_vsphere_machines::run(context, options).await {
@@ -341,7 +346,7 @@ impl World {
             server: self.vcsim.server.clone(),
             username: self.vcsim.username.clone(),
             password: self.vcsim.password.clone(),
-            trust: Trust::from_thumbprint(Some(&self.vcsim.thumbprint)),
+            trust: Trust::Thumbprint(self.vcsim.thumbprint.clone()),
         };
         Ok(Vcenter::connect(login, Default::default()).await?)
     }

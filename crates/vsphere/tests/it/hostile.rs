@@ -1,0 +1,204 @@
+//! Servers that are no vCenter, or a hostile one: what the client sends to them, keeps of them and quotes from them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use capstan_vsphere::{Error, Login, Settings, Trust, Vcenter};
+use rustls::pki_types::PrivateKeyDer;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+/// No test waits longer, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(120);
+const SECRET: &str = "internal-data-of-another-service";
+const CONTENT: &str = concat!(
+    r#"<RetrieveServiceContentResponse><returnval><rootFolder type="Folder">f</rootFolder>"#,
+    r#"<propertyCollector type="PropertyCollector">p</propertyCollector>"#,
+    r#"<searchIndex type="SearchIndex">i</searchIndex>"#,
+    r#"<sessionManager type="SessionManager">s</sessionManager></returnval></RetrieveServiceContentResponse>"#,
+);
+
+/// The answer of a server to one request.
+#[derive(Clone)]
+enum Answer {
+    /// A status and a body.
+    Whole(u16, String),
+    /// A body without end.
+    Endless,
+}
+
+type Script = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
+
+/// A server with a certificate of its own.
+struct Server {
+    address: String,
+    ca: String,
+    requests: Arc<AtomicUsize>,
+    logins: Arc<AtomicUsize>,
+    sent: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Server {
+    async fn start(script: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()])?;
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(anyhow::Error::msg)?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)?;
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?.to_string();
+        let script: Script = Arc::new(script);
+        let (requests, logins, sent) = (Arc::default(), Arc::default(), Arc::default());
+        let counters = (Arc::clone(&requests), Arc::clone(&logins), Arc::clone(&sent));
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(acceptor.clone(), stream, script.clone(), counters.clone()));
+            }
+        });
+        Ok(Self {
+            address,
+            ca: made.cert.pem(),
+            requests,
+            logins,
+            sent,
+            task,
+        })
+    }
+
+    async fn connect(&self, trust: Trust) -> Result<Result<Vcenter, Error>> {
+        let login = Login {
+            server: self.address.clone(),
+            username: "me".into(),
+            password: "secret".into(),
+            trust,
+        };
+        let connected = tokio::time::timeout(PATIENCE, Vcenter::connect(login, Settings::default())).await;
+        connected.context("no answer in time")
+    }
+
+    async fn refused(&self, trust: Trust) -> Result<Error> {
+        let connected = self.connect(trust).await?;
+        connected.err().context("connected to a hostile server")
+    }
+}
+
+type Counters = (Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>);
+
+async fn serve(acceptor: TlsAcceptor, stream: TcpStream, script: Script, counters: Counters) -> std::io::Result<()> {
+    let (requests, logins, sent) = counters;
+    let mut stream = acceptor.accept(stream).await?;
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let mut text = String::new();
+        while !text.contains("</soapenv:Envelope>") {
+            let read = stream.read(&mut buffer).await?;
+            if read == 0 {
+                return Ok(());
+            }
+            text.push_str(&String::from_utf8_lossy(&buffer[..read]));
+        }
+        requests.fetch_add(1, Ordering::SeqCst);
+        logins.fetch_add(usize::from(text.contains("<Login ")), Ordering::SeqCst);
+        match script(&text) {
+            Answer::Whole(status, body) => {
+                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+                stream.write_all(head.as_bytes()).await?;
+                stream.write_all(body.as_bytes()).await?;
+                stream.flush().await?;
+            }
+            Answer::Endless => {
+                stream
+                    .write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n<a>")
+                    .await?;
+                let chunk = vec![b'x'; 1 << 16];
+                loop {
+                    stream.write_all(&chunk).await?;
+                    sent.fetch_add(chunk.len(), Ordering::SeqCst);
+                }
+            }
+        }
+    }
+}
+
+fn envelope(body: &str) -> Answer {
+    Answer::Whole(200, format!("<Envelope><Body>{body}</Body></Envelope>"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_end_is_dropped_after_a_fixed_number_of_bytes() -> Result<()> {
+    let server = Server::start(|_| Answer::Endless).await?;
+    let error = server.refused(Trust::Ca(server.ca.clone())).await?;
+    assert!(matches!(error, Error::TooLarge { limit: 33_554_432, .. }), "{error}");
+    assert!(error.to_string().contains("more than 33554432 bytes"), "{error}");
+    // Beyond the limit there is only what the sockets hold.
+    let sent = server.sent.load(Ordering::SeqCst);
+    assert!(sent < 48 << 20, "{sent} bytes were read");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_many_small_elements_is_refused_with_their_number() -> Result<()> {
+    let server = Server::start(|request| match request {
+        hello if hello.contains("<RetrieveServiceContent") => envelope(CONTENT),
+        login if login.contains("<Login ") => envelope("<LoginResponse/>"),
+        _ => envelope(&"<a/>".repeat(6 << 20)),
+    })
+    .await?;
+    let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
+    let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
+    let error = read.expect_err("24 MiB of elements");
+    assert!(error.to_string().contains("more than 200000 elements"), "{error}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_server_that_is_no_vcenter_is_quoted_and_it_gets_no_password() -> Result<()> {
+    let fault = format!("<Fault><faultstring>{SECRET}</faultstring></Fault>");
+    let answers = [
+        Answer::Whole(403, SECRET.into()),
+        Answer::Whole(200, format!("<html>{SECRET}</html>")),
+        Answer::Whole(200, SECRET.into()),
+        Answer::Whole(500, SECRET.into()),
+        envelope(&fault),
+        envelope(&format!(
+            "<RetrieveServiceContentResponse>{SECRET}</RetrieveServiceContentResponse>"
+        )),
+        envelope(&format!("<a></{SECRET}>")),
+    ];
+    for answer in answers {
+        let given = answer.clone();
+        let server = Server::start(move |_| given.clone()).await?;
+        let error = server.refused(Trust::Ca(server.ca.clone())).await?;
+        assert!(matches!(error, Error::NotVcenter { .. }), "{error}");
+        assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
+        assert_eq!(server.logins.load(Ordering::SeqCst), 0);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_no_known_ca_signed_is_rejected_before_anything_is_sent() -> Result<()> {
+    let server = Server::start(|_| envelope(CONTENT)).await?;
+    let error = server.refused(Trust::new(None, None, false)).await?;
+    assert!(matches!(error, Error::Certificate { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("spec.thumbprint") && text.contains("ca.crt"), "{text}");
+    let other = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()])?;
+    let error = server.refused(Trust::Ca(other.cert.pem())).await?;
+    assert!(matches!(error, Error::Certificate { .. }), "{error}");
+    assert_eq!(server.requests.load(Ordering::SeqCst), 0);
+    Ok(())
+}

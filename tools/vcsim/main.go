@@ -87,6 +87,8 @@ func run() error {
 		model.ServiceContent.About.ApiVersion = o.version
 		model.ServiceContent.About.Version = o.version
 	}
+	// By this the client knows that updates are costly here.
+	model.ServiceContent.About.FullName += " (govmomi simulator)"
 	if err := model.Create(); err != nil {
 		return err
 	}
@@ -108,6 +110,9 @@ func run() error {
 		if err := world.restoreState(context.Background(), o.state); err != nil {
 			return err
 		}
+	}
+	if err := world.registerPolicies(); err != nil {
+		return err
 	}
 	service.Context.Map.Handler = world.intercept
 

@@ -55,6 +55,7 @@ type world struct {
 	rest     map[string]bool // REST session ids seen; false once dropped
 	guests   int
 	restGone map[string]bool
+	assigned map[string]string   // storage policies, by machine or by machine:disk
 	moves    map[string][]string // how the disks of each clone were asked to be moved: as a whole, then one by one
 }
 
@@ -62,6 +63,7 @@ func newWorld(service *simulator.Service, delays map[string]int, o options) *wor
 	return &world{
 		service: service, options: o, delays: delays,
 		counts: map[string]int{}, rest: map[string]bool{}, restGone: map[string]bool{}, moves: map[string][]string{},
+		assigned: map[string]string{},
 	}
 }
 
@@ -130,6 +132,9 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 	}
 	if w.options.dropDevices && method.Name == "CloneVM_Task" {
 		dropDevices(method.Body)
+	}
+	if r := w.policies(method); r != nil {
+		return failNext(method, r), nil
 	}
 	if w.options.unitLimits {
 		if r := w.overLimit(ctx, method); r != nil {

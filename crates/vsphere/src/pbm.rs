@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::vcenter::{Call, Vcenter, envelope};
 use crate::xml::{Element, Writer, escape};
-use capstan_core::vm::MoRef;
+use capstan_core::vm::{MoRef, Policies};
 
 const NAMESPACE: &str = "urn:pbm";
 
@@ -80,6 +80,35 @@ impl Vcenter {
             .filter(|datastore| fitting.contains(&datastore.value()))
             .cloned()
             .collect())
+    }
+
+    /// Returns the storage policies of a VM and of its disks with these keys.
+    pub async fn policies_of(&self, vm: &MoRef, disks: &[i32]) -> Result<Policies> {
+        let manager = self.profile_manager().await?;
+        let key_of = |disk: &i32| format!("{}:{disk}", vm.value());
+        let mut body = Writer::new();
+        body.nest("entities", |w| {
+            w.text("objectType", "virtualMachine").text("key", vm.value());
+        });
+        for disk in disks {
+            body.nest("entities", |w| {
+                w.text("objectType", "virtualDiskId").text("key", key_of(disk));
+            });
+        }
+        let call = Call::read("PbmQueryAssociatedProfiles", &manager, body.finish());
+        let answer = self.pbm(&call).await?;
+        let policy_of = |key: &str| {
+            let mut results = answer.all("returnval");
+            let found = results.find(|result| result.text_at("object.key") == Some(key))?;
+            found.string_at("profileId.uniqueId")
+        };
+        Ok(Policies {
+            home: policy_of(vm.value()),
+            disks: disks
+                .iter()
+                .filter_map(|disk| Some((*disk, policy_of(&key_of(disk))?)))
+                .collect(),
+        })
     }
 
     async fn profile_manager(&self) -> Result<MoRef> {

@@ -142,7 +142,7 @@ impl Poll {
             version: String::new(),
             listed: HashMap::new(),
             read: Instant::now(),
-            rate: PollRate::default(),
+            rate: PollRate::of(&content.about.full_name),
             anew: false,
             change: None,
         };

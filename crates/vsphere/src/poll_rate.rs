@@ -25,8 +25,15 @@ pub(crate) const SHORT_WAIT: Duration = Duration::from_secs(1);
 const BETWEEN_READS: Duration = Duration::from_millis(150);
 
 /// The rate of one poll.
+///
+/// A vCenter computes updates once and sends differences, so everything is watched there, and whatever has to be read is read
+/// once a second at most. govmomi's simulator computes everything again for every change.
 #[derive(Debug)]
 pub(crate) struct PollRate {
+    /// The smallest window.
+    fewest: usize,
+    /// The shortest time between two reads.
+    shortest: Duration,
     window: usize,
     /// How long after the last read those outside are read again.
     pause: Duration,
@@ -36,11 +43,22 @@ pub(crate) struct PollRate {
     crowded: bool,
 }
 
-impl Default for PollRate {
-    fn default() -> Self {
+impl PollRate {
+    /// Returns the rate for a server by the name that it gives itself.
+    pub(crate) fn of(full_name: &str) -> Self {
+        if full_name.contains("simulator") {
+            Self::with(WINDOW, BETWEEN_READS)
+        } else {
+            Self::with(WIDEST, SHORT_WAIT)
+        }
+    }
+
+    fn with(fewest: usize, shortest: Duration) -> Self {
         Self {
-            window: WINDOW,
-            pause: BETWEEN_READS,
+            fewest,
+            shortest,
+            window: fewest,
+            pause: shortest,
             moved: None,
             crowded: false,
         }
@@ -70,11 +88,11 @@ impl PollRate {
     /// Somebody moved, and so many expect something now.
     pub(crate) fn stir(&mut self, pending: usize, now: Instant) {
         if self.has_moved(now) {
-            self.window = (self.window / GROWTH).max(WINDOW);
+            self.window = (self.window / GROWTH).max(self.fewest);
         }
-        self.crowded = pending > WINDOW || self.is_busy(now);
+        self.crowded = pending > self.fewest || self.is_busy(now);
         self.moved = Some(now);
-        self.pause = BETWEEN_READS;
+        self.pause = self.shortest;
     }
 
     /// A read told nothing new: in quiet times more is watched and less is read.
@@ -113,7 +131,7 @@ mod tests {
     use Step::{Calm, Later, Stir, Widen};
 
     fn walk(steps: &[Step]) -> (PollRate, Instant) {
-        let (mut rate, mut now) = (PollRate::default(), Instant::now());
+        let (mut rate, mut now) = (PollRate::with(WINDOW, BETWEEN_READS), Instant::now());
         for step in steps {
             match *step {
                 Stir(pending) => rate.stir(pending, now),
@@ -149,6 +167,24 @@ mod tests {
         let (rate, now) = walk(steps);
         let seen = (rate.window(), rate.pause(), rate.is_busy(now));
         assert_eq!(seen, (window, Duration::from_millis(pause), busy));
+    }
+
+    #[test]
+    fn a_vcenter_is_watched_as_a_whole_and_read_once_a_second_at_most() {
+        let (mut rate, mut now) = (
+            PollRate::of("VMware vCenter Server 8.0.3 build-24022515"),
+            Instant::now(),
+        );
+        for pending in [1, 9, 1000, 1000] {
+            rate.stir(pending, now);
+            now += Duration::from_millis(10);
+            assert_eq!(
+                (rate.window(), rate.pause(), rate.is_busy(now)),
+                (WIDEST, SHORT_WAIT, false)
+            );
+        }
+        let simulated = PollRate::of("VMware vCenter Server 8.0.2 build-1 (govmomi simulator)");
+        assert_eq!((simulated.window(), simulated.pause()), (WINDOW, BETWEEN_READS));
     }
 
     fn any_step() -> impl Strategy<Value = Step> {

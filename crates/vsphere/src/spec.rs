@@ -25,8 +25,6 @@ pub struct CloneSpec {
     pub host: Option<MoRef>,
     /// Where single disks go, by key, when not to `datastore`.
     pub disk_locations: Vec<DiskLocation>,
-    /// The storage policy of the machine's home and of disks that have none of their own.
-    pub storage_policy: Option<String>,
     pub snapshot: Option<MoRef>,
     pub config: ConfigSpec,
     pub power_on: bool,
@@ -37,7 +35,6 @@ pub struct CloneSpec {
 pub struct DiskLocation {
     pub key: i32,
     pub datastore: MoRef,
-    pub storage_policy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,10 +98,11 @@ pub enum DeviceChange {
         unit: i32,
         path: String,
     },
-    /// A disk that exists, with another size.
-    ResizeDisk {
+    /// A disk that exists, with another size or another storage policy.
+    EditDisk {
         device: Device,
-        capacity_kib: i64,
+        capacity_kib: Option<i64>,
+        storage_policy: Option<String>,
     },
     AddController {
         key: i32,
@@ -186,10 +184,8 @@ impl CloneSpec {
                 w.value("diskId", disk.key)
                     .moref("datastore", &disk.datastore)
                     .text("diskMoveType", disk_move);
-                write_profile(w, "profile", disk.storage_policy.as_deref());
             });
         }
-        write_profile(w, "profile", self.storage_policy.as_deref());
     }
 }
 
@@ -262,9 +258,14 @@ impl DeviceChange {
                         .value("capacityInKB", 0);
                 });
             }
-            Self::ResizeDisk { device, capacity_kib } => {
+            Self::EditDisk {
+                device,
+                capacity_kib,
+                storage_policy,
+            } => {
                 w.text("operation", "edit")
                     .element_named("device", &resized(&device.raw, *capacity_kib));
+                write_profile(w, "profile", storage_policy.as_deref());
             }
             Self::AddController { key, kind, bus } => {
                 w.text("operation", "add");
@@ -291,8 +292,11 @@ impl DeviceChange {
 }
 
 /// The device as it was told, with another capacity.
-fn resized(raw: &Element, capacity_kib: i64) -> Element {
+fn resized(raw: &Element, capacity_kib: Option<i64>) -> Element {
     let mut device = raw.clone();
+    let Some(capacity_kib) = capacity_kib else {
+        return device;
+    };
     for child in &mut device.children {
         match child.name.as_str() {
             "capacityInKB" => child.text = capacity_kib.to_string(),
@@ -405,7 +409,6 @@ mod tests {
                 .map(|key| DiskLocation {
                     key,
                     datastore: store.clone(),
-                    storage_policy: Some("p".into()),
                 })
                 .into(),
             ..CloneSpec::default()
@@ -418,7 +421,7 @@ mod tests {
         let names = |element: &Element| element.children.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(location), ["datastore", "diskMoveType", "disk", "disk"]);
         for disk in location.all("disk") {
-            assert_eq!(names(disk), ["diskId", "datastore", "diskMoveType", "profile"]);
+            assert_eq!(names(disk), ["diskId", "datastore", "diskMoveType"]);
             assert_eq!(disk.text_at("diskMoveType"), Some(word));
         }
     }

@@ -23,6 +23,8 @@ use crate::vm::STATE_PATHS;
 use crate::xml::Element;
 use capstan_core::vm::MoRef;
 
+/// Objects that one call reads at most.
+const CHUNK: usize = 100;
 /// After a failure the poll starts again no sooner than this, doubled up to `RETRY_MAX`.
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
@@ -196,6 +198,14 @@ impl Vcenter {
     }
 
     pub(crate) async fn read_and_tell(&self, references: &[MoRef]) -> Result<bool> {
+        let mut news = false;
+        for chunk in references.chunks(CHUNK) {
+            news |= self.read_chunk(chunk).await?;
+        }
+        Ok(news)
+    }
+
+    async fn read_chunk(&self, references: &[MoRef]) -> Result<bool> {
         let found = self.retrieve(&WANTS, references, &[]).await?;
         let mut missing: HashSet<&MoRef> = references.iter().collect();
         let mut news = false;

@@ -46,7 +46,9 @@ pub const MACHINE_FINALIZER: &str = "vspheremachine.infrastructure.cluster.x-k8s
 pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
 pub const CLUSTER_FINALIZER: &str = "vspherecluster.infrastructure.cluster.x-k8s.io";
 /// Keeps an address from being handed out again while a machine still has it.
-pub const CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
+pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-claim-protection";
+/// The finalizer of claims that earlier versions of Capstan made.
+pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
 /// Finalizers that a predecessor left on objects that we put none on.
 pub const OLD_SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
 pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";

@@ -1,11 +1,13 @@
 //! Translates between the client's objects and the words of the plan: VMs into observations, changes into specs.
 
+use std::collections::BTreeSet;
+
 use capstan_core::disks::vsphere::{NewController, Placement, backing_flags};
 use capstan_vsphere::{
     ConfigSpec, Device, DeviceChange, DeviceKind, Network, NetworkBacking, NewDisk, NewNic, NewPci, VmInfo, VmRuntime,
 };
 
-use capstan_core::vm::{Changes, DesiredVm, Nic, ObservedVm, Pci};
+use capstan_core::vm::{Changes, DesiredVm, Nic, ObservedVm, Pci, ResolvedNames};
 
 /// Keys of cards and PCI devices that do not exist yet.
 const NEW_NIC_KEY: i32 = -100;
@@ -18,6 +20,8 @@ pub struct Resolved {
     pub networks: Vec<std::sync::Arc<Network>>,
     /// In the order of the spec's data disks: datastore and name, storage policy.
     pub disks: Vec<ResolvedDisk>,
+    /// The storage policy of the VM.
+    pub policy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -27,11 +31,14 @@ pub struct ResolvedDisk {
 }
 
 impl Resolved {
-    pub fn backings(&self) -> Vec<String> {
-        self.networks
-            .iter()
-            .map(|network| backing_of_network(&network.backing))
-            .collect()
+    /// Returns the part that the plan needs.
+    pub fn names(&self) -> ResolvedNames {
+        let networks = self.networks.iter();
+        ResolvedNames {
+            networks: networks.map(|network| backing_of_network(&network.backing)).collect(),
+            policy: self.policy.clone(),
+            disk_policies: self.disks.iter().map(|disk| disk.policy.clone()).collect(),
+        }
     }
 }
 
@@ -89,8 +96,25 @@ pub fn observe(info: &VmInfo) -> ObservedVm {
         extra_config: info.extra_config.iter().cloned().collect(),
         ..ObservedVm::new(info.reference.clone())
     };
+    observed.unreadable = unreadable(info);
     update(&mut observed, &info.state);
     observed
+}
+
+/// Returns why vCenter cannot read the configuration of a VM. The configuration of a VM whose storage is away, or that its
+/// host does not know any more, is unset.
+pub fn unreadable(info: &VmInfo) -> Option<String> {
+    let is_read = !info.instance_uuid.is_empty() && !info.path.is_empty();
+    let connection = info.state.connection.as_str();
+    let away = matches!(connection, "inaccessible" | "orphaned" | "invalid");
+    (!is_read || away).then(|| {
+        let why = if away {
+            format!("the VM is {connection}")
+        } else {
+            "check that the account may read it".to_owned()
+        };
+        format!("vCenter cannot read the configuration of {}: {why}", info.reference)
+    })
 }
 
 /// Updates the part of an observation that changes by itself.
@@ -107,6 +131,7 @@ pub fn add_disks(
     resolved: &Resolved,
     controllers: &[NewController],
     placements: &[Placement],
+    with_policies: bool,
 ) -> Vec<DeviceChange> {
     let controllers = controllers.iter().map(|c| DeviceChange::AddController {
         key: c.key,
@@ -126,7 +151,7 @@ pub fn add_disks(
             eagerly_scrub: flags.eagerly_scrub,
             datastore: place.datastore.as_ref().map(|datastore| datastore.reference.clone()),
             datastore_name: place.datastore.as_ref().map(|datastore| datastore.name.clone()),
-            storage_policy: place.policy,
+            storage_policy: place.policy.filter(|_| with_policies),
         }))
     });
     controllers.chain(disks).collect()
@@ -178,19 +203,24 @@ fn add_pci(desired: &DesiredVm) -> Vec<DeviceChange> {
 /// Returns the reconfiguration that makes these changes on a VM with these devices.
 pub fn reconfiguration(desired: &DesiredVm, resolved: &Resolved, changes: &Changes, devices: &[Device]) -> ConfigSpec {
     let mut all = Vec::new();
-    for (key, capacity_kib) in &changes.grow {
-        if let Some(device) = devices.iter().find(|device| device.key == *key) {
-            all.push(DeviceChange::ResizeDisk {
-                device: device.clone(),
-                capacity_kib: *capacity_kib,
-            });
-        }
+    let of = |key: i32| devices.iter().find(|device| device.key == key);
+    let grown = changes.grow.iter().map(|(key, _)| *key);
+    let edited: BTreeSet<i32> = grown.chain(changes.disk_policies.iter().map(|(key, _)| *key)).collect();
+    for device in edited.into_iter().filter_map(of) {
+        let size = changes.grow.iter().find(|(key, _)| *key == device.key);
+        let policy = changes.disk_policies.iter().find(|(key, _)| *key == device.key);
+        all.push(DeviceChange::EditDisk {
+            device: device.clone(),
+            capacity_kib: size.map(|(_, capacity_kib)| *capacity_kib),
+            storage_policy: policy.map(|(_, policy)| policy.clone()),
+        });
     }
     all.extend(add_disks(
         desired,
         resolved,
         &changes.add_controllers,
         &changes.add_disks,
+        true,
     ));
     if !changes.add_nics.is_empty() || !changes.remove_nics.is_empty() {
         all.extend(replace_nics(desired, resolved, devices.iter()));
@@ -204,6 +234,7 @@ pub fn reconfiguration(desired: &DesiredVm, resolved: &Resolved, changes: &Chang
         memory_mib: changes.memory_mib,
         memory_reservation_locked: changes.add_pci.then_some(true),
         disk_uuid_enabled: Some(true),
+        storage_policy: changes.policy.clone(),
         devices: all,
         extra_config: changes.extra_config.clone().into_iter().collect(),
         ..ConfigSpec::default()
@@ -225,7 +256,12 @@ pub fn with_settings(desired: &DesiredVm, config: ConfigSpec) -> ConfigSpec {
 
 /// Whether the result of a reconfiguration has to be read back.
 pub fn is_read_back(changes: &Changes) -> bool {
-    touches_devices(changes) || !changes.settings.is_empty()
+    touches_devices(changes) || sets_policies(changes) || !changes.settings.is_empty()
+}
+
+/// Whether a reconfiguration sets storage policies.
+pub fn sets_policies(changes: &Changes) -> bool {
+    changes.policy.is_some() || !changes.disk_policies.is_empty()
 }
 
 /// Whether a reconfiguration touches devices.

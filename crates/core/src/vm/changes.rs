@@ -12,7 +12,7 @@ use crate::disks::vsphere::{
 
 use super::guestinfo;
 use super::metadata;
-use super::types::{DesiredVm, ObservedVm, Recorded, UserData};
+use super::types::{DesiredVm, ObservedVm, Recorded, ResolvedNames, UserData};
 
 /// What to change on a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub struct Changes {
     pub cpus: Option<i32>,
     pub cores_per_socket: Option<i32>,
     pub memory_mib: Option<i64>,
+    /// The storage policy that the VM lacks.
+    pub policy: Option<String>,
+    /// Device key and the storage policy that the disk lacks.
+    pub disk_policies: Vec<(i32, String)>,
     /// Reservations, limits, shares and the like that are not as asked for, each with its field and value. Every
     /// reconfiguration carries them all.
     pub settings: Vec<String>,
@@ -104,10 +108,10 @@ fn sizes<'a>(desired: &'a DesiredVm, disks: &'a [&Device]) -> impl Iterator<Item
     })
 }
 
-/// Compares a VM that was never ready with what was asked for. `networks` are the resolved backings of its cards.
+/// Compares a VM that was never ready with the desired one.
 pub fn changes(
     desired: &DesiredVm,
-    networks: &[String],
+    names: &ResolvedNames,
     user: Option<&UserData>,
     recorded: &Recorded,
     observed: &ObservedVm,
@@ -122,7 +126,8 @@ pub fn changes(
                 .filter_map(|((_, has, wants), device)| (wants > has).then_some((device.key, wants))),
         );
     }
-    nics(desired, networks, observed, &mut changes);
+    nics(desired, &names.networks, observed, &mut changes);
+    policies(names, recorded, observed, &mut changes);
     changes.add_pci = observed.pci_devices < desired.pci.len();
     changes.cpus = (observed.cpus != desired.cpus).then_some(desired.cpus);
     changes.cores_per_socket = desired
@@ -187,6 +192,29 @@ fn disks(desired: &DesiredVm, recorded: &Recorded, observed: &ObservedVm, change
                 ));
             }
             Deviation::Larger { .. } => {}
+        }
+    }
+}
+
+/// Finds storage policies that the VM or a disk lacks. vCenter refuses policies in a clone, so the reconfiguration after it
+/// sets them. Disks that this reconfiguration adds get theirs with it.
+fn policies(names: &ResolvedNames, recorded: &Recorded, observed: &ObservedVm, changes: &mut Changes) {
+    let found = observed.policies.clone().unwrap_or_default();
+    changes.policy = names
+        .policy
+        .clone()
+        .filter(|policy| found.home.as_ref() != Some(policy));
+    for device in observed.hardware.devices.iter().filter(|device| device.disk.is_some()) {
+        let placement = recorded.placements.iter().find(|p| {
+            let at = observed.hardware.disk_at(p.kind, p.bus, p.unit);
+            at.is_some_and(|found| found.key == device.key)
+        });
+        let desired = match placement {
+            Some(placement) => names.disk_policies.get(placement.index).cloned().flatten(),
+            None => names.policy.clone(),
+        };
+        if let Some(policy) = desired.filter(|policy| found.disks.get(&device.key) != Some(policy)) {
+            changes.disk_policies.push((device.key, policy));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Decides what to do next with one virtual machine. Pure: an observation in, one step out.
 //!
 //! Invariants: a VM that was ready once is never cloned again; nothing of a VM is changed once it runs or was ready, because
-//! its guest may have removed what it was started with; a VM is not powered on before its devices are as desired. Every step
+//! its guest may have removed what it was started with; a VM is not powered on before its devices and storage policies are as
+//! desired; nothing is decided about a VM whose configuration vCenter cannot read. Every step
 //! carries the VM that it acts on, so that whoever applies a step has nothing left to decide.
 
 mod changes;
+mod datastore;
 mod guestinfo;
 mod metadata;
 mod moref;
@@ -13,14 +15,15 @@ mod teardown;
 mod types;
 
 pub use changes::{Changes, changes, check_template, template_disks};
+pub use datastore::choose as choose_datastore;
 pub use guestinfo::{METADATA, at_clone};
 pub use metadata::render as metadata;
 pub use moref::MoRef;
 pub use report::{Report, report, waits_for_static_address};
 pub use teardown::{TeardownStep, foreign_disks, teardown};
 pub use types::{
-    Allocation, DesiredVm, DhcpOverrides, GuestNic, NetworkDevice, Nic, ObservedVm, Pci, PowerOff, PowerState,
-    Recorded, Route, UserData,
+    Allocation, DesiredVm, DhcpOverrides, GuestNic, NetworkDevice, Nic, ObservedVm, Pci, Policies, PowerOff,
+    PowerState, Recorded, ResolvedNames, Route, UserData,
 };
 
 use crate::disks::vsphere::hardware_version;
@@ -32,6 +35,8 @@ pub enum Step {
     Clone,
     /// The VM was ready once and vCenter does not have it any more.
     Lost,
+    /// vCenter cannot read the configuration of the VM, for this reason.
+    Unreadable(String),
     /// The virtual hardware is older than desired.
     Upgrade {
         vm: MoRef,
@@ -56,10 +61,10 @@ pub enum Step {
     },
 }
 
-/// Returns the next step. `networks` are the resolved backings of the desired network cards.
+/// Returns the next step.
 pub fn plan(
     desired: &DesiredVm,
-    networks: &[String],
+    names: &ResolvedNames,
     user: Option<&UserData>,
     recorded: &Recorded,
     observed: Option<&ObservedVm>,
@@ -67,12 +72,15 @@ pub fn plan(
     let Some(observed) = observed else {
         return if recorded.was_ready { Step::Lost } else { Step::Clone };
     };
+    if let Some(reason) = &observed.unreadable {
+        return Step::Unreadable(reason.clone());
+    }
     let vm = observed.reference.clone();
     if !recorded.was_ready && observed.power == PowerState::Off {
         if let Some(to) = upgrade(desired, observed) {
             return Step::Upgrade { vm, to };
         }
-        let changes = changes(desired, networks, user, recorded, observed);
+        let changes = changes(desired, names, user, recorded, observed);
         if !changes.wrong.is_empty() {
             return Step::Wrong(changes.wrong.join("; "));
         }

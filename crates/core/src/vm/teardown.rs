@@ -1,7 +1,8 @@
 //! Decides how a machine is torn down.
 //!
 //! Invariant: nothing that is not the machine's own is destroyed with it. A disk that is a first-class object, or that lies
-//! outside the machine's own folder and was not made for it, is detached first and survives.
+//! outside the machine's own folder and was not made for it, is detached first and survives. A machine whose configuration
+//! vCenter cannot read is neither destroyed nor released.
 
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use super::types::{ObservedVm, PowerOff, PowerState, Recorded};
 /// The next step of a teardown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TeardownStep {
+    /// vCenter cannot read the configuration of the VM, for this reason: which disks are its own is not known.
+    Unreadable(String),
     /// Ask the guest to shut down.
     ShutDownGuest(MoRef),
     /// The guest was asked to shut down. Give it until then, or any time that it needs.
@@ -45,9 +48,15 @@ pub fn teardown(
     let Some(observed) = observed else {
         return TeardownStep::Release;
     };
+    if let Some(reason) = &observed.unreadable {
+        return TeardownStep::Unreadable(reason.clone());
+    }
     let vm = observed.reference.clone();
-    if observed.power == PowerState::On {
-        return power_off(observed, mode, timeout, asked, now);
+    match observed.power {
+        PowerState::On => return power_off(observed, mode, timeout, asked, now),
+        // vCenter neither detaches the disks of a suspended VM nor destroys it.
+        PowerState::Suspended => return TeardownStep::PowerOff(vm),
+        PowerState::Off => {}
     }
     let disks = foreign_disks(observed, recorded);
     if disks.is_empty() {

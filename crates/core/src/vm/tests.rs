@@ -36,8 +36,11 @@ pub fn desired() -> DesiredVm {
     }
 }
 
-fn networks() -> Vec<String> {
-    vec!["network:net".into()]
+fn names() -> ResolvedNames {
+    ResolvedNames {
+        networks: vec!["network:net".into()],
+        ..ResolvedNames::default()
+    }
 }
 
 fn user() -> UserData {
@@ -102,13 +105,13 @@ fn finished() -> ObservedVm {
         }],
         ..ObservedVm::new(vm())
     };
-    let changes = changes(&desired(), &networks(), Some(&user()), &recorded(), &observed);
+    let changes = changes(&desired(), &names(), Some(&user()), &recorded(), &observed);
     observed.extra_config = changes.extra_config;
     observed
 }
 
 fn next(recorded: &Recorded, observed: Option<&ObservedVm>) -> Step {
-    plan(&desired(), &networks(), Some(&user()), recorded, observed)
+    plan(&desired(), &names(), Some(&user()), recorded, observed)
 }
 
 #[test]
@@ -200,7 +203,7 @@ fn settings_that_vcenter_dropped_are_named_and_sent_again_before_the_first_power
     let mut observed = finished();
     observed.cpu_allocation.limit = Some(-1);
     observed.memory_allocation.shares = Some(2000);
-    let next = |observed: &ObservedVm| plan(&desired, &networks(), Some(&user()), &recorded(), Some(observed));
+    let next = |observed: &ObservedVm| plan(&desired, &names(), Some(&user()), &recorded(), Some(observed));
     let Step::Reconfigure { changes, .. } = next(&observed) else {
         panic!("{:?}", next(&observed));
     };
@@ -278,7 +281,7 @@ fn hardware_is_upgraded_and_never_downgraded(#[case] version: Option<&str>, #[ca
         hardware_version: version.map(Into::into),
         ..desired()
     };
-    let step = plan(&desired, &networks(), Some(&user()), &recorded(), Some(&finished()));
+    let step = plan(&desired, &names(), Some(&user()), &recorded(), Some(&finished()));
     assert_eq!(matches!(step, Step::Upgrade { .. }), upgraded, "{step:?}");
 }
 
@@ -321,7 +324,7 @@ fn template_disks_grow_after_a_full_clone_only() {
     let grow = |linked| {
         changes(
             &desired,
-            &networks(),
+            &names(),
             Some(&user()),
             &Recorded { linked, ..recorded() },
             &finished(),
@@ -423,4 +426,74 @@ fn a_card_has_the_addresses_of_all_interfaces_with_its_mac() {
         panic!("the second interface has an address")
     };
     assert_eq!(report.addresses, ["10.0.0.9", "10.0.1.9"]);
+}
+
+#[test]
+fn storage_policies_are_set_after_the_clone_and_read_back_before_the_first_power_on() {
+    let names = ResolvedNames {
+        policy: Some("gold".into()),
+        disk_policies: vec![Some("gold".into()), Some("silver".into())],
+        ..names()
+    };
+    let mut observed = ObservedVm {
+        policies: Some(Policies {
+            home: Some("gold".into()),
+            disks: BTreeMap::from([(2000, "gold".into())]),
+        }),
+        ..finished()
+    };
+    let next = |observed: &ObservedVm| plan(&desired(), &names, Some(&user()), &recorded(), Some(observed));
+    let Step::Reconfigure { changes, .. } = next(&observed) else {
+        panic!("two disks lack their policies: {:?}", next(&observed))
+    };
+    assert_eq!(changes.policy, None);
+    assert_eq!(changes.disk_policies, [(2001, "gold".into()), (2002, "silver".into())]);
+    let all = [(2000, "gold".into()), (2001, "gold".into()), (2002, "silver".into())];
+    observed.policies = Some(Policies {
+        home: Some("gold".into()),
+        disks: BTreeMap::from(all),
+    });
+    assert_eq!(next(&observed), Step::PowerOn(vm()));
+    observed.policies = None;
+    let Step::Reconfigure { changes, .. } = next(&observed) else {
+        panic!("nothing has a policy")
+    };
+    assert_eq!(
+        (changes.policy.as_deref(), changes.disk_policies.len()),
+        (Some("gold"), 3)
+    );
+}
+
+#[test]
+fn nothing_is_decided_about_a_vm_whose_configuration_cannot_be_read() {
+    let observed = ObservedVm {
+        unreadable: Some("inaccessible".into()),
+        ..ObservedVm::new(vm())
+    };
+    assert_eq!(
+        next(&recorded(), Some(&observed)),
+        Step::Unreadable("inaccessible".into())
+    );
+    let now = Timestamp::UNIX_EPOCH;
+    let step = teardown(Some(&observed), &recorded(), PowerOff::Hard, Duration::ZERO, None, now);
+    assert_eq!(step, TeardownStep::Unreadable("inaccessible".into()));
+}
+
+#[test]
+fn a_suspended_machine_is_powered_off_before_anything_is_detached_or_destroyed() {
+    let observed = ObservedVm {
+        power: PowerState::Suspended,
+        ..finished()
+    };
+    for mode in [PowerOff::Hard, PowerOff::Soft, PowerOff::TrySoft] {
+        let step = teardown(
+            Some(&observed),
+            &recorded(),
+            mode,
+            Duration::ZERO,
+            None,
+            Timestamp::UNIX_EPOCH,
+        );
+        assert_eq!(step, TeardownStep::PowerOff(vm()));
+    }
 }

@@ -151,10 +151,41 @@ pub struct GuestNic {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The storage policies of a VM, by their ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    /// Of the files that are no disks.
+    pub home: Option<String>,
+    /// Of the disks, by device key.
+    pub disks: BTreeMap<i32, String>,
+}
+
+/// The vCenter objects that the names in a spec stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedNames {
+    /// The backings of the network cards, in the order of the spec.
+    pub networks: Vec<String>,
+    /// The storage policy of the VM and of the disks that it has from its template.
+    pub policy: Option<String>,
+    /// The storage policies of the data disks, in the order of the spec.
+    pub disk_policies: Vec<Option<String>>,
+}
+
+impl ResolvedNames {
+    /// Whether the spec names any storage policy.
+    pub fn has_policies(&self) -> bool {
+        self.policy.is_some() || self.disk_policies.iter().any(Option::is_some)
+    }
+}
+
 /// A VM as vCenter reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedVm {
     pub reference: MoRef,
+    /// Why vCenter cannot read the configuration of the VM; everything but the reference is unknown then.
+    pub unreadable: Option<String>,
+    /// The storage policies, once they have been read.
+    pub policies: Option<Policies>,
     pub name: String,
     pub instance_uuid: String,
     pub bios_uuid: String,
@@ -183,6 +214,8 @@ impl ObservedVm {
     pub fn new(reference: MoRef) -> Self {
         Self {
             reference,
+            unreadable: Default::default(),
+            policies: Default::default(),
             name: Default::default(),
             instance_uuid: Default::default(),
             bios_uuid: Default::default(),

@@ -309,9 +309,10 @@ async fn full_clones_of_every_template_get_disks_and_can_grow_them() -> Result<(
                 .find(|device| device.disk().is_some())
                 .cloned()
                 .context("no disk")?;
-            let grown = DeviceChange::ResizeDisk {
+            let grown = DeviceChange::EditDisk {
+                storage_policy: None,
                 device: primary.clone(),
-                capacity_kib: 20 << 20,
+                capacity_kib: Some(20 << 20),
             };
             let spec = ConfigSpec {
                 devices: vec![grown],

@@ -27,7 +27,7 @@ pub fn name(owner: &VSphereMachine, machine: &str) -> Result<String, String> {
         .as_ref()
         .and_then(|strategy| strategy.template.as_deref());
     let name = match strategy.filter(|template| !template.is_empty()) {
-        Some(template) => fill(template, machine)?,
+        Some(template) => cut(fill(template, machine)?),
         None => machine.to_owned(),
     };
     let windows = owner
@@ -41,6 +41,16 @@ pub fn name(owner: &VSphereMachine, machine: &str) -> Result<String, String> {
     }
     let (head, tail) = (&name[..9], &name[name.len() - 5..]);
     Ok(format!("{}-{tail}", head.trim_end_matches('-')))
+}
+
+/// Cuts a name to the length that a host name may have. The predecessor does the same, so that its VMs are found again.
+fn cut(name: String) -> String {
+    const LONGEST: usize = 63;
+    let mut end = name.len().min(LONGEST);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].to_owned()
 }
 
 /// Fills `{{ .machine.name }}`, with `trunc n` and `trimSuffix "x"` behind a bar, into a template.
@@ -241,6 +251,11 @@ mod tests {
     #[case::plain(json!({}), "worker-abc12", "worker-abc12")]
     #[case::template(json!({"namingStrategy": {"template": "vm-{{ .machine.name }}"}}), "m1", "vm-m1")]
     #[case::cut(json!({"namingStrategy": {"template": "{{ .machine.name | trunc -5 }}"}}), "worker-abc12", "abc12")]
+    #[case::long(
+        json!({"namingStrategy": {"template": "{{ .machine.name }}-prod-eu-central"}}),
+        "cluster-with-a-long-name-md-0-workers-with-a-name-x7d2k-abcde",
+        "cluster-with-a-long-name-md-0-workers-with-a-name-x7d2k-abcde-p",
+    )]
     #[case::windows(json!({"os": "Windows"}), "windows-worker-abc12", "windows-w-abc12")]
     #[case::windows_dash(json!({"os": "Windows"}), "workers1-long-abc12", "workers1-abc12")]
     #[case::short_windows(json!({"os": "Windows"}), "win-abc12", "win-abc12")]

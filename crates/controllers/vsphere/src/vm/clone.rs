@@ -52,7 +52,13 @@ impl Vms {
             allocate(&hardware, &desired.disks).map_err(|problems| Error::Invalid(problems.to_string()))?;
         let resolved = self.resolve(&desired, vcenter).await?;
         let folder = vcenter.vm_folder(&datacenter, desired.folder.as_deref()).await?;
-        let mut devices = observed::add_disks(&desired, &resolved, &allocation.new_controllers, &allocation.placements);
+        let mut devices = observed::add_disks(
+            &desired,
+            &resolved,
+            &allocation.new_controllers,
+            &allocation.placements,
+            false,
+        );
         devices.extend(observed::replace_nics(&desired, &resolved, template.devices.iter()));
         let config = ConfigSpec {
             instance_uuid: Some(desired.instance_uuid.clone()),
@@ -145,7 +151,6 @@ impl Vms {
                 .map(|disk| DiskLocation {
                     key: disk.key,
                     datastore: datastore.reference.clone(),
-                    storage_policy: policy.clone(),
                 })
                 .collect(),
             datastore: Some(datastore.reference.clone()),
@@ -155,14 +160,13 @@ impl Vms {
                 DiskMove::Full
             },
             pool: Some(pool.reference.clone()),
-            storage_policy: policy,
             snapshot,
             config,
             ..CloneSpec::default()
         })
     }
 
-    /// The datastore that the spec names, or else the roomiest that satisfies the policy, or else the only one.
+    /// Returns the datastore that the spec names, else one that satisfies the policy, else the only one.
     async fn datastore(
         &self,
         desired: &DesiredVm,
@@ -206,15 +210,30 @@ impl Vms {
         let fitting = usable
             .into_iter()
             .filter(|datastore| fits.contains(&datastore.reference));
-        let best = fitting.max_by_key(|datastore| (datastore.free_bytes, std::cmp::Reverse(datastore.name.clone())));
+        let fitting: Vec<&Datastore> = fitting.collect();
+        let candidates: Vec<(&str, u64)> = fitting
+            .iter()
+            .map(|datastore| {
+                (
+                    datastore.name.as_str(),
+                    u64::try_from(datastore.free_bytes).unwrap_or_default(),
+                )
+            })
+            .collect();
+        let chosen = plan::choose_datastore(&desired.instance_uuid, &candidates).and_then(|index| fitting.get(index));
         let none = || Error::Invalid(format!("no compatible datastores found for storage policy: {name}"));
-        best.cloned().map(Arc::new).ok_or_else(none)
+        chosen
+            .map(|datastore| Arc::new(Datastore::clone(datastore)))
+            .ok_or_else(none)
     }
 
     /// What the networks, and the datastores and policies of single disks, are called in vCenter.
     pub(super) async fn resolve(&self, desired: &DesiredVm, vcenter: &Vcenter) -> Result<Resolved, Error> {
         let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
         let mut resolved = Resolved::default();
+        if let Some(name) = &desired.storage_policy {
+            resolved.policy = Some(vcenter.storage_policy(name).await?);
+        }
         for device in &desired.networks {
             resolved
                 .networks

@@ -112,7 +112,9 @@ impl Vms {
             let Some(claim) = claim.filter(|claim| claim.belongs_to(vm)) else {
                 continue;
             };
-            patch::remove_finalizer(&api, &claim, names::CLAIM_FINALIZER).await?;
+            for finalizer in [names::CLAIM_FINALIZER, names::OLD_CLAIM_FINALIZER] {
+                patch::remove_finalizer(&api, &claim, finalizer).await?;
+            }
             match api.delete(&desired.name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 result => drop(result?),

@@ -34,7 +34,7 @@ use crate::error::Error;
 use crate::ipam::Ipam;
 use crate::observed::{self, Resolved};
 use crate::owner_cluster::{Clusters, cluster_name};
-use capstan_core::vm::{self as plan, Changes, Step};
+use capstan_core::vm::{self as plan, Changes, ResolvedNames, Step};
 use capstan_core::vm::{DesiredVm, ObservedVm, Recorded};
 
 use state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState, VmStates};
@@ -46,6 +46,12 @@ const FIRST_RECHECK: Duration = Duration::from_secs(5);
 const RECHECK: Duration = Duration::from_secs(60);
 /// What vCenter refuses for now is tried again this soon at first, and doubling up to [`RECHECK`].
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The keys of bootstrap data and metadata, which every VM of ours is started with.
+const BOOTSTRAP_KEYS: [&str; 3] = [
+    "guestinfo.metadata",
+    "guestinfo.userdata",
+    "guestinfo.ignition.config.data",
+];
 /// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
 const SLOW: Duration = Duration::from_secs(15);
 
@@ -164,11 +170,12 @@ impl Vms {
     }
 
     async fn bring_up(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Next, Error> {
+        let ready = vm.status.as_ref().is_some_and(|status| status.ready);
+        // A rule that is stricter than it was is no fault of a machine that runs.
         let findings = capstan_core::validate::vsphere::virtual_machine(&vm.name_any(), &vm.spec);
-        if !findings.is_ok() {
+        if !findings.is_ok() && !desired::recorded(vm).was_ready {
             return Err(Error::Invalid(findings.message()));
         }
-        let ready = vm.status.as_ref().is_some_and(|status| status.ready);
         let settled = ready && !self.affinity.is_outside(vm);
         let looked = state.looked.filter(|(_, by)| settled && *by == marks(vm));
         if let Some(ago) = looked.map(|(at, _)| at.elapsed()).filter(|ago| *ago < RESYNC) {
@@ -199,9 +206,11 @@ impl Vms {
             self.load_user_data(vm, state).await?;
             self.resolve(&desired, &vcenter).await?
         };
+        let names = resolved.names();
+        self.read_policies(state, &names, &vcenter).await?;
         let step = plan::plan(
             &desired,
-            &resolved.backings(),
+            &names,
             state.user.as_ref(),
             &recorded,
             state.observed.as_ref(),
@@ -221,6 +230,10 @@ impl Vms {
         match step {
             Step::Clone => self.start_clone(vm, state, vcenter).await,
             Step::Lost => self.lost(vm, state).await,
+            Step::Unreadable(reason) => {
+                state.stale();
+                Err(Error::NotReady(reason))
+            }
             Step::Wrong(text) => Err(Error::Invalid(text)),
             Step::Upgrade { vm: reference, to } => {
                 let task = vcenter.upgrade_hardware(&reference, &to).await?;
@@ -243,6 +256,19 @@ impl Vms {
             }
             Step::Up { vm: reference, report } => self.up(vm, state, vcenter, desired, &reference, report).await,
         }
+    }
+
+    /// Reads the storage policies of a VM that is to have some, unless they are known.
+    async fn read_policies(&self, state: &mut VmState, names: &ResolvedNames, vcenter: &Vcenter) -> Result<(), Error> {
+        let Some(observed) = state.observed.as_mut() else {
+            return Ok(());
+        };
+        if names.has_policies() && observed.policies.is_none() && observed.unreadable.is_none() {
+            let disks = observed.hardware.devices.iter().filter(|device| device.disk.is_some());
+            let disks: Vec<i32> = disks.map(|device| device.key).collect();
+            observed.policies = Some(vcenter.policies_of(&observed.reference, &disks).await?);
+        }
+        Ok(())
     }
 
     async fn power_on(
@@ -282,10 +308,12 @@ impl Vms {
         reference: &MoRef,
         changes: Changes,
     ) -> Result<Next, Error> {
-        if observed::touches_devices(&changes) {
+        if observed::touches_devices(&changes) || observed::sets_policies(&changes) {
             state.tried = None;
             state.stale();
-            let text = if changes.dropped.is_empty() {
+            let text = if observed::sets_policies(&changes) {
+                "vCenter did not set the storage policy".into()
+            } else if changes.dropped.is_empty() {
                 "a disk did not grow".into()
             } else {
                 changes.dropped.join("; ")
@@ -430,7 +458,8 @@ impl Vms {
         let guess = state.reference.take().or(noted);
         if let Some(reference) = guess {
             match vcenter.vm(&reference).await {
-                Ok(info) if is_ours(vm, &info) => {
+                // A VM that cannot be read shows no ids; that it is another's is not known.
+                Ok(info) if is_ours(vm, &info) || observed::unreadable(&info).is_some() => {
                     state.found(info);
                     return Ok(());
                 }
@@ -449,7 +478,10 @@ impl Vms {
             found = vcenter.find_vm_by_bios_uuid(None, bios).await?;
         }
         if let Some(reference) = found {
-            state.found(vcenter.vm(&reference).await?);
+            let info = vcenter.vm(&reference).await?;
+            if is_ours(vm, &info) || observed::unreadable(&info).is_some() {
+                state.found(info);
+            }
         }
         Ok(())
     }
@@ -578,12 +610,18 @@ impl Vms {
     }
 }
 
-/// Whether a virtual machine is this object's: made for it, or for the object that it was before it was moved to another
-/// management cluster or restored, which is when an object gets a new UID and keeps its BIOS UUID.
+/// Whether a virtual machine is this object's: it was cloned for it, or for the object that this one was before it was moved
+/// to another management cluster or restored. Such an object has a new UID and keeps its BIOS UUID. As anybody who may write
+/// VSphereVMs can write a BIOS UUID, it counts only for a VM of the same name that was started with bootstrap data.
 fn is_ours(vm: &VSphereVM, info: &VmInfo) -> bool {
     let same =
         |one: Option<&str>, other: &str| one.is_some_and(|one| !one.is_empty() && one.eq_ignore_ascii_case(other));
-    same(vm.uid().as_deref(), &info.instance_uuid) || same(vm.spec.bios_uuid.as_deref(), &info.bios_uuid)
+    let bootstrapped = || {
+        let mut keys = info.extra_config.iter().map(|(key, _)| key.as_str());
+        keys.any(|key| BOOTSTRAP_KEYS.iter().any(|prefix| key.starts_with(prefix)))
+    };
+    same(vm.uid().as_deref(), &info.instance_uuid)
+        || same(vm.spec.bios_uuid.as_deref(), &info.bios_uuid) && vm.name_any() == info.state.name && bootstrapped()
 }
 
 /// Whether a change of its cluster may matter to a VM.

@@ -270,12 +270,15 @@ impl Vms {
         let said = if connection { names::VCENTER_UNREACHABLE } else { reason };
         self.recorder.warning(vm, said, text.as_str()).await;
         let answered = !connection && error.vsphere().is_some();
+        // A VM that is up stays provisioned when a read, a Secret or a rule fails; only a failed step on it says otherwise.
+        let was_ready = vm.status.as_ref().is_some_and(|status| status.ready) && !deleting;
+        let about_vcenter = connection || was_ready && !matches!(error, Error::Step { .. });
         self.write(vm, state, |status, now| {
             let list = &mut status.conditions;
-            if answered {
+            if answered && !about_vcenter {
                 conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
             }
-            let type_ = if connection {
+            let type_ = if about_vcenter {
                 names::VCENTER_AVAILABLE
             } else {
                 names::VM_PROVISIONED

@@ -85,6 +85,10 @@ impl Vms {
         let failed = |error| status::because(names::DELETION_FAILED, error);
         let next = match step {
             TeardownStep::Release => return self.gone(vm).await,
+            TeardownStep::Unreadable(reason) => {
+                state.stale();
+                return Err(Error::NotReady(reason));
+            }
             TeardownStep::ShutDownGuest(reference) => {
                 if let Err(error) = vcenter.shutdown_guest(&reference).await {
                     // Whoever may be forced is not kept by a guest that cannot be asked.

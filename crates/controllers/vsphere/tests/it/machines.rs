@@ -11,6 +11,7 @@ use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
 use capstan_kube::capi::Machine;
 use capstan_testkit::vcsim::{Fault, Options};
 use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, DeviceKind, NewDisk, PowerState};
+use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -538,6 +539,15 @@ async fn a_storage_policy_chooses_the_datastore_and_an_unknown_one_is_named() ->
     world.machine("unknown", by_policy("no such policy")).await?;
     let (_, vm, info) = world.ready("by-policy").await?;
     assert!(info.path.starts_with("[LocalDS_"), "{}", info.path);
+    // The simulator refuses policies in a clone, as a vCenter does for those with data services.
+    let vcenter = world.vcenter().await?;
+    let policy = vcenter.storage_policy("vSAN Default Storage Policy").await?;
+    let keys = info.devices.iter().filter(|device| device.disk().is_some());
+    let keys: Vec<i32> = keys.map(|device| device.key).collect();
+    let found = vcenter.policies_of(&info.reference, &keys).await?;
+    assert_eq!(found.home.as_ref(), Some(&policy));
+    assert_eq!((found.disks.len(), keys.len()), (2, 2));
+    assert!(found.disks.values().all(|id| *id == policy), "{found:?}");
     assert!(
         vm.status.unwrap().data_disks[0]
             .datastore_path
@@ -632,5 +642,75 @@ async fn settings_and_devices_of_hosts_are_taken_over_and_the_host_is_told_to_th
     let host = vm.status.unwrap().host.unwrap();
     let labelled = move |machine: &Machine| machine.labels().get("node.cluster.x-k8s.io/esxi-host") == Some(&host);
     world.until::<Machine>("m", labelled).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_vm_is_not_adopted_by_a_bios_uuid_that_somebody_wrote() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let vcenter = world.vcenter().await?;
+    let datacenter = vcenter.datacenter(None).await?;
+    let template = vcenter.template(&datacenter, "pvscsi").await?;
+    let pool = vcenter
+        .resource_pool(&datacenter, Some("/DC0/host/DC0_C0/Resources"))
+        .await?;
+    let clone = CloneSpec {
+        pool: Some(pool.reference.clone()),
+        ..CloneSpec::default()
+    };
+    let folder = &datacenter.vm_folder;
+    let made = vcenter
+        .clone_vm(&template.reference, folder, "database", &clone)
+        .await?
+        .wait()
+        .await?;
+    let foreign = vcenter.vm(&made.context("no VM")?).await?;
+    let adopting = json!({
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereVM",
+        "metadata": {
+            "name": "database", "labels": {"cluster.x-k8s.io/cluster-name": "c"},
+            "finalizers": ["vspherevm.infrastructure.cluster.x-k8s.io"],
+        },
+        "spec": spec("pvscsi", json!({"biosUUID": foreign.bios_uuid})),
+    });
+    world.create::<VSphereVM>(adopting).await?;
+    world.condition_of_vm("database", "cannot be found in vCenter").await?;
+    world.api::<VSphereVM>().delete("database", &Default::default()).await?;
+    world.gone::<VSphereVM>("database").await?;
+    assert_eq!(
+        vcenter.vm(&foreign.reference).await?.bios_uuid,
+        foreign.bios_uuid,
+        "it is still there"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_machine_stays_ready_when_its_secret_is_missing() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    world.api::<Secret>().delete("vcenter", &Default::default()).await?;
+    let mark = json!({"metadata": {"annotations": {"example.com/look": "now"}}});
+    world
+        .api::<VSphereVM>()
+        .patch("m", &PatchParams::default(), &Patch::Merge(mark))
+        .await?;
+    let reported = |vm: &VSphereVM| {
+        let conditions = vm.status.clone().unwrap_or_default().conditions;
+        let mut found = conditions.iter().filter(|c| c.type_ == "VCenterAvailable");
+        found.any(|c| c.status == "False" && c.message.as_deref().is_some_and(|text| text.contains("vcenter")))
+    };
+    let vm = world.until::<VSphereVM>("m", reported).await?;
+    let provisioned = vm
+        .status
+        .unwrap()
+        .conditions
+        .into_iter()
+        .find(|c| c.type_ == "VMProvisioned");
+    assert_eq!(provisioned.unwrap().status, "True");
+    let machine = world.api::<VSphereMachine>().get("m").await?.status.unwrap();
+    let ready = machine.conditions.into_iter().find(|c| c.type_ == "Ready");
+    assert_eq!((ready.unwrap().status.as_str(), machine.ready), ("True", true));
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! Feature `dev` (on by default) adds `up` and `sim` and everything they need. Images are built without it.
 
+mod access;
 mod check;
 mod controllers;
 mod disks;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use capstan_azure_pools::{Namespaces, SignIn};
 use capstan_kube::lease::{self, Identity};
+use capstan_kube::serve::Server;
 use capstan_openshift::webhook;
 use clap::{ArgAction, Args};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -15,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use crate::access::Access;
 use crate::controllers::Name;
 use crate::manager::Manager;
 use crate::serve::{self, Status};
@@ -22,40 +24,52 @@ use crate::{duration, logs};
 
 /// Run the controllers against a cluster
 ///
-/// In a cluster it uses its service account; elsewhere --kubeconfig, KUBECONFIG or ~/.kube/config. It takes part in an
-/// election, so that any number of replicas may run: one works, and none of them writes to a cloud once its lease has
-/// expired. SIGTERM ends it in order, and gives the lease back.
+/// In a cluster Capstan uses its service account, elsewhere --kubeconfig, KUBECONFIG or ~/.kube/config. Any number of replicas
+/// may run: they elect a leader, and a leader whose lease has expired writes nothing, neither to the cluster nor to a cloud.
+/// SIGTERM stops Capstan in order and releases the lease.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan run --kubeconfig ~/.kube/config --controllers vsphere
   capstan run --namespace openshift-machine-api --controllers openshift --log-format json")]
 pub struct Run {
-    /// Kubeconfig file, if not in a cluster
+    /// Use this kubeconfig file
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one]
+    /// Use this context of the kubeconfig [default: the current one]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Which controllers to run; each waits until its definitions are installed [default: all]
+    /// Run these controllers; each waits until its definitions are installed [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
     controllers: Vec<Name>,
-    /// Work in this namespace only [default: all]
+    /// Reconcile objects in this namespace only [default: all namespaces]
     #[arg(long, env = "WATCH_NAMESPACE")]
     namespace: Option<String>,
-    /// Look at everything in Azure again this often even if nothing changed, e.g. 10m; vCenters tell of changes
-    /// themselves, and are not asked
+    /// Read Azure again this often even if nothing changed, for example 10m; vCenters report changes themselves
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
-    /// Address for /healthz and /readyz; "0" for none
+    /// Serve /healthz and /readyz at this address; "0" for none
     #[arg(long, alias = "health-addr", default_value = ":9440", value_parser = address, value_name = "ADDRESS")]
     health: Address,
-    /// Address for /metrics; "0" for none
-    #[arg(long, alias = "metrics-bind-address", default_value = ":8080", value_parser = address, value_name = "ADDRESS")]
+    /// Serve /metrics at this address; "0" for none. HTTPS, for accounts that may get the path /metrics; plain HTTP for
+    /// everybody on a loopback address
+    #[arg(
+        long,
+        alias = "metrics-bind-address",
+        alias = "diagnostics-address",
+        default_value = ":8443"
+    )]
+    #[arg(value_parser = address, value_name = "ADDRESS")]
     metrics: Address,
-    /// How logs look
+    /// Use tls.crt and tls.key in this folder for /metrics [default: a self-signed certificate]
+    #[arg(long, value_name = "DIR")]
+    metrics_cert_dir: Option<PathBuf>,
+    /// Serve /metrics as plain HTTP, to everybody who can reach the address
+    #[arg(long, alias = "insecure-diagnostics")]
+    insecure_metrics: bool,
+    /// Write logs in this format
     #[arg(long, value_enum, default_value = "pretty")]
     log_format: logs::Format,
-    /// What is logged, e.g. debug or info,capstan_azure=debug; RUST_LOG overrules it
+    /// Log this much, for example debug, or info,capstan_azure=debug; RUST_LOG overrides it
     #[arg(long, default_value = "info", value_name = "FILTER")]
     log_level: String,
     #[command(flatten)]
@@ -68,7 +82,7 @@ pub struct Run {
     admission: Admission,
 }
 
-/// Where to listen, if at all.
+/// An address to listen at. `None`: do not listen.
 #[derive(Clone, Copy)]
 struct Address(Option<SocketAddr>);
 
@@ -80,11 +94,11 @@ fn address(text: &str) -> Result<Address, String> {
         Some(port) => port.parse().ok().map(everywhere),
         None => text.replace("localhost:", "127.0.0.1:").parse().ok(),
     };
-    let parsed = parsed.ok_or_else(|| format!("{text:?} is no address; write it as 127.0.0.1:8080 or :8080"))?;
+    let parsed = parsed.ok_or_else(|| format!("{text:?} is not an address; write it as 127.0.0.1:8080 or :8080"))?;
     Ok(Address(Some(parsed)))
 }
 
-/// All addresses of this machine: those of IPv6 too, where one socket takes both.
+/// Returns the address that stands for all addresses of this machine, of IPv6 too where one socket serves both.
 fn everywhere(port: u16) -> SocketAddr {
     let apart = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() != "0");
     let both = !apart && TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
@@ -96,32 +110,25 @@ fn everywhere(port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// Whether one socket has to serve for both.
-fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
-    // Port 0 is a free one for each.
-    let all = one.ip().is_unspecified() && other.ip().is_unspecified();
-    one.port() == other.port() && one.port() != 0 && (all || one.ip() == other.ip())
-}
-
 #[derive(Args)]
 #[command(next_help_heading = "Leader election")]
 struct Election {
-    /// Take part in an election; without it this must be the only one that runs
+    /// Elect a leader among the replicas; without an election only one replica may run
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     leader_elect: bool,
-    /// Name of the Lease
+    /// Use a Lease of this name
     #[arg(long, default_value = "capstan", value_name = "NAME")]
     leader_elect_name: String,
-    /// Namespace of the Lease [default: that of the service account or kubeconfig]
+    /// Use a Lease in this namespace [default: the namespace of the service account or kubeconfig]
     #[arg(long, value_name = "NAMESPACE")]
     leader_elect_namespace: Option<String>,
-    /// How long others wait for a leader that is not heard of
+    /// Take over from a leader that has not renewed its lease for this long
     #[arg(long, default_value = "15s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_lease_duration: Duration,
-    /// How long the leader goes on without a renewal; all its writes are refused after that
+    /// Refuse all writes this long after the last renewal of the own lease
     #[arg(long, default_value = "10s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_renew_deadline: Duration,
-    /// How often the lease is renewed or looked at
+    /// Renew or read the lease this often
     #[arg(long, default_value = "2s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_retry_period: Duration,
 }
@@ -159,16 +166,16 @@ impl Election {
 #[derive(Args, Default)]
 #[command(next_help_heading = "Azure")]
 pub struct Azure {
-    /// Which Azure: AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud
+    /// Use this Azure: AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud
     #[arg(long, env = "AZURE_ENVIRONMENT", value_name = "NAME")]
     azure_environment: Option<String>,
-    /// Where tokens come from
+    /// Get tokens from this authority
     #[arg(long, env = "AZURE_AUTHORITY_HOST", value_name = "URL")]
     azure_authority_host: Option<String>,
-    /// Where Resource Manager is
+    /// Use the Resource Manager at this address
     #[arg(long, env = "AZURE_RESOURCE_MANAGER_ENDPOINT", value_name = "URL")]
     azure_resource_manager_endpoint: Option<String>,
-    /// Roots to trust besides the system's, PEM
+    /// Trust the certificates in this PEM file, besides those of the system
     #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
     azure_ca_file: Option<String>,
     /// Let AzureClusters without identityRef use the credential of this process, in these namespaces [without names: in all]
@@ -235,20 +242,20 @@ impl Vsphere {
 
 /// The port of the admission webhook in a cluster.
 const WEBHOOK_PORT: u16 = 9443;
-/// The Service that leads to it, in the namespace that Capstan runs in.
+/// The Service in front of it, in the namespace of Capstan.
 const WEBHOOK_SERVICE: &str = "capstan-webhook";
 
 #[derive(Args)]
 #[command(next_help_heading = "Admission of OpenShift machines")]
 struct Admission {
-    /// Address of the webhook; "0" for none [default: :9443 in a cluster, a free port if the API server is on this
-    /// machine, else none]
+    /// Serve the webhook at this address; "0" for none [default: :9443 in a cluster, a free port if the API server is on
+    /// this machine, else none]
     #[arg(long, value_parser = address, value_name = "ADDRESS")]
     webhook: Option<Address>,
-    /// Service through which the API server reaches it [default in a cluster: capstan-webhook in its own namespace]
+    /// Let the API server reach the webhook through this Service [default in a cluster: capstan-webhook in its own namespace]
     #[arg(long, value_name = "NAMESPACE/NAME")]
     webhook_service: Option<String>,
-    /// Host and port at which the API server reaches it, if not through a Service
+    /// Let the API server reach the webhook at this host and port
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "webhook_service")]
     webhook_host: Option<String>,
 }
@@ -276,7 +283,8 @@ impl Admission {
             (None, Some(host)) => Some(webhook::Address::Url(host.clone())),
             (None, None) => in_cluster.then(|| service_address(namespace, WEBHOOK_SERVICE)),
         };
-        let secret_namespace = in_cluster.then(|| namespace.clone());
+        // Replicas behind one Service share one certificate.
+        let secret_namespace = matches!(address, Some(webhook::Address::Service { .. })).then(|| namespace.clone());
         Ok(Some(webhook::Options {
             listen,
             address,
@@ -297,21 +305,10 @@ fn service_address(namespace: &str, name: &str) -> webhook::Address {
 
 pub async fn run(args: Run) -> Result<()> {
     logs::start(args.log_format, &args.log_level);
-    let config = cluster(args.kubeconfig.as_deref(), args.context).await?;
+    let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
     let status = Arc::new(Status::default());
-    let both = args.health.0.zip(args.metrics.0);
-    if both.is_some_and(|(health, metrics)| is_same(health, metrics)) {
-        serve_on(
-            args.health,
-            serve::health(status.clone()).merge(serve::metrics(status.clone())),
-            "health, metrics",
-            "--health and --metrics",
-        )
-        .await?;
-    } else {
-        serve_on(args.health, serve::health(status.clone()), "health", "--health").await?;
-        serve_on(args.metrics, serve::metrics(status.clone()), "metrics", "--metrics").await?;
-    }
+    serve_health(args.health, status.clone()).await?;
+    serve_metrics(&args, &config, status.clone()).await?;
     info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");
     let manager = Manager {
         controllers: if args.controllers.is_empty() {
@@ -326,22 +323,42 @@ pub async fn run(args: Run) -> Result<()> {
         resync: args.resync,
         lease: args.election.settings(&config)?,
         webhook: args.admission.options(&config, args.kubeconfig.is_none())?,
+        registrar: None,
         status,
         config,
     };
     manager.run(stop_on_signal()?).await
 }
 
-async fn serve_on(address: Address, routes: axum::Router, what: &str, flag: &str) -> Result<()> {
-    if let Some(address) = address.0 {
-        let bound = serve::listen(address, routes).await;
-        let bound = bound.with_context(|| format!("no {what}; choose another address with {flag}, or 0 for none"))?;
-        info!(address = %bound, "serving {what}");
-    }
+async fn serve_health(address: Address, status: Arc<Status>) -> Result<()> {
+    let Some(address) = address.0 else { return Ok(()) };
+    // Probes ask until the process ends.
+    let server = Server::new(serve::health(status), CancellationToken::new());
+    let bound = server.listen(address).await;
+    let bound = bound.with_context(|| format!("cannot listen on {address}; choose another address with --health"))?;
+    info!(address = %bound, "serving health");
     Ok(())
 }
 
-/// The cluster of a kubeconfig file, or the one that this program runs in.
+/// A loopback address is open to this machine only, so nobody is asked for a token there.
+async fn serve_metrics(args: &Run, config: &kube::Config, status: Arc<Status>) -> Result<()> {
+    let Some(address) = args.metrics.0 else { return Ok(()) };
+    let plain = args.insecure_metrics || address.ip().is_loopback();
+    let forever = CancellationToken::new();
+    let server = if plain {
+        Server::new(serve::metrics(status, None), forever)
+    } else {
+        let client = kube::Client::try_from(config.clone()).context("cannot make a client for the metrics")?;
+        let routes = serve::metrics(status, Some(Access::new(client)));
+        Server::new(routes, forever).https(serve::certificate(args.metrics_cert_dir.clone())?)
+    };
+    let bound = server.listen(address).await;
+    let bound = bound.with_context(|| format!("cannot listen on {address}; choose another address with --metrics"))?;
+    info!(address = %bound, https = !plain, "serving metrics");
+    Ok(())
+}
+
+/// Returns the access to the cluster of a kubeconfig file, or to the cluster that this program runs in.
 pub async fn cluster(kubeconfig: Option<&std::path::Path>, context: Option<String>) -> Result<kube::Config> {
     let options = KubeConfigOptions {
         context,
@@ -362,7 +379,7 @@ pub async fn cluster(kubeconfig: Option<&std::path::Path>, context: Option<Strin
         .context("no cluster: give --kubeconfig, or set KUBECONFIG")
 }
 
-/// Cancelled by the first SIGINT or SIGTERM; a second one ends the process at once.
+/// Returns a token that the first SIGINT or SIGTERM cancels. A second signal ends the process at once.
 pub fn stop_on_signal() -> Result<CancellationToken> {
     let stop = CancellationToken::new();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -422,9 +439,6 @@ mod tests {
         assert_eq!(read("0"), Ok(None));
         assert_eq!(read("localhost:1"), Ok(Some(SocketAddr::from(([127, 0, 0, 1], 1)))));
         assert_eq!(read("0.0.0.0:1"), Ok(Some(SocketAddr::from(([0, 0, 0, 0], 1)))));
-        assert!(read(":port").is_err_and(|said| said.contains("\":port\" is no address")));
-        let same = |one, other| is_same(read(one).unwrap().unwrap(), read(other).unwrap().unwrap());
-        assert!(same(":1", ":1") && same("0.0.0.0:1", ":1") && same("127.0.0.1:1", "localhost:1"));
-        assert!(!same(":1", ":2") && !same(":0", ":0") && !same("127.0.0.1:1", ":1"));
+        assert!(read(":port").is_err_and(|said| said.contains("\":port\" is not an address")));
     }
 }

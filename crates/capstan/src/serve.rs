@@ -1,24 +1,33 @@
-//! Health, readiness and metrics over HTTP.
+//! Health and readiness over HTTP, metrics over HTTPS.
 
-use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Router, middleware};
+use capstan_core::clock::Clock;
 use capstan_kube::Metrics;
-use tokio::net::TcpListener;
+use capstan_kube::serve::ServerCertificate;
+use parking_lot::Mutex;
+use tracing::warn;
 
-/// What the program says about itself.
+use crate::access::{self, Access};
+
+/// Whoever issues a certificate renews it hours or days before it expires.
+const CERTIFICATE_REREAD: Duration = Duration::from_secs(60);
+
+/// The state of the program, as its probes and metrics show it.
 #[derive(Default)]
 pub struct Status {
     started: AtomicBool,
     leading: AtomicBool,
-    /// Those of the present term; a new term counts from zero, as a new process would.
+    /// The metrics of the present term. A new term counts from zero, as a new process does.
     metrics: Mutex<Option<Metrics>>,
 }
 
@@ -28,7 +37,7 @@ impl Status {
     }
 
     pub fn leading(&self, metrics: Metrics) {
-        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
+        *self.metrics.lock() = Some(metrics);
         self.leading.store(true, Ordering::Relaxed);
     }
 
@@ -37,7 +46,7 @@ impl Status {
     }
 
     fn encode(&self) -> String {
-        let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let metrics = self.metrics.lock().clone();
         let own = format!(
             "# HELP capstan_leading Whether this process holds the lease.\n# TYPE capstan_leading gauge\n\
              capstan_leading {}\n",
@@ -47,16 +56,6 @@ impl Status {
     }
 }
 
-/// Binds first, so that a wrong address is an error at the start. Port 0 takes a free one.
-pub async fn listen(address: SocketAddr, routes: Router) -> Result<SocketAddr> {
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))?;
-    let bound = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, routes).await });
-    Ok(bound)
-}
-
 pub fn health(status: Arc<Status>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
@@ -64,8 +63,13 @@ pub fn health(status: Arc<Status>) -> Router {
         .with_state(status)
 }
 
-pub fn metrics(status: Arc<Status>) -> Router {
-    Router::new().route("/metrics", get(scrape)).with_state(status)
+/// Without `access` everybody may read them.
+pub fn metrics(status: Arc<Status>, access: Option<Access>) -> Router {
+    let routes = Router::new().route("/metrics", get(scrape)).with_state(status);
+    match access {
+        Some(access) => routes.layer(middleware::from_fn_with_state(Arc::new(access), access::authorize)),
+        None => routes,
+    }
 }
 
 async fn ready(State(status): State<Arc<Status>>) -> Response {
@@ -79,4 +83,32 @@ async fn ready(State(status): State<Arc<Status>>) -> Response {
 async fn scrape(State(status): State<Arc<Status>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], status.encode()).into_response()
+}
+
+/// Returns the certificate in the files `tls.crt` and `tls.key` of `dir`, which is read again when it is renewed there; without
+/// `dir` a self-signed one.
+pub fn certificate(dir: Option<PathBuf>) -> Result<Arc<ServerCertificate>> {
+    let certificate = Arc::new(ServerCertificate::default());
+    let Some(dir) = dir else {
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
+        let made = rcgen::generate_simple_self_signed([host]).context("cannot make a certificate")?;
+        certificate.replace(made.cert.pem().as_bytes(), made.signing_key.serialize_pem().as_bytes())?;
+        return Ok(certificate);
+    };
+    let load = move |dir: &Path, certificate: &ServerCertificate| -> Result<()> {
+        let read = |name: &str| std::fs::read(dir.join(name)).with_context(|| format!("cannot read {name}"));
+        let replaced = certificate.replace(&read("tls.crt")?, &read("tls.key")?);
+        replaced.with_context(|| format!("cannot use the certificate in {}", dir.display()))
+    };
+    load(&dir, &certificate)?;
+    let current = certificate.clone();
+    tokio::spawn(async move {
+        loop {
+            Clock::system().sleep(CERTIFICATE_REREAD).await;
+            if let Err(error) = load(&dir, &current) {
+                warn!(error = format!("{error:#}"), "the metrics keep their certificate");
+            }
+        }
+    });
+    Ok(certificate)
 }

@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod patch;
 pub mod reconciler;
 pub mod runtime;
+pub mod serve;
 mod served;
 #[cfg(test)]
 mod stub;

@@ -155,3 +155,35 @@ fn rule(resource: &str) -> RuleWithOperations {
         scope: Some("Namespaced".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    const SHIPPED: &str = include_str!("../../../../../deploy/controllers/openshift/webhook.yaml");
+
+    #[test]
+    fn the_installation_ships_the_configurations_that_are_written_except_for_the_ca() {
+        let address = Address::Service {
+            namespace: "capstan-system".to_owned(),
+            name: "capstan-webhook".to_owned(),
+            port: 443,
+        };
+        let registration = Registration {
+            name: "capstan-machine-api",
+            address: &address,
+            namespace: None,
+            bundle: "",
+        };
+        let shipped: Vec<Value> = serde_saphyr::from_multiple(SHIPPED).unwrap();
+        let (mutating, validating) = (registration.mutating(), registration.validating());
+        for written in [serde_json::to_value(mutating), serde_json::to_value(validating)] {
+            let mut written = written.unwrap();
+            for webhook in written["webhooks"].as_array_mut().unwrap() {
+                webhook["clientConfig"].as_object_mut().unwrap().remove("caBundle");
+            }
+            assert!(shipped.contains(&written), "deploy/ lacks {written:#}");
+        }
+    }
+}

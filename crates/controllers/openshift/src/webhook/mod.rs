@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use capstan_azure::Clients;
 use capstan_core::Clock;
+use capstan_kube::serve::ServerCertificate;
 use capstan_kube::{Context, backoff};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -26,7 +27,6 @@ use kube::api::{Api, PostParams};
 use crate::sizes::Sizes;
 use certificate::Certificate;
 use configuration::Registration;
-use serve::Current;
 
 /// The configurations and the certificate are looked at this often, should somebody have changed or removed them.
 const LOOK: Duration = Duration::from_secs(300);
@@ -109,7 +109,7 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
     if options.cluster_id.is_empty() {
         options.cluster_id = cluster_id(&context.client).await.unwrap_or_default();
     }
-    let current = Arc::new(Current::default());
+    let current = Arc::new(ServerCertificate::default());
     let rules = serve::Rules {
         cluster_id: options.cluster_id.as_str().into(),
         sizes: options
@@ -166,7 +166,7 @@ struct Keeper {
     context: Context,
     options: Options,
     address: Address,
-    current: Arc<Current>,
+    current: Arc<ServerCertificate>,
     held: Option<Certificate>,
 }
 
@@ -176,7 +176,7 @@ impl Keeper {
     async fn look(&mut self, now: Timestamp) -> Result<(), Error> {
         let mut certificate = self.certificate(now).await?;
         if self.held.is_none() {
-            self.current.replace(&certificate)?;
+            self.serve(&certificate)?;
         }
         self.register(&certificate).await?;
         if let Some(namespace) = &self.options.secret_namespace {
@@ -194,7 +194,13 @@ impl Keeper {
                 () = self.context.shutdown.cancelled() => {}
             }
         }
-        self.current.replace(&certificate)
+        self.serve(&certificate)
+    }
+
+    fn serve(&self, certificate: &Certificate) -> Result<(), Error> {
+        let (chain, key) = (certificate.certificate.as_bytes(), certificate.key.as_bytes());
+        let replaced = self.current.replace(chain, key);
+        replaced.map_err(|error| Error::Certificate(error.to_string()))
     }
 
     /// The certificate to serve, made or renewed if it is time.
@@ -230,7 +236,7 @@ impl Keeper {
         }
         // A Secret that somebody deleted does not make others distrust what is served.
         let made = self.made(read.as_ref().or(self.held.as_ref()), now)?;
-        let secret = to_secret(&made, found.and_then(|found| found.resource_version()));
+        let secret = to_secret(&made, found.as_ref());
         let written = match &secret.metadata.resource_version {
             Some(_) => api.replace(SECRET, &PostParams::default(), &secret).await,
             None => api.create(&PostParams::default(), &secret).await,
@@ -271,7 +277,8 @@ impl Keeper {
     }
 }
 
-fn to_secret(certificate: &Certificate, resource_version: Option<String>) -> Secret {
+/// The API server refuses to change the type of the Secret that `found` is.
+fn to_secret(certificate: &Certificate, found: Option<&Secret>) -> Secret {
     let text = |text: &str| ByteString(text.as_bytes().to_vec());
     let data = BTreeMap::from([
         ("tls.crt".to_owned(), text(&certificate.certificate)),
@@ -283,10 +290,10 @@ fn to_secret(certificate: &Certificate, resource_version: Option<String>) -> Sec
         metadata: ObjectMeta {
             name: Some(SECRET.to_owned()),
             annotations: Some(annotations),
-            resource_version,
+            resource_version: found.and_then(ResourceExt::resource_version),
             ..ObjectMeta::default()
         },
-        type_: Some("kubernetes.io/tls".to_owned()),
+        type_: found.and_then(|found| found.type_.clone()),
         data: Some(data),
         ..Secret::default()
     }

@@ -8,5 +8,6 @@
 
 mod basics;
 mod drain;
+mod example;
 mod lease;
 mod workload;

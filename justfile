@@ -39,6 +39,15 @@ up *ARGS:
 crds:
     UPDATE_CRDS=1 cargo test --locked -p capstan-api --test it crds
 
+# Check the dependencies for known vulnerabilities; needs cargo-deny and a network.
+advisories:
+    cargo deny --locked check advisories
+
+# Write the software bill of materials of the production program, and put it into the binary too.
+sbom:
+    cargo cyclonedx --format json --no-default-features --manifest-path crates/capstan/Cargo.toml --describe binaries
+    cargo auditable build --release --locked -p capstan --no-default-features
+
 # Run everything that must hold before a change lands.
 ci:
     .ci/run

@@ -19,32 +19,32 @@ use serde_json::Value;
 use crate::manifest::{self, Object};
 use catalogue::{Catalogue, Verdict};
 
-/// Say what is wrong with manifests before they are applied
+/// Check manifests before you apply them
 ///
-/// Holds every object of Capstan's kinds against its schema and against the rules that admission and the controllers
-/// apply, offline; with --azure also against Azure's catalogue of VM sizes. Other kinds are passed over. Exits 1 when an
-/// object would be refused.
+/// Compares every object of Capstan's kinds with its schema and with the rules of admission and of the controllers, offline;
+/// with --azure also with Azure's catalogue of VM sizes. Ignores other kinds. Exits with 1 if the cluster would refuse an
+/// object.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan check -f machineset.yaml
   kustomize build overlays/prod | capstan check --strict -f -
   capstan check --azure -f pool.yaml -f machineset.yaml")]
 pub struct Check {
-    /// Manifest files; - is standard input
+    /// Read these manifest files; - is standard input
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE", num_args = 1..)]
     files: Vec<PathBuf>,
     /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
-    /// Ask Azure too: does the VM size exist there, does it take Ultra disks in that zone, so many disks, and the rest
+    /// Ask Azure too whether the VM size exists, and which disks it can attach in that zone
     ///
     /// Signs in as Azure's SDKs do: AZURE_SUBSCRIPTION_ID, AZURE_TENANT_ID, AZURE_CLIENT_ID, and AZURE_CLIENT_SECRET,
-    /// AZURE_CLIENT_CERTIFICATE_PATH, AZURE_FEDERATED_TOKEN_FILE or the machine's own identity.
+    /// AZURE_CLIENT_CERTIFICATE_PATH, AZURE_FEDERATED_TOKEN_FILE or the managed identity of the machine.
     #[arg(long)]
     azure: bool,
 }
 
-/// True when nothing would be refused.
+/// Returns whether the cluster would accept every object.
 pub async fn run(args: &Check) -> anyhow::Result<bool> {
     let schemas = schemas()?;
     let catalogue = args.azure.then(Catalogue::from_env).transpose()?;
@@ -80,7 +80,7 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// What schema and rules say of an object; nothing for kinds that are not ours.
+/// Returns the problems of an object; none for kinds of others.
 fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
     let Served { versions, schema } = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
     if !versions.iter().any(|version| version == object.api_version()) {
@@ -132,7 +132,7 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
     Some(result.unwrap_or_else(|error| unreadable(&error)))
 }
 
-/// A kind as the cluster takes it.
+/// A kind with its schema.
 struct Served {
     /// Group and version, as in `apiVersion`.
     versions: Vec<String>,
@@ -159,7 +159,7 @@ fn schemas() -> anyhow::Result<Schemas> {
     Ok(schemas)
 }
 
-/// An object that does not even read is wrong at the place where reading stopped.
+/// Returns the problem of an object that cannot be parsed, at the place where parsing stopped.
 fn unreadable(error: &anyhow::Error) -> Findings {
     Findings {
         errors: vec![validate::FieldError::forbidden(
@@ -221,7 +221,7 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-/// The spec as admission would leave it, defaults filled in.
+/// Returns the spec with the defaults that admission fills in.
 fn filled_spec(metadata: &ObjectMeta, value: Option<Value>) -> anyhow::Result<openshift::AzureMachineProviderSpec> {
     let value = value.context("spec.providerSpec.value is missing")?;
     let spec = openshift::AzureMachineProviderSpec::from_raw(&value)?;

@@ -20,7 +20,7 @@ pub enum Name {
 impl Name {
     pub const ALL: [Self; 3] = [Self::Openshift, Self::AzurePools, Self::Vsphere];
 
-    /// The definition without which it has nothing to do.
+    /// Returns the definition that the controller waits for.
     pub fn crd(self) -> &'static str {
         match self {
             Self::Openshift => "machines.machine.openshift.io",
@@ -40,7 +40,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// What the controllers are told.
+/// Settings of all controllers.
 #[derive(Clone)]
 pub struct Settings {
     /// Shared, so that tokens and request budgets are too.

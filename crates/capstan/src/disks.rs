@@ -14,18 +14,18 @@ use serde_json::Value;
 
 use crate::manifest::{self, Object};
 
-/// The keys of a user-data secret, in the order in which they are looked for.
+/// The keys of a user-data Secret, in the order in which they are tried.
 const USER_DATA_KEYS: [&str; 2] = ["userData", "value"];
 
 #[derive(Subcommand)]
 pub enum Disks {
-    /// Render Ignition (Red Hat CoreOS, Fedora CoreOS, Flatcar)
+    /// Print an Ignition config (Red Hat CoreOS, Fedora CoreOS, Flatcar)
     ///
     /// Adds a partition, a file system and a systemd mount unit for each --mount, and leaves the rest of the config as
-    /// it is. Running it again changes nothing. A disk that already carries a file system keeps it.
+    /// it is. A second run changes nothing. A disk that has a file system keeps it.
     #[command(after_help = IGNITION_EXAMPLES)]
     Ignition(Render),
-    /// Render cloud-init (a #cloud-config document)
+    /// Print a cloud-init config (a #cloud-config document)
     ///
     /// Adds disk_setup, fs_setup and mounts entries for each --mount, and leaves the rest of the document as it is.
     CloudInit(Render),
@@ -45,10 +45,10 @@ On a Machine or MachineSet the annotation capstan.dev/disk-mounts with the same 
 
 #[derive(Args)]
 pub struct Render {
-    /// Manifest of the machines: Machine, MachineSet, AzureMachinePool, VSphereMachine, VSphereMachineTemplate or VSphereVM
+    /// Read the machines from this manifest: Machine, MachineSet, AzureMachinePool, VSphereMachine, VSphereMachineTemplate or VSphereVM
     #[arg(short = 'f', long, value_name = "FILE")]
     filename: PathBuf,
-    /// DISK:PATH:FORMAT[:OPTIONS] or DISK:swap; DISK is lunN, a name suffix or a vSphere disk's name [repeatable]
+    /// Mount a disk: DISK:PATH:FORMAT[:OPTIONS] or DISK:swap; DISK is lunN, a name suffix or a vSphere disk's name [repeatable]
     #[arg(long, required = true, value_name = "MOUNT")]
     mount: Vec<MountRequest>,
     /// Merge into this config instead of an empty one
@@ -57,10 +57,10 @@ pub struct Render {
     /// Merge into the user data of this Secret manifest, and print the Secret
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
-    /// Name for the printed Secret
+    /// Give the printed Secret this name
     #[arg(long, requires = "secret")]
     name: Option<String>,
-    /// vSphere: how many disks the template has of its own
+    /// vSphere: the template has this many disks
     #[arg(long, default_value_t = 1, value_name = "N")]
     template_disks: i32,
 }
@@ -89,7 +89,7 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The data disks of the first object in the file that has machines' disks.
+/// Returns the data disks of the first object in the file that has some.
 fn known_disks(path: &Path, template_disks: i32) -> anyhow::Result<Vec<KnownDisk>> {
     for object in manifest::read(path)? {
         if let Some(disks) = disks_of(&object, template_disks)? {
@@ -198,7 +198,7 @@ fn vsphere_disks(disks: &[vsphere::DataDisk], template_disks: i32) -> anyhow::Re
         .collect()
 }
 
-/// Merges into the user data of a Secret and gives the Secret back, ready to apply.
+/// Merges into the user data of a Secret. Returns the Secret, ready to apply.
 fn into_secret(
     path: &Path,
     name: Option<&str>,
@@ -232,7 +232,7 @@ fn into_secret(
     Ok(serde_saphyr::to_string(&secret.value)?)
 }
 
-/// The section and the JSON pointer of the user data.
+/// Returns the section and the JSON pointer of the user data.
 fn user_data(secret: &Value) -> Option<(&'static str, String)> {
     ["stringData", "data"].into_iter().find_map(|section| {
         let key = USER_DATA_KEYS
@@ -246,7 +246,7 @@ fn pointer_text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// What the server put there must not be applied again under another name.
+/// Removes the fields that the API server sets, which must not be applied under another name.
 fn forget_server_fields(secret: &mut Value, name: Option<&str>) {
     let Some(metadata) = secret.get_mut("metadata").and_then(Value::as_object_mut) else {
         return;

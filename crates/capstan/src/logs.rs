@@ -9,14 +9,14 @@ use tracing_subscriber::EnvFilter;
 pub enum Format {
     /// One JSON object per line
     Json,
-    /// For people
+    /// Text for people
     Pretty,
 }
 
-/// kube's client logs each answer that is not a success as an error, also where it is expected; our layer tells the rest.
+/// kube's client logs every answer that is not a success as an error, even an expected one. Our own layer logs the others.
 const QUIET: &str = "kube_client::client::builder=off";
 
-/// `RUST_LOG` overrules `level`.
+/// `RUST_LOG` overrides `level`.
 pub fn start(format: Format, level: &str) {
     start_to(format, level, std::io::stderr);
 }

@@ -1,9 +1,9 @@
-//! Runs controllers in terms of office.
+//! Runs the controllers while this process leads.
 //!
-//! Invariant: controllers run only while the lease is ours; a term that ends takes its controllers and caches with it, and
-//! the fence in every client refuses their writes from the same moment on. The client of Azure outlives terms: its tokens
-//! and what it has learnt of Azure's limits hold for the whole process, admission included. Controllers fail apart: one
-//! that ends with an error is started again without the others noticing.
+//! Invariant: controllers run only while this process holds the lease. The end of a term stops its controllers and caches, and
+//! from the same moment the fence in every client rejects their writes. The Azure client outlives terms: its tokens and request
+//! budgets belong to the process, admission included. A controller that ends with an error is started again, and the other
+//! controllers do not notice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,7 @@ use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::lease::{Elector, Fence};
 use capstan_kube::{Context, Options, lease};
 use capstan_openshift::webhook;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::runtime::conditions::is_crd_established;
-use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
+use kube::Client;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -25,12 +22,14 @@ use tracing::{error, info, warn};
 use crate::controllers::{self, Name};
 use crate::serve::Status;
 
-/// How long controllers may take to end what they began; then they are dropped, which is safe at any point.
+/// How long controllers may take to finish; then they are dropped, which is safe at any point.
 const STOP_GRACE: Duration = Duration::from_secs(15);
 /// A controller that failed is started again after this long.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
+/// How often a controller looks whether its definition has been installed.
+const DEFINITION_POLL: Duration = Duration::from_secs(5);
 
-/// Everything that a manager needs.
+/// The settings of a manager.
 pub struct Manager {
     pub config: kube::Config,
     pub controllers: Vec<Name>,
@@ -43,6 +42,8 @@ pub struct Manager {
     pub lease: Option<lease::Settings>,
     /// Where OpenShift's machines are admitted, if at all.
     pub webhook: Option<webhook::Options>,
+    /// The access that creates and deletes the webhook configurations, where no installation provides them.
+    pub registrar: Option<kube::Config>,
     pub status: Arc<Status>,
 }
 
@@ -65,7 +66,7 @@ impl Manager {
         result
     }
 
-    /// Every copy answers admission, the leader and those that stand by: the Service spreads over all of them.
+    /// Every replica answers admission, the leader and the standbys: the Service spreads requests over all of them.
     fn admit(&self, azure: Clients, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
         let Some(mut options) = self
             .webhook
@@ -80,10 +81,11 @@ impl Manager {
             shutdown: stop,
             ..Options::default()
         };
-        let context = Context::new(self.config.clone(), context).context("cannot make a client for admission")?;
+        let config = self.registrar.as_ref().unwrap_or(&self.config).clone();
+        let context = Context::new(config, context).context("cannot make a client for admission")?;
         Ok(Some(tokio::spawn(async move {
             if let Err(error) = webhook::run(context, options).await {
-                error!(%error, "no admission: bad machines are refused by their controller only");
+                error!(%error, "the webhook does not run: only the controller rejects invalid machines");
             }
         })))
     }
@@ -107,7 +109,7 @@ impl Manager {
         result
     }
 
-    /// Term after term, each as long as the lease is ours, until `stop`.
+    /// Runs one term for each time that this process gets the lease, until `stop`.
     async fn lead(
         &self,
         elector: &mut Elector,
@@ -127,7 +129,7 @@ impl Manager {
                 result = &mut work => result?,
                 () = elector.keep() => {
                     term.cancel();
-                    // Nothing of it can be written any more; it is only waited for.
+                    // The fence rejects its writes already; the controllers only have to end.
                     work.await?;
                 }
             }
@@ -135,7 +137,7 @@ impl Manager {
         Ok(())
     }
 
-    /// One term: all controllers, until `end`.
+    /// Runs all controllers until `end`.
     async fn term(&self, interceptors: Interceptors, azure: Clients, end: CancellationToken) -> Result<()> {
         let options = Options {
             interceptors,
@@ -171,7 +173,7 @@ impl Manager {
     }
 }
 
-/// Starts a controller once its kinds exist, and again whenever it fails.
+/// Starts a controller once its kinds exist, and again after each failure.
 async fn supervise(name: Name, context: Context, settings: controllers::Settings) {
     let stop = context.shutdown.clone();
     tokio::select! {
@@ -182,7 +184,9 @@ async fn supervise(name: Name, context: Context, settings: controllers::Settings
         info!(controller = %name, "starting");
         match controllers::run(name, context.clone(), settings.clone()).await {
             Ok(()) => return,
-            Err(error) => error!(controller = %name, error = format!("{error:#}"), "failed, will be started again"),
+            Err(error) => {
+                error!(controller = %name, error = format!("{error:#}"), "the controller failed and will be started again")
+            }
         }
         tokio::select! {
             () = tokio::time::sleep(RESTART_PAUSE) => {}
@@ -191,51 +195,22 @@ async fn supervise(name: Name, context: Context, settings: controllers::Settings
     }
 }
 
+/// Discovery shows a kind once its definition is established. Everybody who is signed in may read discovery.
 async fn wait_for_definition(name: Name, client: &Client) {
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let mut told = false;
-    loop {
-        match crds.get_opt(name.crd()).await {
-            Ok(Some(crd)) if is_established(&crd) => return,
-            Ok(_) if !told => {
-                info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
-                told = true;
-            }
-            Ok(_) => {}
-            // Who may not read definitions may still see which kinds are served.
-            Err(kube::Error::Api(status)) if status.is_forbidden() => {
-                if is_served(name, client).await {
-                    return;
-                }
-                if !std::mem::replace(&mut told, true) {
-                    warn!(controller = %name, crd = name.crd(), "waits until its kind is served");
-                }
-                tokio::time::sleep(RESTART_PAUSE).await;
-                continue;
-            }
-            Err(error) => {
-                warn!(controller = %name, crd = name.crd(), %error, "cannot look for its definition");
-                tokio::time::sleep(RESTART_PAUSE).await;
-                continue;
-            }
+    let mut reported = false;
+    while !is_served(name, client).await {
+        if !std::mem::replace(&mut reported, true) {
+            info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
         }
-        if let Err(error) = await_condition(crds.clone(), name.crd(), is_crd_established()).await {
-            warn!(controller = %name, crd = name.crd(), %error, "cannot watch for its definition");
-            tokio::time::sleep(RESTART_PAUSE).await;
-        }
+        tokio::time::sleep(DEFINITION_POLL).await;
     }
 }
 
-/// Whether discovery shows the kind; everybody who is signed in may ask that.
+/// Whether the API server serves the kind.
 async fn is_served(name: Name, client: &Client) -> bool {
     let Some((plural, group)) = name.crd().split_once('.') else {
         return false;
     };
     let resources = client.list_api_group_resources(&format!("{group}/v1beta1")).await;
     resources.is_ok_and(|list| list.resources.iter().any(|resource| resource.name == plural))
-}
-
-fn is_established(crd: &CustomResourceDefinition) -> bool {
-    use kube::runtime::wait::Condition;
-    is_crd_established().matches_object(Some(crd))
 }

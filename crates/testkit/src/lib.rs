@@ -16,5 +16,5 @@ mod shared;
 pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};
-pub use files::{Lock, cache_dir};
+pub use files::{Lock, cache_dir, write_private};
 pub use vcsim::{Vcsim, vcsim};

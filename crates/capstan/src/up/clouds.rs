@@ -1,4 +1,4 @@
-//! The simulated clouds of `capstan up`, and what their users must know.
+//! The simulated clouds of `capstan up`, and the variables that describe them.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -18,17 +18,16 @@ pub struct Clouds {
 const VCENTER_ADDRESS: &str = "vcenter-address";
 const AZURE_ADDRESS: &str = "azure-address";
 
-/// Where the cloud of an earlier start was, if that is still free.
+/// Returns the address of an earlier start, if it is still free.
 fn kept_address(dir: &Path, file: &str) -> Option<String> {
     let address = std::fs::read_to_string(dir.join(file)).ok()?;
     TcpListener::bind(&address).is_ok().then_some(address)
 }
 
 impl Clouds {
-    /// Starts what the controllers need. Instances of the simulated Azure join the cluster as Nodes.
+    /// Starts the clouds that the controllers need. Instances of the simulated Azure join the cluster as Nodes.
     ///
-    /// In `dir` both clouds are kept over restarts, as the cluster is: what is in them, their certificates, and the
-    /// addresses at which their clients know them.
+    /// `dir` keeps both clouds over restarts: their content, their certificates and their addresses.
     pub async fn start(controllers: &[Name], cluster: &super::Cluster, dir: Option<&Path>) -> Result<Self> {
         let mut clouds = Self {
             azure: None,
@@ -79,7 +78,7 @@ impl Clouds {
         })
     }
 
-    /// What manifests of one's own need, as `NAME=value` pairs; examples refer to them as `${NAME}`.
+    /// Returns the variables that manifests need. Examples refer to them as `${NAME}`.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
         if let Some(azure) = &self.azure {

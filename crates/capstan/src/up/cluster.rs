@@ -13,11 +13,27 @@ use super::standin::Part;
 use crate::controllers::Name;
 use crate::run::cluster;
 
-/// What the controllers of a local cluster may do: the same as in a real one.
-const RBAC: [&str; 2] = [
-    include_str!("../../../../deploy/namespace.yaml"),
-    include_str!("../../../../deploy/rbac.yaml"),
+/// The rights that all controllers need.
+const BASE: [&str; 2] = [
+    include_str!("../../../../deploy/base/namespace.yaml"),
+    include_str!("../../../../deploy/base/rbac.yaml"),
 ];
+
+/// Returns the rights of one controller: those that an installation gives it.
+fn rights(name: Name) -> &'static str {
+    match name {
+        Name::Openshift => include_str!("../../../../deploy/controllers/openshift/rbac.yaml"),
+        Name::AzurePools => include_str!("../../../../deploy/controllers/azure-pools/rbac.yaml"),
+        Name::Vsphere => include_str!("../../../../deploy/controllers/vsphere/rbac.yaml"),
+    }
+}
+
+/// kube-apiserver records who asked for what, without the content.
+const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
 const ACCOUNT_NAMESPACE: &str = "capstan-system";
 const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
 const GROUPS: [&str; 3] = [
@@ -26,21 +42,23 @@ const GROUPS: [&str; 3] = [
     "system:authenticated",
 ];
 
-/// The cluster that is worked on.
+/// The cluster that the controllers work on.
 pub struct Cluster {
     pub kubeconfig: PathBuf,
-    /// The controllers' access.
+    /// The access of the controllers.
     pub config: Config,
+    /// The access of an administrator.
+    pub admin: Config,
     pub client: Client,
-    /// Ours, unless an existing one is used; ends with this value.
+    /// A local control plane ends with this value.
     _plane: Option<ControlPlane>,
 }
 
 impl Cluster {
-    pub async fn open(args: &Up, dir: &Path) -> Result<Self> {
+    pub async fn open(args: &Up, controllers: &[Name], dir: &Path) -> Result<Self> {
         match &args.kubeconfig {
             Some(file) => Self::existing(file).await,
-            None => Self::local(args, dir).await,
+            None => Self::local(args, controllers, dir).await,
         }
     }
 
@@ -51,32 +69,36 @@ impl Cluster {
         answer.with_context(|| format!("the cluster of {} does not answer", file.display()))?;
         Ok(Self {
             kubeconfig: file.canonicalize()?,
+            admin: config.clone(),
             config,
             client,
             _plane: None,
         })
     }
 
-    async fn local(args: &Up, dir: &Path) -> Result<Self> {
+    async fn local(args: &Up, controllers: &[Name], dir: &Path) -> Result<Self> {
         let options = Options {
             dir: Some(dir.to_owned()),
             capi_core: args.cluster_api,
+            apiserver_flags: if args.audit { audit_flags(dir)? } else { Vec::new() },
             ..Options::default()
         };
         let plane = ControlPlane::start(options).await?;
-        let (mut config, client) = (plane.config().await?, plane.client().await?);
-        for text in RBAC {
+        let (admin, client) = (plane.config().await?, plane.client().await?);
+        for text in BASE.into_iter().chain(controllers.iter().copied().map(rights)) {
             let objects = manifests::parse(text).context("cannot read deploy/")?;
             manifests::apply(&client, ACCOUNT_NAMESPACE, &objects)
                 .await
                 .context("cannot apply deploy/")?;
         }
-        // A permission that is missing in deploy/ shows here and not only in production.
+        // The controllers have the rights that deploy/ gives them, so a missing right shows here first.
+        let mut config = admin.clone();
         config.auth_info.impersonate = Some(ACCOUNT.to_owned());
         config.auth_info.impersonate_groups = Some(GROUPS.map(str::to_owned).to_vec());
         Ok(Self {
             kubeconfig: plane.kubeconfig().to_owned(),
             config,
+            admin,
             client,
             _plane: Some(plane),
         })
@@ -107,6 +129,17 @@ impl Cluster {
         }
         Ok(Some(Part::Core))
     }
+}
+
+/// Returns the flags with which kube-apiserver writes `audit.log`. It checks owner references too, as OpenShift does.
+fn audit_flags(dir: &Path) -> Result<Vec<String>> {
+    let policy = dir.join("audit-policy.yaml");
+    std::fs::write(&policy, AUDIT_POLICY).with_context(|| format!("cannot write {}", policy.display()))?;
+    Ok(vec![
+        format!("--audit-policy-file={}", policy.display()),
+        format!("--audit-log-path={}", dir.join("audit.log").display()),
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned(),
+    ])
 }
 
 /// Whether an earlier `capstan up` installed it, so that nobody else looks after its kind.

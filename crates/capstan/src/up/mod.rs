@@ -4,10 +4,10 @@ mod clouds;
 mod cluster;
 mod examples;
 mod once;
+mod output;
 mod rows;
 mod screen;
 mod standin;
-mod telling;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -30,45 +30,48 @@ use crate::serve::Status;
 use crate::{duration, logs};
 use clouds::Clouds;
 use cluster::Cluster;
+use output::{Kubectl, Steps, say};
 use rows::Rows;
-use telling::{Kubectl, Steps, say};
 
-/// Bring up a cluster, simulated clouds, the controllers and examples on this machine
+/// Start a cluster, simulated clouds, the controllers and examples on this machine
 ///
 /// The first start builds kube-apiserver, etcd and the other real parts with Go, once, into a per-user cache
-/// (CAPSTAN_CACHE, or ~/.cache/capstan). Nothing outside this machine is touched. Ctrl-C stops everything. The addresses and
-/// credentials of the simulated clouds are written to DIR/clouds.env.
+/// (CAPSTAN_CACHE, or ~/.cache/capstan). Capstan touches nothing outside this machine. Ctrl-C stops everything. DIR/clouds.env has the
+/// addresses and credentials of the simulated clouds.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan up                              a live table of machines; Ctrl-C ends it
   capstan up --once                       until all examples are ready, then tear down: a smoke test
   capstan up --no-examples --dir ./local  an empty cluster for your own manifests; its state stays in ./local")]
 pub struct Up {
-    /// Use an existing cluster instead of a local control plane. Definitions are installed and stay; the examples are
-    /// deleted again at the end, unless --dir keeps the clouds that they live in
+    /// Use an existing cluster instead of a local control plane. The definitions stay installed; Capstan deletes the examples
+    /// at the end, unless --dir keeps the clouds that they live in
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Which controllers to run, and so which clouds to simulate [default: all]
+    /// Run these controllers, and simulate their clouds [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
     controllers: Vec<Name>,
-    /// Keep state and logs here, with the kubeconfig; a later start goes on from there, machines and clouds as they were
+    /// Keep state, logs and the kubeconfig in this folder; a later start continues with the same machines and clouds
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Leave the cluster empty, for manifests of your own
+    /// Create no examples
     #[arg(long)]
     no_examples: bool,
-    /// Wait until all examples are ready, print a summary, tear down; exit 1 and say what is not ready otherwise
+    /// Wait until all examples are ready, print a summary and stop; exit with 1 and name what is not ready otherwise
     #[arg(long)]
     once: bool,
-    /// How long --once waits
+    /// Let --once wait this long
     #[arg(long, default_value = "5m", value_parser = duration::parse, value_name = "TIME")]
     timeout: Duration,
-    /// Run the Cluster API core manager too, instead of standing in for it
+    /// Run the Cluster API core manager too, instead of a stand-in for it
     #[arg(long, conflicts_with = "kubeconfig")]
     cluster_api: bool,
+    /// Let kube-apiserver record every request in DIR/audit.log
+    #[arg(long, conflicts_with = "kubeconfig", requires = "dir")]
+    audit: bool,
 }
 
-/// How long examples may take to go from a cluster that is not ours.
+/// How long the deletion of the examples from an existing cluster may take.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn run(args: Up) -> Result<()> {
@@ -116,7 +119,7 @@ async fn bring_up_and_stay(args: &Up, dir: &Path, stop: &CancellationToken) -> R
     result.and(cleared)
 }
 
-/// The end of one that was asked to end before it had come to anything.
+/// Ends a start that a signal interrupted.
 fn stopped(args: &Up) -> Result<()> {
     if args.once {
         bail!("stopped before everything was ready");
@@ -124,12 +127,12 @@ fn stopped(args: &Up) -> Result<()> {
     Ok(())
 }
 
-/// All that is up.
+/// Everything that runs.
 struct Running {
     controllers: Vec<Name>,
     rows: Rows,
     applied: Vec<DynamicObject>,
-    /// Those that were not there before.
+    /// The examples that did not exist before.
     created: Vec<DynamicObject>,
     manager: JoinHandle<Result<()>>,
     stop_manager: CancellationToken,
@@ -148,13 +151,13 @@ impl Running {
         };
         say("starting; the first time the parts of a cluster are built");
         let mut steps = Steps::begin();
-        let cluster = Cluster::open(args, dir).await?;
+        let cluster = Cluster::open(args, &controllers, dir).await?;
         steps.done(format!("cluster at {}", cluster.config.cluster_url));
         let part = cluster.install_definitions(args, &controllers).await?;
         steps.done("definitions installed");
         let clouds = Clouds::start(&controllers, &cluster, args.dir.is_some().then_some(dir)).await?;
         let variables = clouds.variables();
-        telling::write_variables(dir, &variables)?;
+        output::write_variables(dir, &variables)?;
         steps.done(format!("simulated clouds: {}", clouds.line()));
 
         let access = std::fs::read_to_string(&cluster.kubeconfig)?;
@@ -182,7 +185,7 @@ impl Running {
         })
     }
 
-    /// What it is there for, once all is up.
+    /// Creates the examples and waits: with --once until they are ready, else until a signal.
     async fn work(&mut self, args: &Up, dir: &Path, stop: &CancellationToken) -> Result<()> {
         // Not cut short by a stop: what has been created has to be known, and it takes a moment only.
         self.create_examples().await?;
@@ -223,7 +226,7 @@ impl Running {
         Ok(())
     }
 
-    /// Takes the examples out of a cluster that is not ours, while there are controllers and clouds to do it.
+    /// Deletes the examples from an existing cluster, while controllers and clouds still run.
     async fn clear(&self) -> Result<()> {
         eprintln!("deleting the examples");
         // What holds others (clusters, secrets, namespaces) comes first in the files, and goes last.
@@ -242,7 +245,7 @@ impl Running {
         Ok(())
     }
 
-    /// Controllers first, then the clouds, then the cluster.
+    /// Stops the controllers first, then the clouds, then the cluster.
     async fn end(self) {
         self.stop_manager.cancel();
         // The manager bounds its own end. One that has ended already was told of.
@@ -274,7 +277,12 @@ fn start_manager(
         resync: None,
         // Nobody else runs here.
         lease: None,
-        webhook: Some(webhook::Options::default()),
+        webhook: Some(webhook::Options {
+            // An installation has the default name, and reaches the webhook through a Service.
+            name: "capstan-up".to_owned(),
+            ..webhook::Options::default()
+        }),
+        registrar: Some(cluster.admin.clone()),
         status: Arc::new(Status::default()),
     };
     Ok(tokio::spawn(manager.run(stop)))
@@ -283,20 +291,14 @@ fn start_manager(
 async fn hints(args: &Up, dir: &Path, kubeconfig: &Path, controllers: &[Name]) -> Result<Vec<String>> {
     // Scripts bring their own, and should not wait for it to be built.
     let kubectl = if std::io::stdout().is_terminal() {
-        tokio::task::spawn_blocking(telling::find_kubectl).await?
+        tokio::task::spawn_blocking(output::find_kubectl).await?
     } else {
         Kubectl::InPath
     };
-    Ok(telling::hints(
-        kubeconfig,
-        dir,
-        &kubectl,
-        controllers,
-        !args.no_examples,
-    ))
+    Ok(output::hints(kubeconfig, dir, &kubectl, controllers, !args.no_examples))
 }
 
-/// Says how to use it, then shows what happens until it is stopped.
+/// Prints how to use it, then shows the machines until a signal.
 async fn stay(rows: &Rows, hints: Vec<String>, kubeconfig: &Path, stop: &CancellationToken) -> Result<()> {
     if std::io::stdout().is_terminal() {
         let (rows, stop) = (rows.clone(), stop.clone());

@@ -1,4 +1,4 @@
-//! `capstan up --once`: waits until every example has become what it was to be.
+//! `capstan up --once`: waits until every example is ready.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,10 +9,10 @@ use kube::api::DynamicObject;
 use tokio_util::sync::CancellationToken;
 
 use super::examples;
+use super::output::say;
 use super::rows::{self, Key, Row, Rows};
-use super::telling::say;
 
-/// Fails with what is not ready after `timeout`.
+/// Fails after `timeout`, with a list of the objects that are not ready.
 pub async fn wait(
     timeout: Duration,
     rows: &Rows,
@@ -43,7 +43,7 @@ pub async fn wait(
     Ok(())
 }
 
-/// Tells every change, until all rows that are wanted are there, and they and all that they own are ready.
+/// Reports every change, until all wanted rows exist, and they and everything that they own are ready.
 async fn all_ready(rows: &Rows, wanted: &[Key]) {
     let mut changes = rows.changes();
     let mut told: HashMap<String, String> = HashMap::new();

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use capstan_testkit::ControlPlane;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use program::{LIMIT, capstan, scratch, signal, wait};
+use program::{LIMIT, capstan, port, scratch, signal, wait};
 
 /// Every metric has a line there.
 const OPERATING: &str = include_str!("../../../../docs/operating.md");
@@ -22,13 +22,6 @@ async fn get(port: u16, path: &str) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     Ok(answer)
-}
-
-/// The port that a log line names as `address`.
-fn port(log: &str, what: &str) -> Option<u16> {
-    let line = log.lines().find(|line| line.contains(&format!("serving {what}\"")))?;
-    let address = line.split("\"address\":\"").nth(1)?.split('"').next()?;
-    address.rsplit(':').next()?.parse().ok()
 }
 
 /// A machine that is refused, and a set without machines: so that every metric of machines has something to tell.

@@ -77,6 +77,16 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     direct.into_iter().chain(further).collect()
 }
 
+/// A process that a test started; killed when the test ends before it.
+pub struct Started(pub Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A `capstan up` that has said that it is ready; killed when it is dropped.
 pub struct Up {
     pub child: Child,
@@ -86,9 +96,15 @@ pub struct Up {
 impl Up {
     /// Starts it in `dir` with these arguments, and waits until it is ready.
     pub async fn start(dir: &Path, args: &[&str]) -> Result<Self> {
+        Self::start_with(dir, args, &[]).await
+    }
+
+    /// Starts it with environment variables, too.
+    pub async fn start_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         let mut command = capstan();
         command.arg("up").args(args).arg("--dir").arg(dir);
+        command.envs(variables.iter().copied());
         command.stdout(std::fs::File::create(dir.join("out"))?);
         command.stderr(std::fs::File::create(dir.join("err"))?);
         let child = command.spawn()?;
@@ -168,4 +184,21 @@ pub async fn kubectl_until(kubeconfig: &Path, args: &[&str], wanted: impl Fn(&st
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// Waits until `met`, and fails after [`LIMIT`].
+pub fn until(met: impl Fn() -> bool) -> Result<()> {
+    let since = Instant::now();
+    while !met() {
+        ensure!(since.elapsed() < LIMIT, "waited in vain");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Returns the port in the log line that says what is served.
+pub fn port(log: &str, what: &str) -> Option<u16> {
+    let line = log.lines().find(|line| line.contains(&format!("serving {what}\"")))?;
+    let address = line.split("\"address\":\"").nth(1)?.split('"').next()?;
+    address.rsplit(':').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! What `capstan up` says: plain lines while it starts, and how to go on from there.
+//! The output of `capstan up`: plain lines while it starts, and commands to try.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use tracing::warn;
 
 use crate::controllers::Name;
 
-/// Prints a line. Nobody may be reading any more; that is no reason to stop.
+/// Prints a line. A reader that closed the output is no reason to stop.
 pub fn say(line: impl AsRef<str>) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{}", line.as_ref()).and_then(|()| out.flush());
 }
 
-/// Says what is done, and how long it took.
+/// Reports each step of the start and its duration.
 pub struct Steps(Instant);
 
 impl Steps {
@@ -34,11 +34,11 @@ impl Steps {
 pub enum Kubectl {
     InPath,
     In(PathBuf),
-    /// Neither there nor to be built; the rest is up all the same.
+    /// It is not installed and cannot be built; everything else runs without it.
     Nowhere,
 }
 
-/// Blocks while it is built.
+/// Finds kubectl, or builds it, which blocks.
 pub fn find_kubectl() -> Kubectl {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("kubectl").is_file()) {
@@ -53,7 +53,7 @@ pub fn find_kubectl() -> Kubectl {
     }
 }
 
-/// Lines to paste into another terminal: first what sets it up, then three things to try.
+/// Returns lines to paste into another terminal: first the setup, then three commands to try.
 pub fn hints(kubeconfig: &Path, dir: &Path, kubectl: &Kubectl, controllers: &[Name], examples: bool) -> Vec<String> {
     let mut lines = vec![format!("export KUBECONFIG={}", kubeconfig.display())];
     match kubectl {
@@ -73,7 +73,9 @@ pub fn hints(kubeconfig: &Path, dir: &Path, kubectl: &Kubectl, controllers: &[Na
     let clouds = format!("cat {}", dir.join("clouds.env").display());
     if !examples {
         lines.push(format!("kubectl explain {}.spec", kinds.first().unwrap_or(&"nodes")));
-        lines.push(format!("{clouds} # what your manifests need to know of the clouds"));
+        lines.push(format!(
+            "{clouds} # the addresses and credentials that your manifests need"
+        ));
         return lines;
     }
     lines.push(
@@ -99,7 +101,7 @@ pub fn write_variables(dir: &Path, variables: &[(&str, String)]) -> Result<()> {
         .iter()
         .map(|(name, value)| format!("{name}={value}\n"))
         .collect();
-    std::fs::write(dir.join("clouds.env"), lines).context("cannot write clouds.env")
+    capstan_testkit::write_private(&dir.join("clouds.env"), lines.as_bytes()).context("cannot write clouds.env")
 }
 
 #[cfg(test)]

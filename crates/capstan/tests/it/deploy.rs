@@ -1,0 +1,143 @@
+//! deploy/ as users apply it: every variant builds, the API server accepts it, and its rights are narrow.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use capstan_testkit::{ControlPlane, parts};
+use serde_json::{Value, json};
+
+use crate::program::scratch;
+
+const NAMESPACES: [&str; 2] = ["capstan-system", "openshift-machine-api"];
+
+fn folder(variant: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(variant)
+}
+
+/// Returns the objects of a variant, as kustomize builds them.
+async fn build(variant: &str) -> Result<Vec<Value>> {
+    let kubectl = tokio::task::spawn_blocking(|| parts::KUBECTL.path()).await??;
+    let out = Command::new(kubectl).arg("kustomize").arg(folder(variant)).output()?;
+    ensure!(
+        out.status.success(),
+        "{variant}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(serde_saphyr::from_multiple(&String::from_utf8_lossy(&out.stdout))?)
+}
+
+fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
+    objects
+        .iter()
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+/// Returns the rules of all roles.
+fn rules(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    let roles = objects
+        .iter()
+        .filter(|object| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")));
+    roles.flat_map(|role| role["rules"].as_array().into_iter().flatten())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_variant_has_a_wildcard_or_a_right_on_foreign_webhooks_and_one_namespace_gets_a_role() -> Result<()> {
+    let cluster_wide = ["", "overlays/azure-pools", "overlays/vsphere", "overlays/openshift"];
+    for variant in cluster_wide {
+        let objects = build(variant).await?;
+        for rule in rules(&objects) {
+            for field in ["apiGroups", "resources", "verbs", "nonResourceURLs"] {
+                ensure!(!strings(&rule[field]).contains(&"*"), "{variant}: a wildcard in {rule}");
+            }
+            let (resources, verbs) = (strings(&rule["resources"]), strings(&rule["verbs"]));
+            ensure!(!verbs.contains(&"deletecollection"), "{variant}: {rule}");
+            let webhooks = resources
+                .iter()
+                .any(|resource| resource.ends_with("webhookconfigurations"));
+            let named = !strings(&rule["resourceNames"]).is_empty();
+            ensure!(!webhooks || named, "{variant}: any webhook configuration: {rule}");
+            let written = verbs.iter().any(|verb| matches!(*verb, "create" | "update" | "delete"));
+            ensure!(
+                !resources.contains(&"secrets") || named || !written,
+                "{variant}: {rule}"
+            );
+            ensure!(!resources.contains(&"configmaps"), "{variant}: {rule}");
+        }
+        let nodes = rules(&objects).any(|rule| strings(&rule["resources"]).contains(&"nodes"));
+        let drains = variant.is_empty() || variant.ends_with("openshift");
+        ensure!(
+            nodes == drains,
+            "{variant}: only OpenShift's machines are those of this cluster"
+        );
+    }
+    let objects = build("overlays/openshift").await?;
+    ensure!(named(&objects, "ClusterRole", "capstan-openshift").is_none());
+    let role = named(&objects, "Role", "capstan-openshift").context("no Role")?;
+    ensure!(role["metadata"]["namespace"] == "openshift-machine-api", "{role}");
+    let binding = named(&objects, "RoleBinding", "capstan-openshift").context("no RoleBinding")?;
+    ensure!(binding["roleRef"]["kind"] == "Role", "{binding}");
+    // The name that `capstan run --namespace` gives them.
+    let webhook = "capstan-machine-api-openshift-machine-api";
+    for kind in ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"] {
+        ensure!(named(&objects, kind, webhook).is_some(), "no {kind} {webhook}");
+    }
+    let names = rules(&objects).flat_map(|rule| strings(&rule["resourceNames"]));
+    ensure!(names.into_iter().any(|name| name == webhook), "no right on {webhook}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_accepts_every_variant_and_its_pod_under_the_restricted_level() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    let dir = scratch("deploy");
+    std::fs::create_dir_all(&dir)?;
+    let file = dir.join("objects.json");
+    let path = file.display().to_string();
+    let apply = async |objects: &[Value], dry: bool| {
+        std::fs::write(
+            &file,
+            json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string(),
+        )?;
+        let dry = if dry { "--dry-run=server" } else { "--dry-run=none" };
+        plane
+            .kubectl(&["apply", "--server-side", "--force-conflicts", dry, "-f", &path])
+            .await
+    };
+    for variant in ["", "overlays/azure-pools", "overlays/vsphere", "overlays/openshift"] {
+        let objects = build(variant).await?;
+        // Everything else is in a namespace, or nothing that the shared control plane should keep.
+        let mut first: Vec<Value> = objects
+            .iter()
+            .filter(|object| matches!(object["kind"].as_str(), Some("Namespace" | "ServiceAccount")))
+            .cloned()
+            .collect();
+        let others = NAMESPACES
+            .iter()
+            .filter(|name| named(&objects, "Namespace", name).is_none());
+        first.splice(
+            0..0,
+            others.map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})),
+        );
+        apply(&first, false).await?;
+        apply(&objects, true).await.with_context(|| variant.to_owned())?;
+        let deployment = named(&objects, "Deployment", "capstan").context("no Deployment")?;
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "capstan", "namespace": "capstan-system"},
+            "spec": deployment["spec"]["template"]["spec"],
+        });
+        apply(&[pod], true).await.context("the pod is refused")?;
+    }
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}

@@ -9,20 +9,25 @@ use crate::path::{Followed, Path};
 use crate::skus::Catalogues;
 use crate::token::Tokens;
 use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use capstan_core::interceptor::{Effect, System, Verdict};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Azure answers within a minute or not at all; a slower answer is looked up afterwards instead.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Bytes of one answer that are read at most. The largest that Azure gives us, a region's catalogue, has about 5 MiB.
+pub const MAX_ANSWER: usize = 32 << 20;
+
+/// Pages of one list that are read at most; Azure puts 50 to 100 resources on one.
+const MAX_PAGES: usize = 2000;
 
 /// So many calls are under way at once: each holds a connection, and connections cost memory on both sides.
 const AT_ONCE: usize = 32;
@@ -40,11 +45,10 @@ pub(crate) struct Shared {
     pub(crate) catalogues: Catalogues,
 }
 
-/// Hands out clients: one per credential and subscription, all sharing tokens and budget.
+/// Hands out clients, all sharing connections, tokens and budget. Cheap to clone.
 #[derive(Clone)]
 pub struct Clients {
     shared: Arc<Shared>,
-    known: Arc<Mutex<HashMap<(Credential, String), Client>>>,
 }
 
 impl Clients {
@@ -60,25 +64,17 @@ impl Clients {
             lines: tokio::sync::Semaphore::new(AT_ONCE),
             catalogues: Catalogues::default(),
         });
-        Ok(Self {
-            shared,
-            known: Arc::default(),
-        })
+        Ok(Self { shared })
     }
 
     pub fn client(&self, credential: &Credential, subscription: &str) -> Client {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // A rotated secret leaves the old client behind: forget it.
-        known.retain(|(other, _), _| other == credential || other.identity() != credential.identity());
-        known
-            .entry((credential.clone(), subscription.to_lowercase()))
-            .or_insert_with(|| Client {
-                shared: self.shared.clone(),
-                credential: Arc::new(credential.clone()),
-                subscription: subscription.into(),
-                location: "".into(),
-            })
-            .clone()
+        Client {
+            shared: self.shared.clone(),
+            principal: credential.identity().to_string().to_lowercase().into(),
+            credential: Arc::new(credential.clone()),
+            subscription: subscription.into(),
+            location: "".into(),
+        }
     }
 }
 
@@ -112,6 +108,8 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
     credential: Arc<Credential>,
+    /// Who signs in: Azure counts calls by it.
+    principal: Arc<str>,
     subscription: Arc<str>,
     location: Arc<str>,
 }
@@ -262,6 +260,7 @@ impl Client {
 
     fn ask(&self, call: &Call) -> Ask {
         Ask {
+            principal: self.principal.clone(),
             subscription: self.subscription.clone(),
             location: self.location.clone(),
             policy: call.policy,
@@ -293,6 +292,8 @@ impl Client {
             policy: call.policy.name(),
             after,
         };
+        // Who cannot sign in spends nobody's budget.
+        self.shared.tokens.get(&self.credential).await?;
         self.shared.budget.acquire(&ask).await.map_err(held)?;
         let interceptors = &self.shared.settings.interceptors;
         let effect = Effect {
@@ -301,6 +302,7 @@ impl Client {
             target: call.target(),
             write: call.kind() != Kind::Read,
         };
+        // Again, from memory: the turn may have come after the first one expired.
         let token = self.shared.tokens.get(&self.credential).await?;
         let line = self.shared.lines.acquire().await.ok();
         // Those who were before us in line may have been told to stop.
@@ -350,12 +352,22 @@ impl Client {
             When::Absent => request.header(IF_NONE_MATCH, "*"),
             When::Unchanged(etag) => request.header(IF_MATCH, etag),
         };
-        let response = request.send().await.map_err(network)?;
+        let mut response = request.send().await.map_err(network)?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let mut body = BytesMut::new();
+        while let Some(chunk) = response.chunk().await.map_err(network)? {
+            if body.len() + chunk.len() > MAX_ANSWER {
+                return Err(Error::Oversized {
+                    call: call.name(),
+                    limit: MAX_ANSWER,
+                });
+            }
+            body.extend_from_slice(&chunk);
+        }
         Ok(Answer {
             status,
             headers,
-            body: response.bytes().await.map_err(network)?,
+            body: body.freeze(),
         })
     }
 
@@ -366,6 +378,9 @@ impl Client {
         });
         if answer.status == 401 {
             self.shared.tokens.refused(&self.credential);
+        }
+        if (200..300).contains(&answer.status) {
+            self.shared.settings.metrics.admit(&ask.subscription, &ask.location);
         }
         self.shared.budget.learn(ask, &answer.headers, throttled);
     }
@@ -441,7 +456,15 @@ impl Client {
     pub(crate) async fn list<T: DeserializeOwned>(&self, call: Call) -> Result<Vec<T>, Error> {
         let mut items = Vec::new();
         let mut next = Some(call);
+        let mut pages = 0;
         while let Some(call) = next.take() {
+            pages += 1;
+            if pages > MAX_PAGES {
+                return Err(Error::Oversized {
+                    call: call.name(),
+                    limit: MAX_PAGES,
+                });
+            }
             let page: Page<T> = self.read(call.clone()).await?;
             items.extend(page.value);
             next = page

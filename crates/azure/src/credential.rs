@@ -1,11 +1,12 @@
 //! Who we are to Azure. Secrets never show in `Debug`, logs or errors.
 
 use crate::Error;
+use aws_lc_rs::digest::{Context, SHA256};
 use std::fmt;
 use std::path::PathBuf;
 
 /// A value that is never printed.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -25,7 +26,7 @@ impl fmt::Debug for Secret {
 }
 
 /// How to sign in. Equal credentials share tokens; a rotated secret is another credential.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// A service principal with a client secret.
     Secret {
@@ -47,6 +48,16 @@ pub enum Credential {
     },
     /// The identity of the virtual machine we run on: a user-assigned one by its client id, else the system's.
     ManagedIdentity { client_id: Option<String> },
+}
+
+/// Stands for one whole credential, secret included, in maps. Nobody can read the secret from it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct CredentialKey([u8; 32]);
+
+impl fmt::Debug for CredentialKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CredentialKey(…)")
+    }
 }
 
 /// The public part of a credential: safe to print.
@@ -95,6 +106,41 @@ impl Credential {
         })
     }
 
+    /// Equal for equal credentials only.
+    pub(crate) fn key(&self) -> CredentialKey {
+        let file;
+        let (kind, parts): (u8, [&str; 3]) = match self {
+            Self::Secret {
+                tenant,
+                client_id,
+                secret,
+            } => (0, [tenant, client_id, secret.reveal()]),
+            Self::Certificate { tenant, client_id, pem } => (1, [tenant, client_id, pem.reveal()]),
+            Self::WorkloadIdentity {
+                tenant,
+                client_id,
+                token_file,
+            } => {
+                file = token_file.to_string_lossy();
+                (2, [tenant, client_id, file.as_ref()])
+            }
+            Self::ManagedIdentity { client_id: None } => (3, ["", "", ""]),
+            Self::ManagedIdentity {
+                client_id: Some(client_id),
+            } => (4, [client_id, "", ""]),
+        };
+        let mut digest = Context::new(&SHA256);
+        digest.update(&[kind]);
+        for part in parts {
+            // With its length, so that no two credentials are written the same way.
+            digest.update(&(part.len() as u64).to_be_bytes());
+            digest.update(part.as_bytes());
+        }
+        let mut key = [0; 32];
+        key.copy_from_slice(digest.finish().as_ref());
+        CredentialKey(key)
+    }
+
     pub fn identity(&self) -> Identity {
         let (tenant, client_id) = match self {
             Credential::Secret { tenant, client_id, .. }
@@ -134,6 +180,39 @@ mod tests {
         };
         let credential = format!("{:?}", Credential::from_vars(var).unwrap());
         assert!(credential.starts_with(expected), "{credential}");
+    }
+
+    #[test]
+    fn keys_differ_wherever_credentials_do() {
+        let secret = |tenant: &str, client_id: &str, secret: &str| Credential::Secret {
+            tenant: tenant.into(),
+            client_id: client_id.into(),
+            secret: Secret::new(secret),
+        };
+        let all = [
+            secret("t", "c", "one"),
+            secret("t", "c", "two"),
+            secret("tc", "", "one"),
+            secret("t", "co", "ne"),
+            Credential::Certificate {
+                tenant: "t".into(),
+                client_id: "c".into(),
+                pem: Secret::new("one"),
+            },
+            Credential::WorkloadIdentity {
+                tenant: "t".into(),
+                client_id: "c".into(),
+                token_file: "one".into(),
+            },
+            Credential::ManagedIdentity { client_id: None },
+            Credential::ManagedIdentity {
+                client_id: Some(String::new()),
+            },
+        ];
+        let keys: std::collections::HashSet<_> = all.iter().map(Credential::key).collect();
+        assert_eq!(keys.len(), all.len());
+        assert_eq!(secret("t", "c", "one").key(), all[0].key());
+        assert!(!format!("{:?}", all[0].key()).contains("one"));
     }
 
     #[test]

@@ -188,6 +188,9 @@ pub enum Error {
         expected: &'static str,
         found: String,
     },
+    /// Azure's answer is larger than what is read.
+    #[error("{call}: azure's answer is larger than the limit of {limit}")]
+    Oversized { call: String, limit: usize },
     /// The resource is somebody else's, or its answer does not show whose it is. Nothing was sent.
     #[error("{resource} is not deleted: {reason}")]
     NotOwned { resource: String, reason: String },
@@ -215,6 +218,7 @@ impl Error {
             | Error::Credential { .. }
             | Error::Unseen { .. }
             | Error::WrongType { .. }
+            | Error::Oversized { .. }
             | Error::Answer { .. } => Class::Transient,
             Error::Invalid { .. } | Error::NotOwned { .. } => Class::Terminal,
         }

@@ -1,6 +1,10 @@
-//! Tokens: one sign-in per identity until the token is about to expire, however many ask at once.
+//! Tokens: one sign-in per credential until the token is about to expire, however many ask at once.
+//!
+//! Invariants: a credential is known by all of it, so that two secrets of one application never displace each other's
+//! token; the number of remembered credentials is bounded, and one that never signed in is forgotten first.
 
 use crate::assertion::Certificate;
+use crate::credential::CredentialKey;
 use crate::{Cloud, Credential, Error, Metrics};
 use async_trait::async_trait;
 use azure_core::cloud::{CloudConfiguration, CustomConfiguration};
@@ -11,8 +15,10 @@ use azure_identity::{
     ManagedIdentityCredential, ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential,
     WorkloadIdentityCredentialOptions,
 };
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -23,7 +29,14 @@ const FAILURE_REST: Duration = Duration::from_secs(10);
 /// A token that Azure refuses although it should be valid is thrown away, but not one that was just fetched.
 const REFUSED_TOKEN_AGE: Duration = Duration::from_secs(60);
 
-/// Counts what really goes to the authority.
+/// Credentials remembered at most. A process that serves more identities signs in again now and then.
+const MOST_CREDENTIALS: usize = 512;
+
+/// A credential that nobody used for this long is forgotten: its Secret was rotated or deleted. Longer than the resync of
+/// the controllers, so that a quiet cluster does not sign in again.
+const UNUSED: Duration = Duration::from_secs(2 * 3600);
+
+/// Counts the requests that go to the authority.
 #[derive(Debug)]
 struct Counted {
     http: reqwest::Client,
@@ -41,14 +54,21 @@ impl HttpClient for Counted {
 struct Cell {
     source: Arc<dyn TokenCredential>,
     since: Instant,
+    /// Whether the credential ever got a token.
+    proven: AtomicBool,
     failure: tokio::sync::Mutex<Option<(Instant, String)>>,
+}
+
+struct Entry {
+    cell: Arc<Cell>,
+    used: Instant,
 }
 
 /// All tokens of one process.
 pub(crate) struct Tokens {
     cloud: Cloud,
     transport: Arc<Counted>,
-    cells: Mutex<HashMap<Credential, Arc<Cell>>>,
+    cells: Mutex<HashMap<CredentialKey, Entry>>,
 }
 
 impl Tokens {
@@ -77,6 +97,7 @@ impl Tokens {
         match cell.source.get_token(&[&self.cloud.scope()], None).await {
             Ok(token) => {
                 *failure = None;
+                cell.proven.store(true, Relaxed);
                 Ok(token.token.secret().to_owned())
             }
             Err(error) => {
@@ -89,19 +110,22 @@ impl Tokens {
 
     /// Azure refused the token (401): the next caller signs in anew, unless the token was new already.
     pub(crate) fn refused(&self, credential: &Credential) {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = credential.key();
+        let mut cells = self.cells.lock();
         if cells
-            .get(credential)
-            .is_some_and(|cell| cell.since.elapsed() > REFUSED_TOKEN_AGE)
+            .get(&key)
+            .is_some_and(|entry| entry.cell.since.elapsed() > REFUSED_TOKEN_AGE)
         {
-            cells.remove(credential);
+            cells.remove(&key);
         }
     }
 
     fn cell(&self, credential: &Credential) -> Result<Arc<Cell>, Error> {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cell) = cells.get(credential) {
-            return Ok(cell.clone());
+        let (key, now) = (credential.key(), Instant::now());
+        let mut cells = self.cells.lock();
+        if let Some(entry) = cells.get_mut(&key) {
+            entry.used = now;
+            return Ok(entry.cell.clone());
         }
         let identity = credential.identity();
         let source = self.source(credential).map_err(|error| match error {
@@ -111,14 +135,18 @@ impl Tokens {
                 reason: error.to_string(),
             },
         })?;
-        // A rotated secret replaces the old one.
-        cells.retain(|other, _| other.identity() != identity);
+        make_room(&mut cells, now);
         let cell = Arc::new(Cell {
             source,
-            since: Instant::now(),
+            since: now,
+            proven: AtomicBool::new(false),
             failure: tokio::sync::Mutex::default(),
         });
-        cells.insert(credential.clone(), cell.clone());
+        let entry = Entry {
+            cell: cell.clone(),
+            used: now,
+        };
+        cells.insert(key, entry);
         Ok(cell)
     }
 
@@ -179,6 +207,22 @@ impl Tokens {
     }
 }
 
+/// Forgets what nobody uses, and then, if need be, one credential: the longest unused of those that never signed in, or
+/// else of all.
+fn make_room(cells: &mut HashMap<CredentialKey, Entry>, now: Instant) {
+    cells.retain(|_, entry| now.duration_since(entry.used) < UNUSED);
+    if cells.len() < MOST_CREDENTIALS {
+        return;
+    }
+    let oldest = cells
+        .iter()
+        .min_by_key(|(_, entry)| (entry.cell.proven.load(Relaxed), entry.used))
+        .map(|(key, _)| *key);
+    if let Some(key) = oldest {
+        cells.remove(&key);
+    }
+}
+
 enum SourceError {
     Ours(Error),
     Theirs(azure_core::Error),
@@ -193,5 +237,59 @@ impl From<Error> for SourceError {
 impl From<azure_core::Error> for SourceError {
     fn from(error: azure_core::Error) -> Self {
         Self::Theirs(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Secret;
+
+    fn tokens() -> Tokens {
+        Tokens::new(
+            Cloud::named("").unwrap(),
+            reqwest::Client::new(),
+            Metrics::default(),
+        )
+    }
+
+    fn credential(secret: &str) -> Credential {
+        Credential::Secret {
+            tenant: "t".into(),
+            client_id: "c".into(),
+            secret: Secret::new(secret),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_secrets_of_one_application_do_not_displace_each_other() {
+        let tokens = tokens();
+        let [one, two] = ["one", "two"].map(|secret| tokens.cell(&credential(secret)).unwrap());
+        assert!(!Arc::ptr_eq(&one, &two));
+        for (secret, cell) in [("one", &one), ("two", &two)] {
+            assert!(Arc::ptr_eq(cell, &tokens.cell(&credential(secret)).unwrap()));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_wrong_credentials_displaces_none_that_works() {
+        let tokens = tokens();
+        let good = tokens.cell(&credential("good")).unwrap();
+        good.proven.store(true, Relaxed);
+        for n in 0..MOST_CREDENTIALS * 2 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            tokens.cell(&credential(&format!("wrong{n}"))).unwrap();
+        }
+        assert_eq!(tokens.cells.lock().len(), MOST_CREDENTIALS);
+        assert!(Arc::ptr_eq(&good, &tokens.cell(&credential("good")).unwrap()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credential_that_nobody_uses_is_forgotten() {
+        let tokens = tokens();
+        tokens.cell(&credential("rotated")).unwrap();
+        tokio::time::advance(UNUSED).await;
+        tokens.cell(&credential("new")).unwrap();
+        assert_eq!(tokens.cells.lock().len(), 1);
     }
 }

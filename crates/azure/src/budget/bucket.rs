@@ -67,6 +67,11 @@ impl Bucket {
         self.at = self.at.max(until);
     }
 
+    /// The part of the bucket that is used up: 0 for a full one, 1 for an empty one.
+    pub fn spent(&self) -> f64 {
+        1.0 - self.tokens / f64::from(self.limit.burst)
+    }
+
     pub fn tokens(&self) -> f64 {
         self.tokens
     }

@@ -1,25 +1,32 @@
 //! The request budget: every call waits its turn in the buckets that Azure will count it in.
 //!
 //! Invariants: in no window of time do more calls go than the published limits allow; while a bucket is stopped by a 429
-//! no call of it goes at all; deletes go before writes and writes before reads, each in the order of asking.
+//! no call of it goes at all; deletes go before writes and writes before reads, each in the order of asking; a call is
+//! counted for the principal that signs in, whatever subscription it names; the number of buckets is bounded.
 
 pub mod bucket;
 pub mod policy;
 
 use crate::metrics::{BucketLabels, Metrics};
 use bucket::Bucket;
+use parking_lot::{Mutex, MutexGuard};
 use policy::{Kind, Policy};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Per-resource buckets that are full again are forgotten when there are more than this.
+/// Buckets that are full again are forgotten when there are more than this.
 const PRUNE_ABOVE: usize = 4096;
+
+/// With more than this, buckets that are in use are forgotten too.
+const MOST_BUCKETS: usize = 3 * PRUNE_ABOVE;
 
 /// What a call will be counted as.
 #[derive(Clone, Debug)]
 pub struct Ask {
+    /// Who signs in. Azure counts the calls of each principal on its own, and so nobody spends another's budget.
+    pub principal: Arc<str>,
     pub subscription: Arc<str>,
     pub location: Arc<str>,
     pub policy: Policy,
@@ -41,6 +48,7 @@ enum Scope {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    principal: Arc<str>,
     subscription: Arc<str>,
     location: Arc<str>,
     scope: Scope,
@@ -49,6 +57,7 @@ struct Key {
 impl Ask {
     fn key(&self, scope: Scope) -> Key {
         Key {
+            principal: self.principal.clone(),
             subscription: self.subscription.clone(),
             location: self.location.clone(),
             scope,
@@ -69,13 +78,6 @@ impl Ask {
         .collect()
     }
 
-    fn labels(&self, policy: &'static str) -> BucketLabels {
-        BucketLabels {
-            subscription: self.subscription.to_string(),
-            location: self.location.to_string(),
-            policy,
-        }
-    }
 }
 
 type Place = (Kind, u64);
@@ -138,8 +140,24 @@ impl State {
     }
 
     fn prune(&mut self, now: Instant) {
-        if self.buckets.len() > PRUNE_ABOVE {
-            self.buckets.retain(|_, bucket| !bucket.is_idle(now));
+        if self.buckets.len() <= PRUNE_ABOVE {
+            return;
+        }
+        self.buckets.retain(|_, bucket| !bucket.is_idle(now));
+        if self.buckets.len() <= MOST_BUCKETS {
+            return;
+        }
+        // The fullest first: Azure counts on, and its next answer corrects one that was forgotten too early.
+        let mut by_use: Vec<(Key, f64)> = self
+            .buckets
+            .iter()
+            .filter(|(_, bucket)| bucket.stopped(now).is_none())
+            .map(|(key, bucket)| (key.clone(), bucket.spent()))
+            .collect();
+        by_use.sort_by(|one, other| one.1.total_cmp(&other.1));
+        let surplus = self.buckets.len() - PRUNE_ABOVE;
+        for (key, _) in by_use.into_iter().take(surplus) {
+            self.buckets.remove(&key);
         }
     }
 }
@@ -173,7 +191,11 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
+    }
+
+    fn labels(&self, ask: &Ask, policy: &'static str) -> BucketLabels {
+        self.metrics.labels(&ask.subscription, &ask.location, policy)
     }
 
     /// Waits for this call's turn. A stopped bucket does not make callers wait: they hear at once for how long.
@@ -185,7 +207,8 @@ impl Budget {
                 Turn::Go => break,
                 Turn::Wait(wait) => tokio::time::sleep(wait).await,
                 Turn::Held(left) => {
-                    self.metrics.held.get_or_create(&ask.labels(ask.policy.name())).inc();
+                    let labels = self.labels(ask, ask.policy.name());
+                    self.metrics.held.get_or_create(&labels).inc();
                     return Err(Held(left));
                 }
             }
@@ -223,10 +246,8 @@ impl Budget {
             }
         }
         if let Some(Throttled { after, wide }) = throttled {
-            self.metrics
-                .throttled
-                .get_or_create(&ask.labels(ask.policy.name()))
-                .inc();
+            let labels = self.labels(ask, ask.policy.name());
+            self.metrics.throttled.get_or_create(&labels).inc();
             let scope = match (&ask.resource, wide) {
                 (_, Wide::Manager) => Scope::Manager(ask.kind),
                 (Some(id), Wide::Resource) if ask.policy.per_resource().is_some() => {
@@ -250,9 +271,10 @@ impl Budget {
             (Scope::Region(ask.policy), ask.policy.name()),
         ] {
             if let Some(bucket) = state.bucket(&ask.key(scope), Instant::now()) {
+                let labels = self.labels(ask, name);
                 self.metrics
                     .tokens
-                    .get_or_create(&ask.labels(name))
+                    .get_or_create(&labels)
                     .set(bucket.tokens().floor() as i64);
             }
         }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 fn ask(policy: Policy, kind: Kind, resource: &str) -> Ask {
     Ask {
+        principal: "p".into(),
         subscription: "s".into(),
         location: "eastus".into(),
         policy,
@@ -54,6 +55,43 @@ async fn a_429_stops_its_bucket_and_no_other() {
     budget.acquire(&ask(Policy::VmGet, Kind::Read, "a")).await.unwrap();
     tokio::time::advance(Duration::from_secs(60)).await;
     budget.acquire(&puts).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_principal_spends_nothing_of_ours_in_our_own_subscription() {
+    let budget = Budget::default();
+    let ours = ask(Policy::VmPut, Kind::Write, "a");
+    let theirs = Ask {
+        principal: "stranger".into(),
+        ..ours.clone()
+    };
+    for _ in 0..12 {
+        budget.acquire(&theirs).await.unwrap();
+    }
+    budget.learn(&theirs, &http::HeaderMap::new(), Some(throttled(600)));
+    assert!(budget.acquire(&theirs).await.is_err());
+    for _ in 0..12 {
+        let before = Instant::now();
+        budget.acquire(&ours).await.unwrap();
+        assert_eq!(before.elapsed(), Duration::ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_subscriptions_leaves_the_number_of_buckets_bounded() {
+    let budget = Budget::default();
+    let stopped = ask(Policy::VmPut, Kind::Write, "stopped");
+    budget.acquire(&stopped).await.unwrap();
+    budget.learn(&stopped, &http::HeaderMap::new(), Some(throttled(6000)));
+    for n in 0..2 * MOST_BUCKETS {
+        let one = Ask {
+            subscription: format!("s{n}").into(),
+            ..ask(Policy::VmPut, Kind::Write, "a")
+        };
+        budget.acquire(&one).await.unwrap();
+    }
+    assert!(budget.lock().buckets.len() <= MOST_BUCKETS + 3);
+    assert!(budget.acquire(&stopped).await.is_err(), "a stopped bucket is not forgotten");
 }
 
 #[tokio::test(start_paused = true)]

@@ -356,10 +356,11 @@ impl Client {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let mut body = BytesMut::new();
         while let Some(chunk) = response.chunk().await.map_err(network)? {
-            if body.len() + chunk.len() > MAX_ANSWER {
+            let limit = self.shared.settings.max_answer;
+            if body.len() + chunk.len() > limit {
                 return Err(Error::Oversized {
                     call: call.name(),
-                    limit: MAX_ANSWER,
+                    limit,
                 });
             }
             body.extend_from_slice(&chunk);

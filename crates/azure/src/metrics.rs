@@ -3,11 +3,11 @@
 //! Invariant: the number of series is bounded. Users write subscriptions and locations, so only those that Azure has
 //! answered for become labels, and only so many of them; the rest is counted as `other`.
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::sync::Arc;

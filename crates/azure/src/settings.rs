@@ -1,5 +1,6 @@
 //! Which Azure to talk to, by the variables that Azure's own SDKs read.
 
+use crate::client::MAX_ANSWER;
 use crate::{Error, Metrics};
 use capstan_core::interceptor::Interceptors;
 use reqwest::Url;
@@ -92,6 +93,8 @@ pub struct Settings {
     pub cloud: Cloud,
     /// Roots to trust besides the system's (`SSL_CERT_FILE`).
     pub ca_file: Option<PathBuf>,
+    /// Bytes of one answer that are read at most.
+    pub max_answer: usize,
     pub interceptors: Interceptors,
     pub metrics: Metrics,
 }
@@ -101,6 +104,7 @@ impl Settings {
         Self {
             cloud,
             ca_file: None,
+            max_answer: MAX_ANSWER,
             interceptors: Interceptors::default(),
             metrics: Metrics::default(),
         }

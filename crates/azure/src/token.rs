@@ -246,11 +246,7 @@ mod tests {
     use crate::Secret;
 
     fn tokens() -> Tokens {
-        Tokens::new(
-            Cloud::named("").unwrap(),
-            reqwest::Client::new(),
-            Metrics::default(),
-        )
+        Tokens::new(Cloud::named("").unwrap(), reqwest::Client::new(), Metrics::default())
     }
 
     fn credential(secret: &str) -> Credential {

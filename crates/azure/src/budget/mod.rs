@@ -77,7 +77,6 @@ impl Ask {
         .map(|scope| self.key(scope))
         .collect()
     }
-
 }
 
 type Place = (Kind, u64);
@@ -88,6 +87,7 @@ struct State {
     /// Who waits for which buckets, in the order in which they may go.
     queue: BTreeMap<Place, Vec<Key>>,
     arrivals: u64,
+    prune_above: usize,
 }
 
 enum Turn {
@@ -140,11 +140,13 @@ impl State {
     }
 
     fn prune(&mut self, now: Instant) {
-        if self.buckets.len() <= PRUNE_ABOVE {
+        if self.buckets.len() <= self.prune_above.max(PRUNE_ABOVE) {
             return;
         }
         self.buckets.retain(|_, bucket| !bucket.is_idle(now));
-        if self.buckets.len() <= MOST_BUCKETS {
+        // Not at every call: only when there are many new ones again.
+        self.prune_above = (2 * self.buckets.len()).min(MOST_BUCKETS);
+        if self.buckets.len() < MOST_BUCKETS {
             return;
         }
         // The fullest first: Azure counts on, and its next answer corrects one that was forgotten too early.

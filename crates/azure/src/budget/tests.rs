@@ -91,7 +91,10 @@ async fn a_flood_of_subscriptions_leaves_the_number_of_buckets_bounded() {
         budget.acquire(&one).await.unwrap();
     }
     assert!(budget.lock().buckets.len() <= MOST_BUCKETS + 3);
-    assert!(budget.acquire(&stopped).await.is_err(), "a stopped bucket is not forgotten");
+    assert!(
+        budget.acquire(&stopped).await.is_err(),
+        "a stopped bucket is not forgotten"
+    );
 }
 
 #[tokio::test(start_paused = true)]

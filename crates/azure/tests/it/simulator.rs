@@ -404,6 +404,40 @@ async fn a_hundred_callers_sign_in_once_and_a_wrong_secret_does_not_storm() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_secret_of_the_same_application_costs_the_right_one_no_sign_in() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let clients = Clients::new(settings(&sim)?)?;
+    let right = credential(&sim);
+    let wrong = Credential::Secret {
+        tenant: sim.tenant.clone(),
+        client_id: sim.client_id.clone(),
+        secret: Secret::new("wrong"),
+    };
+    for _ in 0..10 {
+        let refused = clients.client(&wrong, &sim.subscription).get_vm(GROUP, "m").await;
+        assert!(matches!(refused, Err(Error::SignIn { .. })), "{refused:?}");
+        clients.client(&right, &sim.subscription).get_vm(GROUP, "m").await?;
+    }
+    assert_eq!(sim.sign_ins(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_end_is_cut_off() -> Result<()> {
+    let sim = Azure::start(Config::instant()).await?;
+    let settings = Settings {
+        max_answer: 1000,
+        ..settings(&sim)?
+    };
+    let client = Clients::new(settings)?.client(&credential(&sim), &sim.subscription);
+    let error = client.catalogue("eastus").await.unwrap_err();
+    assert!(matches!(error, Error::Oversized { limit: 1000, .. }), "{error}");
+    assert!(error.to_string().contains("larger than the limit of 1000"), "{error}");
+    assert!(client.get_vm(GROUP, "m").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_never_came_is_told_as_passing() -> Result<()> {
     let sim = Azure::start(Config::instant()).await?;
     let client = client(&sim)?;

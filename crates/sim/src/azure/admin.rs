@@ -12,11 +12,30 @@ use super::wire::{Answer, Call, merge, text};
 pub fn handle(shared: &Shared, call: &Call) -> Answer {
     let answer = {
         let mut core = shared.lock();
+        if !allowed(core.world.config.admin_token.as_deref(), call) {
+            let why = json!({ "error": "the admin API needs the token that --admin-token gave" });
+            return Answer::new(StatusCode::UNAUTHORIZED, why);
+        }
         act(&mut core, call).unwrap_or_else(|why| Answer::new(StatusCode::BAD_REQUEST, json!({ "error": why })))
     };
     shared.wake.notify_one();
     shared.changed.notify_one();
     answer
+}
+
+fn allowed(token: Option<&str>, call: &Call) -> bool {
+    let Some(token) = token else { return true };
+    let given = call
+        .header("authorization")
+        .and_then(|value| value.strip_prefix("Bearer "));
+    given.is_some_and(|given| {
+        // All bytes are compared, so that the time taken tells nothing.
+        let differences = given
+            .bytes()
+            .zip(token.bytes())
+            .fold(0, |all, (one, other)| all | (one ^ other));
+        given.len() == token.len() && differences == 0
+    })
 }
 
 fn act(core: &mut Core, call: &Call) -> Result<Answer, String> {

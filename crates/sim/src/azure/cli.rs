@@ -40,7 +40,8 @@ Go (and Capstan, and every SDK that reads these variables):
   cloud.Configuration{ActiveDirectoryAuthorityHost: url, Services: map[cloud.ServiceName]cloud.ServiceConfiguration{
       cloud.ResourceManager: {Endpoint: url, Audience: url}}}, with DisableInstanceDiscovery
 Programs without such a setting: point management.azure.com and login.microsoftonline.com to this machine in the hosts
-file, listen on port 443, and set SSL_CERT_FILE.
+file, listen on port 443 with --public-hosts, and set SSL_CERT_FILE. Whoever has the state file of such a simulator can
+pose as Azure to everybody who trusts ca.pem: remove both afterwards.
 
 Faults, counters, requests, time and evictions: the admin API under $URL/sim, described in docs/sim-azure.md. For example
   curl --cacert ca.pem -X POST $URL/sim/faults -d '{"policy":"PutVM","times":1,"action":{"kind":"answer","status":429,"retryAfter":5}}'"#;
@@ -52,6 +53,12 @@ pub struct AzureArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
+    /// Bearer token of the admin API; required unless the listener is on loopback
+    #[arg(long, value_name = "TOKEN", env = "CAPSTAN_SIM_ADMIN_TOKEN", hide_env_values = true)]
+    pub admin_token: Option<String>,
+    /// Let the certificate name management.azure.com and login.microsoftonline.com too
+    #[arg(long)]
+    pub public_hosts: bool,
     /// File to write the certificate authority's certificate to
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
@@ -158,6 +165,8 @@ impl AzureArgs {
         }
         Ok(Config {
             listen: self.listen,
+            admin_token: self.admin_token.clone(),
+            public_hosts: self.public_hosts,
             subscription: self.subscription.clone(),
             tenant: self.tenant.clone(),
             client_id: self.client_id.clone(),
@@ -284,6 +293,13 @@ pub async fn run(args: AzureArgs) -> anyhow::Result<()> {
     // Whoever has read the line below may send a signal.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    if !args.listen.ip().is_loopback() {
+        writeln!(
+            std::io::stderr(),
+            "warning: listening on {}: whoever can reach it can sign in with the simulator's credentials",
+            args.listen
+        )?;
+    }
     let handle = Azure::start_with(args.config()?, Some(Lines::start())).await?;
     let ca = std::path::absolute(&handle.ca_file)?;
     let network = Network::default();

@@ -103,6 +103,10 @@ impl Default for Network {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: SocketAddr,
+    /// The bearer token of the admin API. Required where others than this machine can reach the listener.
+    pub admin_token: Option<String>,
+    /// Whether the certificate names Azure's public hosts too, for clients that a hosts file points here.
+    pub public_hosts: bool,
     pub subscription: String,
     pub tenant: String,
     pub client_id: String,
@@ -138,6 +142,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            admin_token: None,
+            public_hosts: false,
             subscription: "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b".into(),
             tenant: "9d1e2f3a-4b5c-4d6e-8f70-1a2b3c4d5e6f".into(),
             client_id: "c1a2b3c4-d5e6-4f70-8a9b-0c1d2e3f4a5b".into(),

@@ -52,20 +52,30 @@ impl Azure {
     }
 
     async fn start_with(config: Config, lines: Option<cli::Lines>) -> anyhow::Result<Handle> {
+        anyhow::ensure!(
+            config.listen.ip().is_loopback() || config.admin_token.as_deref().is_some_and(|token| !token.is_empty()),
+            "listening on {} lets others reach the admin API: give --admin-token",
+            config.listen
+        );
         let listener = TcpListener::bind(config.listen)
             .await
             .with_context(|| format!("cannot listen on {}", config.listen))?;
         let address = listener.local_addr()?;
         let saved = config.state.as_deref().map(state::Saved::load).transpose()?.flatten();
-        let authority = saved
-            .as_ref()
-            .map_or_else(tls::Authority::new, |saved| Ok(saved.authority.clone()))?;
-        let names = [
+        let mut names = vec![
             "localhost".to_owned(),
             "127.0.0.1".into(),
             "::1".into(),
             address.ip().to_string(),
         ];
+        if config.public_hosts {
+            names.extend(tls::PUBLIC_HOSTS.map(str::to_owned));
+        }
+        let kept = saved.as_ref().map(|saved| saved.authority.clone());
+        let authority = match kept.filter(|kept| kept.covers(&names)) {
+            Some(kept) => kept,
+            None => tls::Authority::new(&names)?,
+        };
         let tls = tokio_rustls::TlsAcceptor::from(authority.server(&names)?);
         let host = if address.ip().is_loopback() {
             "localhost".into()

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request as HttpRequest, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
@@ -18,9 +18,18 @@ use super::faults::{self, Action};
 use super::log::{Log, UNANSWERED};
 use super::throttle::{self, Buckets};
 use super::tokens::Tokens;
-use super::wire::{Answer, Call};
+use super::wire::{Answer, Call, Fail};
 use super::world::World;
 use super::{admin, policy, router};
+
+/// Bytes of a request's body that are read at most, as Resource Manager does.
+const MAX_BODY: usize = 4 << 20;
+
+/// A client has so long for its TLS handshake and for the head of a request; longer than clients keep idle connections.
+const HEADER_TIME: Duration = Duration::from_secs(90);
+
+/// Connections that are served at once; more wait.
+const MOST_CONNECTIONS: usize = 1024;
 
 /// Everything behind the one lock.
 pub struct Core {
@@ -222,15 +231,15 @@ pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor
     let mut connections = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => {
+            accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
                 let Ok((stream, _)) = accepted else { continue };
                 let (shared, tls) = (shared.clone(), tls.clone());
                 connections.spawn(async move {
                     let _ = stream.set_nodelay(true);
-                    let Ok(stream) = tls.accept(stream).await else { return };
+                    let Ok(Ok(stream)) = tokio::time::timeout(HEADER_TIME, tls.accept(stream)).await else { return };
                     let service = service_fn(move |request| answer(shared.clone(), request));
                     let mut http = hyper::server::conn::http1::Builder::new();
-                    http.header_read_timeout(None);
+                    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
                     // A connection that a fault rule or a client cuts is nobody's error.
                     let _ = http.serve_connection(TokioIo::new(stream), service).await;
                 });
@@ -242,7 +251,18 @@ pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor
 
 async fn answer(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
     let (head, body) = request.into_parts();
-    let raw = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let raw = match Limited::new(body, MAX_BODY).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let fail = Fail::new(
+                413,
+                "RequestContentTooLarge",
+                format!("The request content exceeds the maximum size of '{MAX_BODY}' bytes."),
+            );
+            return Ok(respond(fail.answer(), None));
+        }
+        Err(_) => return Err(Dropped),
+    };
     let host = head
         .headers
         .get("host")

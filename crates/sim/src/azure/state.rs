@@ -1,6 +1,8 @@
 //! State in a file: resources, instances, operations, and what is still to happen, counted from the moment of saving.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,11 +70,20 @@ impl Saved {
         }
     }
 
-    /// Writes beside the file first, so that a crash leaves the old state or the new one.
+    /// Writes beside the file first, so that a crash leaves the old state or the new one. Only the owner can read it: it
+    /// holds the authority's private key.
     pub fn store(&self, path: &Path) -> anyhow::Result<()> {
-        let beside = path.with_extension("tmp");
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}.tmp", std::process::id()));
+        let beside = PathBuf::from(beside);
         let write = || {
-            std::fs::write(&beside, serde_json::to_vec(self)?)?;
+            let _ = std::fs::remove_file(&beside);
+            let mut file = std::fs::File::options()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&beside)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
             std::fs::rename(&beside, path)?;
             anyhow::Ok(())
         };

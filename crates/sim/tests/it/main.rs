@@ -6,6 +6,7 @@
     reason = "a test that cannot go on should say where"
 )]
 
+mod exposure;
 mod joining;
 mod machines;
 mod program;

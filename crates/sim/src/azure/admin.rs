@@ -4,7 +4,7 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::clock::duration;
-use super::config::Times;
+use super::config::{Strict, Times};
 use super::faults::Fault;
 use super::server::{Core, Shared};
 use super::wire::{Answer, Call, merge, text};
@@ -125,9 +125,14 @@ fn counters(core: &Core) -> Value {
 fn settings(core: &mut Core, body: &Value) -> Result<Answer, String> {
     let config = &mut core.world.config;
     for (name, value) in body.as_object().ok_or("give an object")? {
+        if name == "allowedActions" {
+            config.allowed_actions = serde_json::from_value(value.clone()).map_err(|error| error.to_string())?;
+            continue;
+        }
         let number = value.as_u64();
         match (name.as_str(), number, value.as_bool()) {
             ("throttle", _, Some(on)) => config.throttle = on,
+            ("strict", _, Some(on)) => config.strict = if on { Strict::ALL } else { Strict::NONE },
             ("retryAfter", Some(seconds), _) => config.retry_after = seconds,
             ("networkRetryAfter", Some(seconds), _) => config.network_retry_after = seconds,
             ("pageSize", Some(size), _) => config.page_size = size.max(1) as usize,

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::Azure;
 use super::clock::Span;
-use super::config::{Config, Network, Times};
+use super::config::{Config, Network, Strict, Times};
 use super::joiner::{Cluster, Options};
 use super::log::Request;
 
@@ -118,6 +118,12 @@ pub struct AzureArgs {
     /// A resource group with a network that is there from the start
     #[arg(long, value_name = "GROUP/VNET/SUBNET[,SUBNET][@LOCATION]")]
     pub network: Vec<String>,
+    /// Refuse and spell as Azure does, also where clients commonly stumble (docs/sim-azure.md)
+    #[arg(long)]
+    pub strict: bool,
+    /// Action that the client may take, such as 'Microsoft.Compute/*/read'; not given: all
+    #[arg(long, value_name = "ACTION")]
+    pub allow_action: Vec<String>,
     /// Provider namespace that a client has to register first
     #[arg(long, value_name = "NAMESPACE")]
     pub unregistered: Vec<String>,
@@ -151,6 +157,9 @@ pub struct TimeArgs {
     /// From simulateEviction to the end
     #[arg(long, value_name = "TIME", default_value_t = Times::default().eviction)]
     pub eviction: Span,
+    /// From an instance's creation until lists show it
+    #[arg(long, value_name = "TIME", default_value_t = Times::default().listing)]
+    pub listing: Span,
     /// Of every call
     #[arg(long, value_name = "TIME", default_value_t = Times::default().latency)]
     pub latency: Span,
@@ -183,8 +192,11 @@ impl AzureArgs {
                 network: times.network_time,
                 disk: times.disk,
                 eviction: times.eviction,
+                listing: times.listing,
                 latency: times.latency,
             },
+            strict: if self.strict { Strict::ALL } else { Strict::NONE },
+            allowed_actions: (!self.allow_action.is_empty()).then(|| self.allow_action.clone()),
             retry_after: self.retry_after,
             network_retry_after: self.network_retry_after,
             throttle: self.throttle,

@@ -25,6 +25,8 @@ pub struct Times {
     pub disk: Span,
     /// From `simulateEviction` to the VM's end.
     pub eviction: Span,
+    /// From an instance's creation until lists show it.
+    pub listing: Span,
     /// Added to every answer.
     pub latency: Span,
 }
@@ -42,6 +44,7 @@ impl Default for Times {
             network: Span::ZERO,
             disk: Span::secs(1),
             eviction: Span::secs(30),
+            listing: Span::ZERO,
             latency: Span::ZERO,
         }
     }
@@ -60,6 +63,7 @@ impl Times {
         network: Span::ZERO,
         disk: Span::ZERO,
         eviction: Span::ZERO,
+        listing: Span::ZERO,
         latency: Span::ZERO,
     };
 
@@ -78,6 +82,31 @@ impl Times {
             ..Self::INSTANT
         }
     }
+}
+
+/// Refusals and spellings of Azure that can be switched off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strict {
+    /// Compute's lists, and all answers about instances, spell the resource group in upper case.
+    pub upper_case_groups: bool,
+    /// Properties that are fixed when a scale set or availability set is made cannot change.
+    pub fixed_properties: bool,
+    /// Windows needs an administrator's password.
+    pub windows_password: bool,
+}
+
+impl Strict {
+    pub const ALL: Strict = Strict {
+        upper_case_groups: true,
+        fixed_properties: true,
+        windows_password: true,
+    };
+
+    pub const NONE: Strict = Strict {
+        upper_case_groups: false,
+        fixed_properties: false,
+        windows_password: false,
+    };
 }
 
 /// A resource group with a network that is there from the start.
@@ -113,6 +142,10 @@ pub struct Config {
     pub client_secret: String,
     pub seed: u64,
     pub times: Times,
+    pub strict: Strict,
+    /// The only actions that the client may take, such as `Microsoft.Compute/disks/delete`; `*` stands for any text.
+    /// `None` allows everything.
+    pub allowed_actions: Option<Vec<String>>,
     /// Seconds in `Retry-After` of compute operations; Azure says 10. Zero leaves the header out.
     pub retry_after: u64,
     /// The same for network operations; Azure says 1 or 2.
@@ -150,6 +183,8 @@ impl Default for Config {
             client_secret: "simulated-secret".into(),
             seed: 1,
             times: Times::default(),
+            strict: Strict::NONE,
+            allowed_actions: None,
             retry_after: 10,
             network_retry_after: 1,
             throttle: false,

@@ -29,8 +29,8 @@ pub enum Action {
     Refuse,
     /// The operation that the call starts goes on until it is released.
     Stall,
-    /// A VM or instance of a scale set ends as Failed. The rule's path is matched against the id of what is provisioned,
-    /// and each one counts: `times: 1` fails one instance of many.
+    /// A resource ends as Failed although Azure has accepted its PUT. The rule's path is matched against the id of what is
+    /// provisioned, and each one counts: `times: 1` fails one instance of many. Without a path only VMs and instances fail.
     #[serde(rename_all = "camelCase")]
     FailProvisioning { code: String, message: String },
     /// No room for new VMs and instances. Without a zone: anywhere; without a size: any. With `SkuNotAvailable` a VM's PUT
@@ -248,6 +248,19 @@ impl Faults {
         match &armed.fault.action {
             Action::FailProvisioning { code, message } => Some(Fail::conflict(code, message)),
             _ => None,
+        }
+    }
+
+    /// The same for a disk, an interface, an address or a scale set: only where a rule names its path.
+    pub fn fail_resource(&mut self, method: &str, id: &str) -> Option<Fail> {
+        let named = |armed: &Armed| {
+            matches!(armed.fault.action, Action::FailProvisioning { .. })
+                && armed.path.as_ref().is_some_and(|path| path.is_match(id))
+        };
+        if self.armed.iter().any(named) {
+            self.fail_provisioning(method, id)
+        } else {
+            None
         }
     }
 

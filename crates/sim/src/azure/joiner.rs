@@ -21,7 +21,7 @@ use super::compute::eviction::split;
 use super::compute::fleet::{Power, State};
 use super::server::Shared;
 use super::wire::text;
-use super::world::{Doc, World, address};
+use super::world::{Doc, World};
 
 /// How many Nodes are written at a time.
 const WRITERS: usize = 16;
@@ -407,7 +407,7 @@ fn guest(world: &World, key: &str) -> Option<Guest> {
                 owner: fleet.name.clone(),
                 provider_id: provider_id(&fleet.instance_id(instance)),
                 running: instance.power == Power::Running && instance.state != State::Failed,
-                address: address(instance.address),
+                address: fleet.address(instance),
                 region: fleet.location.clone(),
                 zone: instance.zone.clone(),
                 size: fleet.size(instance).to_owned(),

@@ -3,6 +3,7 @@
 //! State is held in memory behind one lock; everything that takes time is queued and happens when tokio's clock says so.
 //! Answers have ARM's status codes, headers, error bodies and operation URLs, whatever api-version is asked for.
 
+pub mod access;
 pub mod admin;
 pub mod cli;
 pub mod clock;
@@ -35,7 +36,7 @@ use tokio::task::JoinSet;
 
 pub use cli::{AzureArgs, run};
 pub use clock::Span;
-pub use config::{Config, Network, Times};
+pub use config::{Config, Network, Strict, Times};
 pub use faults::{Action, Fault};
 pub use log::Request;
 use server::Shared;
@@ -253,6 +254,14 @@ impl Handle {
                     .map(str::to_owned)
             })
         })
+    }
+
+    /// Custom data that an instance of a Uniform scale set was last provisioned with.
+    pub fn instance_custom_data(&self, id: &str) -> Option<String> {
+        let key = id.to_lowercase();
+        let (set, number) = key.rsplit_once("/virtualmachines/")?;
+        let number: u64 = number.parse().ok()?;
+        self.state(|world| world.fleets.get(set)?.instances.get(&number)?.custom_data.clone())
     }
 
     /// Deletes something behind everybody's back.

@@ -3,10 +3,14 @@
 use http::Method;
 use serde_json::{Value, json};
 
+use super::compute::rules;
 use super::operations::Lane;
 use super::resources::Place;
 use super::wire::{Answer, Call, Fail, Reply, merge, same, text};
-use super::world::{Doc, Effect, World, address};
+use super::world::{Doc, Effect, Range, World};
+
+/// Fixed when an availability set is made.
+const FIXED_OF_AVAILABILITY_SETS: [&str; 2] = ["platformFaultDomainCount", "platformUpdateDomainCount"];
 
 pub fn nic_in_use(nic: &str, by: &str) -> Fail {
     Fail::bad(
@@ -78,12 +82,10 @@ impl World {
         let location = doc.location().to_owned();
         self.docs.insert(call.key.clone(), doc);
         let takes = self.config.times.network.draw(&mut self.chance);
-        let operation = self.begin(
-            call,
-            Lane::Network,
-            vec![(takes, Effect::State(call.key.clone(), "Succeeded".into()))],
-            None,
-        );
+        let fail = self.faults.fail_resource(call.method.as_str(), &call.path);
+        let end = if fail.is_some() { "Failed" } else { "Succeeded" };
+        let effect = Effect::State(call.key.clone(), end.into());
+        let operation = self.begin(call, Lane::Network, vec![(takes, effect)], fail.as_ref());
         let body = self.render(&call.key, call).unwrap_or_default();
         let answer = if fresh { Answer::created(body) } else { Answer::ok(body) };
         Ok(self.follow(call, answer, &operation, &location))
@@ -156,7 +158,12 @@ impl World {
             let properties = &mut config["properties"];
             super::compute::storage::default(properties, "privateIPAddressVersion", json!("IPv4"));
             let ipv6 = text(properties, "/privateIPAddressVersion").is_some_and(|version| same(version, "IPv6"));
-            let own = if ipv6 { format!("fd00::{:x}", n + 3) } else { address(n) };
+            let range = text(properties, "/subnet/id").and_then(|subnet| self.subnet_range(subnet));
+            let own = if ipv6 {
+                format!("fd00::{:x}", n + 3)
+            } else {
+                range.unwrap_or_default().address(n)
+            };
             for (field, value) in [
                 ("privateIPAddress", json!(own)),
                 ("privateIPAllocationMethod", json!("Dynamic")),
@@ -179,6 +186,21 @@ impl World {
             "internalDomainNameSuffix": "internal.cloudapp.net" }),
         );
         properties["provisioningState"] = json!("Succeeded");
+    }
+
+    /// The IPv4 addresses of a subnet.
+    pub fn subnet_range(&self, subnet: &str) -> Option<Range> {
+        let key = subnet.to_lowercase();
+        let (vnet, name) = key.rsplit_once("/subnets/")?;
+        let subnets = self.docs.get(vnet)?.body["properties"]["subnets"].as_array()?;
+        let found = subnets
+            .iter()
+            .find(|one| text(one, "/name").is_some_and(|one| same(one, name)))?;
+        let many = found["properties"]["addressPrefixes"].as_array().into_iter().flatten();
+        text(found, "/properties/addressPrefix")
+            .into_iter()
+            .chain(many.filter_map(Value::as_str))
+            .find_map(Range::parse)
     }
 
     /// A public address knows which configuration has it.
@@ -434,10 +456,15 @@ impl World {
                 Err(Fail::conflict("OperationNotAllowed", message))
             }
             // Azure answers 200 to a PUT of an availability set, new or not.
-            (&Method::PUT, 8) => self.generic(call).map(|answer| Answer {
-                status: http::StatusCode::OK,
-                ..answer
-            }),
+            (&Method::PUT, 8) => {
+                if let (true, Some(doc)) = (self.config.strict.fixed_properties, self.docs.get(&call.key)) {
+                    rules::fixed(&FIXED_OF_AVAILABILITY_SETS, &doc.body, &call.body)?;
+                }
+                self.generic(call).map(|answer| Answer {
+                    status: http::StatusCode::OK,
+                    ..answer
+                })
+            }
             _ => self.generic(call),
         }
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Network};
 use super::wire::{Answer, Call, Fail, Reply, merge, same, text};
-use super::world::{Doc, World};
+use super::world::{Doc, UNLISTED, World};
 
 /// Provider namespaces a subscription knows.
 const PROVIDERS: [&str; 8] = [
@@ -290,7 +290,8 @@ impl World {
         );
         let prefix = format!("/subscriptions/{}/resourcegroups/", call.segment(1).to_lowercase());
         let direct = |key: &String| key.split_once(&infix).is_some_and(|(_, name)| !name.contains('/'));
-        let keys = self.keys(&prefix).into_iter().filter(direct).collect();
+        let keys = self.keys(&prefix).into_iter().filter(direct);
+        let keys = keys.filter(|key| self.is_listed(key)).collect();
         self.page(call, keys, |key| self.render(key, call).filter(|body| fits(body, call)))
     }
 
@@ -300,9 +301,13 @@ impl World {
         let keys = self
             .keys(&prefix)
             .into_iter()
-            .filter(|key| !key[prefix.len()..].contains('/'))
+            .filter(|key| !key[prefix.len()..].contains('/') && self.is_listed(key))
             .collect();
         self.page(call, keys, |key| self.render(key, call).filter(|body| fits(body, call)))
+    }
+
+    fn is_listed(&self, key: &str) -> bool {
+        self.docs.get(key).is_none_or(|doc| !doc.hidden.contains_key(UNLISTED))
     }
 
     /// Kinds without rules of their own are stored as they come.

@@ -1,8 +1,9 @@
 //! Which handler a path leads to.
 
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::access;
 use super::compute::skus;
 use super::tokens::{self, Tokens};
 use super::wire::{Answer, Call, Fail, Reply};
@@ -50,6 +51,7 @@ fn subscriptions(world: &mut World, call: &Call) -> Reply {
     if call.segments.len() == 1 {
         return Ok(Answer::ok(json!({ "value": [describe()] })));
     }
+    access::check(&world.config, call)?;
     if !call.segment(1).eq_ignore_ascii_case(&known) {
         return Err(Fail::new(
             404,
@@ -100,7 +102,12 @@ fn provider(world: &mut World, call: &Call) -> Reply {
         (_, "locations", "usages") => world.usages(call.segment(5)),
         (_, "locations", "vmsizes") => skus::sizes(call.segment(5)),
         (_, "locations", _) => Ok(Answer::ok(json!({ "value": [] }))),
-        _ if call.method == Method::GET && call.segments.len() == 5 => world.list_everywhere(call),
+        _ if call.method == Method::GET && call.segments.len() == 5 => {
+            let answer = world.list_everywhere(call)?;
+            let machines = namespace == "microsoft.compute" && kind == "virtualmachines";
+            let shouted = world.config.strict.upper_case_groups && machines;
+            Ok(if shouted { upper_case_groups(answer) } else { answer })
+        }
         _ => Err(Fail::new(
             404,
             "InvalidResourceType",
@@ -127,12 +134,57 @@ fn resource(world: &mut World, call: &Call) -> Reply {
             "The request content was invalid and could not be deserialized.",
         ));
     }
-    match (namespace.as_str(), call.segment(6).to_lowercase().as_str()) {
+    let shouted = world.config.strict.upper_case_groups && call.method == Method::GET && is_shouted(call);
+    let answer = match (namespace.as_str(), call.segment(6).to_lowercase().as_str()) {
         ("microsoft.compute", "virtualmachines") => world.vms(call),
         ("microsoft.compute", "virtualmachinescalesets") => world.scale_sets(call),
         ("microsoft.compute", "disks") => world.disks(call),
         ("microsoft.compute", "availabilitysets") => world.availability_sets(call),
         ("microsoft.network", _) => world.network(call),
         _ => world.generic(call),
+    }?;
+    Ok(if shouted { upper_case_groups(answer) } else { answer })
+}
+
+/// Compute spells the resource group in upper case in its lists of machines, and wherever instances of scale sets stand.
+fn is_shouted(call: &Call) -> bool {
+    let is = |i: usize, word: &str| call.segment(i).eq_ignore_ascii_case(word);
+    is(5, "Microsoft.Compute")
+        && (is(6, "virtualMachines") && call.segments.len() == 7
+            || is(6, "virtualMachineScaleSets") && is(8, "virtualMachines"))
+}
+
+fn upper_case_groups(mut answer: Answer) -> Answer {
+    fn walk(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(id) if name == "id" => *id = shout(id),
+                        value => walk(value),
+                    }
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(walk),
+            _ => {}
+        }
     }
+    walk(&mut answer.body);
+    answer
+}
+
+/// The id of a resource of Compute with its group in upper case; other ids as they are.
+fn shout(id: &str) -> String {
+    let parts: Vec<&str> = id.split('/').collect();
+    let of_compute = parts
+        .get(6)
+        .is_some_and(|namespace| namespace.eq_ignore_ascii_case("Microsoft.Compute"));
+    let upper = |(i, part): (usize, &&str)| {
+        if i == 4 && of_compute {
+            part.to_uppercase()
+        } else {
+            (*part).to_owned()
+        }
+    };
+    parts.iter().enumerate().map(upper).collect::<Vec<_>>().join("/")
 }

@@ -5,6 +5,7 @@
 //! queue ordered by time, so that state can be saved, loaded, and driven by a paused clock.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -112,6 +113,13 @@ pub enum Effect {
         id: u64,
         power: String,
     },
+    /// Lists show the instance from now on.
+    InstanceListed {
+        set: String,
+        id: u64,
+    },
+    /// Lists show the VM of a Flexible scale set from now on.
+    VmListed(String),
     /// A scale set has nothing more to do, or has failed.
     SetSettled(String, Option<Fail>),
     SetRemoved(String),
@@ -206,6 +214,12 @@ impl World {
             Effect::InstanceReimaged { set, id } => self.instance_reimaged(&set, id),
             Effect::InstanceRemoved { set, id } => self.instance_removed(&set, id),
             Effect::InstancePower { set, id, power } => self.instance_power(&set, id, &power),
+            Effect::InstanceListed { set, id } => self.instance_listed(&set, id),
+            Effect::VmListed(key) => {
+                if let Some(doc) = self.docs.get_mut(&key) {
+                    doc.hidden.shift_remove(UNLISTED);
+                }
+            }
             Effect::SetSettled(key, fail) => self.set_settled(&key, fail),
             Effect::SetRemoved(key) => self.set_removed(&key),
             Effect::Evict(key) => self.evicted(&key),
@@ -309,10 +323,41 @@ impl World {
     }
 }
 
-/// The n-th private address, as text.
-pub fn address(n: u32) -> String {
-    let n = n + 3;
-    format!("10.{}.{}.{}", (n / 62500) % 250, (n / 250) % 250, n % 250 + 1)
+/// Marks a VM that lists do not show yet.
+pub const UNLISTED: &str = "unlisted";
+
+/// The IPv4 addresses of a subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    first: u32,
+    bits: u32,
+}
+
+impl Default for Range {
+    fn default() -> Self {
+        Self {
+            first: u32::from(Ipv4Addr::new(10, 0, 0, 0)),
+            bits: 8,
+        }
+    }
+}
+
+impl Range {
+    pub fn parse(prefix: &str) -> Option<Self> {
+        let (first, bits) = prefix.split_once('/')?;
+        let (first, bits): (Ipv4Addr, u32) = (first.parse().ok()?, bits.parse().ok()?);
+        (bits <= 29).then_some(Self {
+            first: u32::from(first),
+            bits,
+        })
+    }
+
+    /// The n-th address. Azure keeps the first four of every subnet, and the last.
+    pub fn address(self, n: u32) -> String {
+        let usable = (1_u64 << (32 - self.bits)) - 5;
+        let offset = 4 + u64::from(n.saturating_sub(1)) % usable;
+        Ipv4Addr::from(self.first.wrapping_add(offset as u32)).to_string()
+    }
 }
 
 pub fn etag(version: u64) -> String {
@@ -321,4 +366,22 @@ pub fn etag(version: u64) -> String {
 
 fn unquote(tag: &str) -> &str {
     tag.trim_start_matches("W/").trim_matches('"')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Range;
+
+    #[test]
+    fn addresses_come_from_the_subnets_own_range() {
+        let range = Range::parse("10.2.0.0/16").unwrap();
+        assert_eq!(
+            (range.address(1), range.address(300)),
+            ("10.2.0.4".into(), "10.2.1.47".into())
+        );
+        let small = Range::parse("192.168.7.8/29").unwrap();
+        let all: Vec<String> = (1..=4).map(|n| small.address(n)).collect();
+        assert_eq!(all, ["192.168.7.12", "192.168.7.13", "192.168.7.14", "192.168.7.12"]);
+        assert!(Range::parse("fd00::/64").is_none() && Range::parse("x").is_none());
+    }
 }

@@ -12,5 +12,6 @@ mod machines;
 mod program;
 mod real_clients;
 mod scale_sets;
+mod strict;
 mod support;
 mod time;

@@ -141,12 +141,10 @@ impl World {
         let location = doc.location().to_owned();
         self.docs.insert(call.key.clone(), doc);
         let takes = self.config.times.disk.draw(&mut self.chance);
-        let operation = self.begin(
-            call,
-            Lane::Disk,
-            vec![(takes, Effect::State(call.key.clone(), "Succeeded".into()))],
-            None,
-        );
+        let fail = self.faults.fail_resource(call.method.as_str(), &call.path);
+        let end = if fail.is_some() { "Failed" } else { "Succeeded" };
+        let effect = Effect::State(call.key.clone(), end.into());
+        let operation = self.begin(call, Lane::Disk, vec![(takes, effect)], fail.as_ref());
         let mut answer = Answer::ok(self.docs.get(&call.key).map(|doc| doc.body.clone()).unwrap_or_default());
         if self
             .operations

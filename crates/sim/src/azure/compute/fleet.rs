@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::storage::default;
 use super::views::instance_view;
 use crate::azure::wire::{Fail, text};
-use crate::azure::world::{address, etag};
+use crate::azure::world::{Range, etag};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -69,8 +69,6 @@ impl Power {
 pub struct Instance {
     pub id: u64,
     pub vm_id: String,
-    /// The six characters after the computer name's prefix.
-    pub suffix: String,
     pub zone: Option<String>,
     /// Which of the fleet's models it runs.
     pub model: u64,
@@ -78,6 +76,12 @@ pub struct Instance {
     pub power: Power,
     pub address: u32,
     pub created: String,
+    /// The custom data that it was last provisioned with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub custom_data: Option<String>,
+    /// Whether lists do not show it yet.
+    #[serde(default)]
+    pub unlisted: bool,
     pub version: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Fail>,
@@ -98,6 +102,9 @@ pub struct Fleet {
     pub current: u64,
     pub instances: BTreeMap<u64, Instance>,
     pub last_id: u64,
+    /// The addresses of its instances' subnet.
+    #[serde(default)]
+    pub range: Range,
 }
 
 impl Fleet {
@@ -146,7 +153,11 @@ impl Fleet {
             "/properties/virtualMachineProfile/osProfile/computerNamePrefix",
         )
         .unwrap_or(&self.name);
-        format!("{prefix}{}", instance.suffix)
+        format!("{prefix}{}", base36(instance.id))
+    }
+
+    pub fn address(&self, instance: &Instance) -> String {
+        self.range.address(instance.address)
     }
 
     pub fn busy(&self) -> bool {
@@ -277,12 +288,31 @@ impl Fleet {
             {
                 let ip_name = text(ip, "/name").unwrap_or("ipconfig").to_owned();
                 ip["id"] = json!(format!("{id}/networkInterfaces/{name}/ipConfigurations/{ip_name}"));
-                ip["properties"]["privateIPAddress"] = json!(address(instance.address));
+                ip["properties"]["privateIPAddress"] = json!(self.address(instance));
                 ip["properties"]["privateIPAllocationMethod"] = json!("Dynamic");
                 ip["properties"]["provisioningState"] = json!("Succeeded");
             }
             nics.push(nic);
         }
         nics
+    }
+}
+
+/// The end of a computer's name: the instance's number in six digits of base 36.
+fn base36(mut number: u64) -> String {
+    let mut digits = [b'0'; 6];
+    for digit in digits.iter_mut().rev() {
+        *digit = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[(number % 36) as usize];
+        number /= 36;
+    }
+    digits.iter().map(|digit| char::from(*digit)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn computer_names_end_with_the_number_in_base_36() {
+        let names: Vec<String> = [0, 9, 10, 35, 36, 1296].map(super::base36).to_vec();
+        assert_eq!(names, ["000000", "000009", "00000A", "00000Z", "000010", "000100"]);
     }
 }

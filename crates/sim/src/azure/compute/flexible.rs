@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, same, text};
-use crate::azure::world::{Doc, Effect, World};
+use crate::azure::world::{Doc, Effect, UNLISTED, World};
 
 type Effects = Vec<(Duration, Effect)>;
 
@@ -40,12 +40,8 @@ impl World {
     ) -> (Effects, Option<Fail>) {
         let mut effects = Vec::new();
         let mut failure = None;
-        for key in self
-            .flexible_vms(set)
-            .into_iter()
-            .rev()
-            .take(have.saturating_sub(wanted) as usize)
-        {
+        for _ in wanted..have {
+            let Some(key) = self.flexible_victim(set) else { break };
             effects.push(self.flexible_removal(&key));
         }
         for _ in have..wanted {
@@ -54,6 +50,7 @@ impl World {
             let mut body = self.flexible_model(place, set, &vm);
             match self.create_vm(&vm, &mut body, call) {
                 Ok((takes, fail)) => {
+                    self.list_late(&vm.key());
                     failure = failure.or(fail.clone());
                     effects.push((takes, Effect::VmCreated(vm.key(), fail)));
                 }
@@ -61,6 +58,46 @@ impl World {
             }
         }
         (effects, failure)
+    }
+
+    /// From the fullest zone, there the oldest, or the newest by the set's scale-in policy.
+    fn flexible_victim(&self, set: &str) -> Option<String> {
+        let rule = self
+            .docs
+            .get(set)
+            .and_then(|doc| text(&doc.body, "/properties/scaleInPolicy/rules/0"));
+        let newest = rule == Some("NewestVM");
+        let vms = self.flexible_vms(set);
+        let facts = |key: &String| {
+            let body = &self.docs.get(key)?.body;
+            Some((
+                text(body, "/zones/0"),
+                text(body, "/properties/timeCreated").unwrap_or_default(),
+            ))
+        };
+        let crowd = |zone: Option<&str>| vms.iter().filter_map(facts).filter(|(other, _)| *other == zone).count();
+        let order = |key: &&String| {
+            let (zone, created) = facts(key).unwrap_or_default();
+            (crowd(zone), created.to_owned(), (*key).clone())
+        };
+        let fullest = vms.iter().map(|key| order(&key).0).max()?;
+        let candidates = vms.iter().filter(|key| order(key).0 == fullest);
+        if newest {
+            candidates.max_by_key(order).cloned()
+        } else {
+            candidates.min_by_key(order).cloned()
+        }
+    }
+
+    fn list_late(&mut self, key: &str) {
+        let listing = self.config.times.listing.draw(&mut self.chance);
+        if listing.is_zero() {
+            return;
+        }
+        if let Some(doc) = self.docs.get_mut(key) {
+            doc.hide(UNLISTED, true);
+        }
+        self.later(listing, Effect::VmListed(key.to_owned()));
     }
 
     fn flexible_removal(&mut self, key: &str) -> (Duration, Effect) {

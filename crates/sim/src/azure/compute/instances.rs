@@ -6,12 +6,12 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::fleet::{Power, State};
-use super::scale_set::all;
+use super::scale_set::{CUSTOM_DATA, all};
 use super::vm;
 use crate::azure::operations::Lane;
 use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, same, text};
-use crate::azure::world::{Effect, World};
+use crate::azure::world::{Effect, UNLISTED, World};
 
 impl World {
     /// `…/virtualMachineScaleSets/{n}/virtualMachines…`.
@@ -76,10 +76,12 @@ impl World {
             return Ok(Answer::ok(json!({ "value": [] })));
         };
         if fleet.flexible {
-            let vms = self.flexible_vms(set);
+            let listed = |key: &String| self.docs.get(key).is_some_and(|doc| !doc.hidden.contains_key(UNLISTED));
+            let vms = self.flexible_vms(set).into_iter().filter(listed).collect();
             return self.page(call, vms, |key| self.flexible_body(set, key, view));
         }
-        let keys = fleet.instances.keys().map(|id| format!("{id:012}")).collect();
+        let listed = fleet.instances.values().filter(|instance| !instance.unlisted);
+        let keys = listed.map(|instance| format!("{:012}", instance.id)).collect();
         self.page(call, keys, |key| {
             Some(fleet.render(fleet.instances.get(&key.parse().ok()?)?, view))
         })
@@ -338,6 +340,7 @@ impl World {
         });
     }
 
+    /// The model is applied; custom data reaches an instance only when it is reimaged.
     pub fn instance_upgraded(&mut self, set: &str, id: u64) {
         self.settle(set, id, |instance, current| {
             instance.model = current;
@@ -351,9 +354,15 @@ impl World {
         });
     }
 
-    /// A reimaged instance gets the image of the model it runs, not the newest model.
+    /// A reimaged instance gets image and custom data of the model it runs, not of the newest model.
     pub fn instance_reimaged(&mut self, set: &str, id: u64) {
+        let fleet = self.fleets.get(set);
+        let custom_data = fleet.and_then(|fleet| {
+            let model = fleet.model(fleet.instances.get(&id)?);
+            text(model, CUSTOM_DATA).map(str::to_owned)
+        });
         self.settle(set, id, |instance, _| {
+            instance.custom_data = custom_data;
             instance.state = State::Succeeded;
             instance.power = Power::Running;
             instance.error = None;
@@ -380,6 +389,13 @@ impl World {
         }
         fleet.prune();
         self.touch(&format!("{set}/virtualmachines/{id}"));
+    }
+
+    pub fn instance_listed(&mut self, set: &str, id: u64) {
+        let fleet = self.fleets.get_mut(set);
+        if let Some(instance) = fleet.and_then(|fleet| fleet.instances.get_mut(&id)) {
+            instance.unlisted = false;
+        }
     }
 
     pub fn instance_removed(&mut self, set: &str, id: u64) {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::skus::{self, Location, Size};
-use crate::azure::wire::{Fail, text};
+use crate::azure::wire::{Fail, same, text};
 
 /// What the rules look at, whether it comes from a VM or from a scale set's profile.
 pub struct Model<'a> {
@@ -298,6 +298,44 @@ fn range(value: Option<u64>, (min, max): (u64, u64), target: &str) -> Result<(),
 /// What an Ultra disk gets when nobody asks: 151 IOPS per GiB, as recorded for 128 GiB.
 pub fn default_iops(gib: u64) -> u64 {
     (gib * 151).clamp(100, 400_000)
+}
+
+/// Refuses a change of properties that are fixed when a resource is made. What was never set can be set once.
+pub fn fixed(names: &[&str], before: &Value, patch: &Value) -> Result<(), Fail> {
+    for name in names {
+        let pointer = format!("/properties/{name}");
+        let (Some(old), Some(new)) = (before.pointer(&pointer), patch.pointer(&pointer)) else {
+            continue;
+        };
+        let equal = match (old.as_str(), new.as_str()) {
+            (Some(old), Some(new)) => same(old, new),
+            _ => old == new,
+        };
+        if !equal && !old.is_null() && !new.is_null() {
+            // Azure names the property without the profiles around it.
+            let parts: Vec<&str> = name.split('/').filter(|part| !part.ends_with("Profile")).collect();
+            let name = parts.join(".");
+            let message = format!("Changing property '{name}' is not allowed.");
+            return Err(Fail::conflict("PropertyChangeNotAllowed", message).target(name));
+        }
+    }
+    Ok(())
+}
+
+/// Windows needs an administrator's password when a machine is made from an image.
+pub fn password(profile: &Value) -> Result<(), Fail> {
+    let windows = text(profile, "/storageProfile/osDisk/osType").is_some_and(|os| same(os, "Windows"))
+        || profile
+            .pointer("/osProfile/windowsConfiguration")
+            .is_some_and(|config| !config.is_null());
+    let has = text(profile, "/osProfile/adminPassword").is_some_and(|password| !password.is_empty());
+    if !windows || has || profile["osProfile"].is_null() {
+        return Ok(());
+    }
+    Err(Fail::parameter(
+        "adminPassword",
+        "Required parameter 'adminPassword' is missing (null).",
+    ))
 }
 
 #[cfg(test)]

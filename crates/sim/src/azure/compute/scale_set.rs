@@ -13,6 +13,19 @@ use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, same, text};
 use crate::azure::world::{Doc, Effect, World};
 
+/// Fixed when a scale set is made: the update models of Azure's API do not have them.
+const FIXED: [&str; 6] = [
+    "orchestrationMode",
+    "platformFaultDomainCount",
+    "virtualMachineProfile/osProfile/computerNamePrefix",
+    "virtualMachineProfile/osProfile/adminUsername",
+    "virtualMachineProfile/storageProfile/osDisk/osType",
+    "virtualMachineProfile/priority",
+];
+
+/// Where a model has its custom data.
+pub const CUSTOM_DATA: &str = "/properties/virtualMachineProfile/osProfile/customData";
+
 /// What a PUT, PATCH or action sets in motion.
 type Effects = Vec<(Duration, Effect)>;
 
@@ -62,14 +75,22 @@ impl World {
         merge(&mut body, &call.body);
         if fresh {
             set_defaults(&mut body, &self.chance.uuid(), &self.clock.stamp());
-        } else if let (Some(doc), Some(zones)) = (current, call.body.get("zones")) {
-            expands_zones(&doc.body, zones)?;
+        } else if let Some(doc) = current {
+            if let Some(zones) = call.body.get("zones") {
+                expands_zones(&doc.body, zones)?;
+            }
+            if self.config.strict.fixed_properties {
+                rules::fixed(&FIXED, &doc.body, &call.body)?;
+            }
         }
         let mut model = model_of(&body);
         if let Some(fleet) = self.fleets.get(key) {
             keep_secrets(&mut model, fleet.newest());
         }
         self.check_set(&place, &body)?;
+        if self.config.strict.windows_password {
+            rules::password(&model["properties"]["virtualMachineProfile"])?;
+        }
         let wanted = body["sku"]["capacity"].as_u64().unwrap_or_default();
         let flexible = text(&body, "/properties/orchestrationMode") == Some("Flexible");
         let have = self.population(key);
@@ -85,11 +106,16 @@ impl World {
         super::scale_set::hide_custom_data(&mut doc.body);
         doc.set_state(if fresh { "Creating" } else { "Updating" });
         let location = doc.location().to_owned();
+        let subnet = subnets(&doc.body["properties"]["virtualMachineProfile"])
+            .into_iter()
+            .next();
+        let range = subnet.and_then(|subnet| self.subnet_range(&subnet)).unwrap_or_default();
         let fleet = self.fleets.entry(key.to_owned()).or_default();
         fleet.id = place.id();
         fleet.name = place.name.clone();
         fleet.location = location.clone();
         fleet.flexible = flexible;
+        fleet.range = range;
         let changed = fleet.adopt(model);
         self.docs.insert(key.to_owned(), doc);
         let (mut effects, fail) = self.scale(call, &place, key, wanted);
@@ -254,7 +280,8 @@ impl World {
 
     fn new_instance(&mut self, key: &str, zone: Option<String>) -> u64 {
         let gap = 1 + self.chance.below(3);
-        let (vm_id, suffix, created) = (self.chance.uuid(), self.chance.base36(6), self.clock.stamp());
+        let (vm_id, created) = (self.chance.uuid(), self.clock.stamp());
+        let listing = self.config.times.listing.draw(&mut self.chance);
         let address = self.address();
         let Some(fleet) = self.fleets.get_mut(key) else {
             return 0;
@@ -265,14 +292,16 @@ impl World {
             fleet.last_id + gap
         };
         let id = fleet.last_id;
+        let custom_data = text(fleet.newest(), CUSTOM_DATA).map(str::to_owned);
         fleet.instances.insert(
             id,
             Instance {
                 id,
                 vm_id,
-                suffix,
                 zone,
                 model: fleet.current,
+                custom_data,
+                unlisted: !listing.is_zero(),
                 state: State::Creating,
                 power: Power::Starting,
                 address,
@@ -283,6 +312,10 @@ impl World {
             },
         );
         let path = fleet.key(id);
+        if !listing.is_zero() {
+            let set = key.to_owned();
+            self.later(listing, Effect::InstanceListed { set, id });
+        }
         self.touch(&path);
         id
     }
@@ -468,6 +501,7 @@ fn concerns(effect: &Effect, key: &str, of: u64) -> bool {
         | Effect::InstanceUpgraded { set, id }
         | Effect::InstanceReimaged { set, id }
         | Effect::InstanceRemoved { set, id }
+        | Effect::InstanceListed { set, id }
         | Effect::InstancePower { set, id, .. } => set == key && *id == of,
         _ => false,
     }

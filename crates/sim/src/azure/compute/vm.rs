@@ -84,6 +84,9 @@ impl World {
             .to_owned();
         let zone = text(body, "/zones/0").map(str::to_owned);
         check_model(body)?;
+        if self.config.strict.windows_password {
+            rules::password(&body["properties"])?;
+        }
         self.quota(&location, &size, 1)?;
         let mut fail = self.faults.no_capacity(call, &size, zone.as_deref(), &location);
         if let Some(fail) = fail.as_ref().filter(|fail| fail.code == "SkuNotAvailable") {

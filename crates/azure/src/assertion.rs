@@ -7,6 +7,7 @@ use azure_core::http::ClientMethodOptions;
 use azure_identity::ClientAssertion;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use capstan_core::Clock;
 use serde::Serialize;
 use std::fmt;
 
@@ -39,6 +40,7 @@ pub struct Certificate {
     chain: Vec<String>,
     client_id: String,
     audience: String,
+    clock: Clock,
 }
 
 impl fmt::Debug for Certificate {
@@ -49,7 +51,7 @@ impl fmt::Debug for Certificate {
 
 impl Certificate {
     /// Reads certificate(s) and an RSA key (PKCS#8 or PKCS#1) from one PEM text.
-    pub fn new(identity: &Identity, pem: &Secret, audience: String) -> Result<Self, Error> {
+    pub fn new(identity: &Identity, pem: &Secret, audience: String, clock: Clock) -> Result<Self, Error> {
         let refuse = |reason: &str| Error::Credential {
             identity: identity.to_string(),
             reason: reason.to_owned(),
@@ -80,6 +82,7 @@ impl Certificate {
             chain: certificates.iter().map(|(_, der)| STANDARD.encode(der)).collect(),
             client_id: identity.client_id.clone(),
             audience,
+            clock,
         })
     }
 
@@ -128,7 +131,7 @@ impl Certificate {
 #[async_trait]
 impl ClientAssertion for Certificate {
     async fn secret(&self, _options: Option<ClientMethodOptions<'_>>) -> azure_core::Result<String> {
-        self.assertion(jiff::Timestamp::now().as_second(), uuid::Uuid::new_v4().to_string())
+        self.assertion(self.clock.now().as_second(), uuid::Uuid::new_v4().to_string())
             .map_err(|error| {
                 azure_core::Error::with_message(azure_core::error::ErrorKind::Credential, error.to_string())
             })
@@ -180,8 +183,13 @@ mod tests {
     fn an_assertion_is_signed_by_the_key_and_names_the_certificate() {
         let key = KeyPair::generate(KeySize::Rsa2048).unwrap();
         let text = pem("CERTIFICATE", b"der") + &pem("PRIVATE KEY", key.as_der().unwrap().as_ref());
-        let certificate =
-            Certificate::new(&identity(), &Secret::new(text), "https://a/t/oauth2/v2.0/token".into()).unwrap();
+        let certificate = Certificate::new(
+            &identity(),
+            &Secret::new(text),
+            "https://a/t/oauth2/v2.0/token".into(),
+            Clock::system(),
+        )
+        .unwrap();
         let assertion = certificate.assertion(1000, "id".into()).unwrap();
 
         let (signed, signature) = assertion.rsplit_once('.').unwrap();
@@ -202,11 +210,25 @@ mod tests {
 
     #[test]
     fn a_pem_without_key_is_refused_without_showing_it() {
-        let error = Certificate::new(&identity(), &Secret::new(pem("CERTIFICATE", b"der")), String::new()).unwrap_err();
+        let error = Certificate::new(
+            &identity(),
+            &Secret::new(pem("CERTIFICATE", b"der")),
+            String::new(),
+            Clock::system(),
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("no PRIVATE KEY"), "{error}");
-        assert!(Certificate::new(&identity(), &Secret::new("-----BEGIN X-----"), String::new()).is_err());
+        assert!(
+            Certificate::new(
+                &identity(),
+                &Secret::new("-----BEGIN X-----"),
+                String::new(),
+                Clock::system()
+            )
+            .is_err()
+        );
         let pfx = String::from_utf8_lossy(b"0\x82\x09\xff\x02\x01\x03");
-        let error = Certificate::new(&identity(), &Secret::new(pfx), String::new()).unwrap_err();
+        let error = Certificate::new(&identity(), &Secret::new(pfx), String::new(), Clock::system()).unwrap_err();
         assert!(error.to_string().contains("openssl pkcs12"), "{error}");
     }
 }

@@ -1,7 +1,8 @@
-//! One request at a time: its turn in the budget, a token, a line, the interceptors, the answer, and what the answer teaches.
+//! One request at a time: a token, its turn in the budget, a connection, the interceptors, the answer, and the figures that
+//! the answer carries.
 
 use crate::budget::policy::{Kind, Policy};
-use crate::budget::{Ask, Budget, Held, Throttled};
+use crate::budget::{Ask, Budget, StoppedFor, Throttled};
 use crate::error::{null_is_empty, optional};
 use crate::operation::retry_after;
 use crate::owned::{Owned, Resource};
@@ -10,6 +11,7 @@ use crate::skus::Catalogues;
 use crate::token::Tokens;
 use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
 use bytes::{Bytes, BytesMut};
+use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, System, Verdict};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
@@ -20,7 +22,7 @@ use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Azure answers within a minute or not at all; a slower answer is looked up afterwards instead.
+/// Azure answers within a minute or not at all. After a slower answer the caller reads the resource instead.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Bytes of one answer that are read at most. The largest that Azure gives us, a region's catalogue, has about 5 MiB.
@@ -32,10 +34,10 @@ const MAX_PAGES: usize = 2000;
 /// So many calls are under way at once: each holds a connection, and connections cost memory on both sides.
 const AT_ONCE: usize = 32;
 
-/// Connections that nobody used for this long are closed, so that an idle program holds none.
+/// Connections that were idle for this long are closed, so that an idle program holds none.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
 
-/// What all clients of a process share: connections, tokens, budget, catalogues.
+/// All clients of a process share this: connections, tokens, budget, catalogues.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     http: reqwest::Client,
@@ -54,8 +56,8 @@ pub struct Clients {
 impl Clients {
     pub fn new(settings: Settings) -> Result<Self, Error> {
         let http = http_client(&settings)?;
-        let tokens = Tokens::new(settings.cloud.clone(), http.clone(), settings.metrics.clone());
-        let budget = Budget::new(settings.metrics.clone());
+        let tokens = Tokens::new(&settings, http.clone());
+        let budget = Budget::new(settings.clock, settings.metrics.clone());
         let shared = Arc::new(Shared {
             settings,
             http,
@@ -103,7 +105,7 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
     })
 }
 
-/// One subscription, seen with one credential. Cheap to clone.
+/// One subscription, reached with one credential. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
@@ -124,7 +126,7 @@ impl std::fmt::Debug for Client {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Put<T> {
     pub value: T,
-    /// What is still under way, if anything.
+    /// The operation that Azure has started, if it is not over already.
     pub operation: Option<Operation>,
 }
 
@@ -246,6 +248,14 @@ impl Client {
         &self.subscription
     }
 
+    pub(crate) fn principal(&self) -> &Arc<str> {
+        &self.principal
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.shared.settings.clock
+    }
+
     pub fn location(&self) -> &str {
         &self.location
     }
@@ -288,13 +298,13 @@ impl Client {
     /// Sends one request and returns whatever Azure answered, errors included.
     async fn exchange(&self, call: &Call) -> Result<Answer, Error> {
         let ask = self.ask(call);
-        let held = |Held(after)| Error::Held {
+        let throttled = |StoppedFor(after)| Error::Throttled {
             policy: call.policy.name(),
             after,
         };
-        // Who cannot sign in spends nobody's budget.
+        // A caller that cannot sign in spends no budget.
         self.shared.tokens.get(&self.credential).await?;
-        self.shared.budget.acquire(&ask).await.map_err(held)?;
+        self.shared.budget.acquire(&ask).await.map_err(throttled)?;
         let interceptors = &self.shared.settings.interceptors;
         let effect = Effect {
             system: System::Azure,
@@ -305,12 +315,12 @@ impl Client {
         // Again, from memory: the turn may have come after the first one expired.
         let token = self.shared.tokens.get(&self.credential).await?;
         let line = self.shared.lines.acquire().await.ok();
-        // Those who were before us in line may have been told to stop.
-        if let Some(stop) = self.shared.budget.held(&ask) {
-            return Err(held(stop));
+        // The answers to earlier calls may have stopped the bucket since this call's turn came.
+        if let Some(stop) = self.shared.budget.stopped(&ask) {
+            return Err(throttled(stop));
         }
-        // Last of all: what was open when we queued may be shut by now, and nothing is waited for from here on.
-        pass(interceptors.before(&effect), call).await?;
+        // Last of all: the fence may have closed while this call waited, and nothing waits from here on.
+        obey(interceptors.before(&effect), self.clock(), call).await?;
         let result = self.transmit(call, &token).await;
         drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);
@@ -328,7 +338,7 @@ impl Client {
         if let Ok(answer) = &result {
             self.learn(&ask, answer);
         }
-        pass(interceptors.after(&effect), call).await?;
+        obey(interceptors.after(&effect), self.clock(), call).await?;
         result
     }
 
@@ -372,9 +382,13 @@ impl Client {
         })
     }
 
+    fn retry_after(&self, headers: &HeaderMap) -> Option<Duration> {
+        retry_after(headers, self.clock().now())
+    }
+
     fn learn(&self, ask: &Ask, answer: &Answer) {
         let throttled = (answer.status == 429).then(|| {
-            let error = ArmError::parse(429, &answer.body, retry_after(&answer.headers));
+            let error = ArmError::parse(429, &answer.body, self.retry_after(&answer.headers));
             Throttled::read(&error, &answer.headers)
         });
         if answer.status == 401 {
@@ -392,7 +406,7 @@ impl Client {
         if (200..300).contains(&answer.status) {
             return Ok(answer);
         }
-        let error = ArmError::parse(answer.status, &answer.body, retry_after(&answer.headers));
+        let error = ArmError::parse(answer.status, &answer.body, self.retry_after(&answer.headers));
         Err(Error::Arm {
             call: call.name(),
             error: Box::new(error),
@@ -407,7 +421,7 @@ impl Client {
         })
     }
 
-    /// Reads one resource; what Azure answers has the type that was asked for.
+    /// Reads one resource. An answer of another type is an error.
     pub(crate) async fn get<T: Resource + DeserializeOwned>(&self, call: Call) -> Result<Option<T>, Error> {
         let name = call.name();
         let Some(found) = optional(self.read::<T>(call).await)? else {
@@ -433,10 +447,10 @@ impl Client {
         Path::subscription(&self.subscription)?.group(name)
     }
 
-    /// PUT, PATCH: the resource as answered, and what is still under way.
+    /// PUT, PATCH: the resource as answered, and its operation.
     pub(crate) async fn change<T: DeserializeOwned>(&self, call: Call) -> Result<Put<T>, Error> {
         let answer = self.send(&call).await?;
-        let operation = started(&call, &answer);
+        let operation = self.started(&call, &answer);
         let value = serde_json::from_slice(&answer.body).map_err(|source| Error::Answer {
             call: call.name(),
             source,
@@ -444,13 +458,24 @@ impl Client {
         Ok(Put { value, operation })
     }
 
-    /// DELETE, POST: what is under way. Deleting what is not there succeeds.
+    /// DELETE, POST: the operation. Deleting a resource that does not exist succeeds.
     pub(crate) async fn start(&self, call: Call) -> Result<Option<Operation>, Error> {
         let result = self.send(&call).await;
         match result {
             Err(error) if call.method == Method::DELETE && error.is_not_found() => Ok(None),
-            result => result.map(|answer| started(&call, &answer)),
+            result => result.map(|answer| self.started(&call, &answer)),
         }
+    }
+
+    fn started(&self, call: &Call, answer: &Answer) -> Option<Operation> {
+        Operation::started(
+            call.method.as_str(),
+            &call.resource(),
+            answer.status,
+            &answer.headers,
+            &answer.body,
+            self.clock().now(),
+        )
     }
 
     /// All pages of a list.
@@ -476,31 +501,31 @@ impl Client {
         Ok(items)
     }
 
-    /// Asks once how an operation is doing. Its failure is an error with Azure's words.
+    /// Polls an operation once. Its failure is an error with Azure's code and message.
     pub async fn poll(&self, operation: &mut Operation) -> Result<Progress, Error> {
         let call = Call::follow(operation.address(), Policy::Operation);
         let answer = self.exchange(&call).await?;
-        operation.answered(answer.status, &answer.headers, &answer.body)
+        operation.answered(answer.status, &answer.headers, &answer.body, self.clock().now())
     }
 
-    /// Polls an operation to its end, exactly as often as Azure asks. Throttling and passing trouble are waited out.
+    /// Polls an operation to its end, exactly as often as Azure asks, and waits while Azure throttles.
     pub async fn wait(&self, mut operation: Operation) -> Result<Option<serde_json::Value>, Error> {
-        let mut pause = operation.due_in(jiff::Timestamp::now());
+        let mut pause = operation.due_in(self.clock().now());
         loop {
-            tokio::time::sleep(pause).await;
+            self.clock().sleep(pause).await;
             pause = match self.poll(&mut operation).await {
                 Ok(Progress::Running(after)) => after,
                 Ok(Progress::Done(value)) => return Ok(value),
                 Err(Error::Arm { error, .. }) if error.status == 429 => {
                     error.retry_after.unwrap_or(crate::error::DEFAULT_THROTTLE)
                 }
-                Err(Error::Held { after, .. }) => after,
+                Err(Error::Throttled { after, .. }) => after,
                 Err(error) => return Err(error),
             };
         }
     }
 
-    /// The resource after everything under way has ended.
+    /// The resource after its operation has ended.
     pub async fn settled<T: DeserializeOwned>(&self, put: Put<T>) -> Result<T, Error> {
         let Some(operation) = put.operation else {
             return Ok(put.value);
@@ -523,7 +548,7 @@ struct Page<T> {
     next_link: Option<String>,
 }
 
-/// Refuses an answer that says it is something else. Only a proof of ownership insists that the type is there.
+/// Refuses an answer that names another type. Only a proof of ownership requires that the type is there.
 fn of_type<T: Resource>(call: String, found: T) -> Result<T, Error> {
     match found.kind() {
         Some(kind) if !kind.eq_ignore_ascii_case(T::TYPE) => Err(Error::WrongType {
@@ -535,24 +560,14 @@ fn of_type<T: Resource>(call: String, found: T) -> Result<T, Error> {
     }
 }
 
-fn started(call: &Call, answer: &Answer) -> Option<Operation> {
-    Operation::started(
-        call.method.as_str(),
-        &call.resource(),
-        answer.status,
-        &answer.headers,
-        &answer.body,
-    )
-}
-
-async fn pass(verdict: Verdict, call: &Call) -> Result<(), Error> {
+async fn obey(verdict: Verdict, clock: &Clock, call: &Call) -> Result<(), Error> {
     match verdict {
         Verdict::Pass => Ok(()),
         Verdict::Delay(time) => {
-            tokio::time::sleep(time).await;
+            clock.sleep(time).await;
             Ok(())
         }
-        Verdict::Refuse(reason) => Err(Error::Refused {
+        Verdict::Refuse(reason) => Err(Error::Intercepted {
             call: call.name(),
             reason,
         }),

@@ -85,7 +85,7 @@ impl Credential {
             });
         }
         if let Some(path) = set("AZURE_CLIENT_CERTIFICATE_PATH") {
-            // Also what is no text: that it is not PEM, and what to do, is said where it is read.
+            // A file that is not text is refused later, with the advice how to convert it.
             let pem = std::fs::read(&path).map_err(|error| Error::Invalid {
                 field: "AZURE_CLIENT_CERTIFICATE_PATH",
                 value: path,

@@ -1,4 +1,4 @@
-//! What can go wrong with Azure, without losing a word of what Azure said.
+//! Errors of Azure, with Azure's own code, message and details.
 
 use capstan_core::Class;
 use capstan_core::azure_names::InvalidName;
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// How long a bucket rests when Azure answers 429 without saying how long.
+/// A bucket is stopped for this long when Azure answers 429 without `Retry-After`.
 pub const DEFAULT_THROTTLE: Duration = Duration::from_secs(30);
 
-/// Failures that Azure reports as a refusal, although they pass by themselves: capacity, quota and internal trouble.
-/// Long-running operations report them without an HTTP status, so the code has to do.
-const PASSING: &[&str] = &[
+/// Codes of failures that end by themselves: capacity, quota and internal errors. Long-running operations report them without
+/// an HTTP status, so the code decides.
+const TRANSIENT_CODES: &[&str] = &[
     "AllocationFailed",
     "AnotherOperationInProgress",
     "Canceled",
     "Conflict",
-    // Azure knows nothing of a deletion any more, and what was to go is there: the next request tells why.
+    // Azure has forgotten the deletion and the resource is still there: the next request brings the reason.
     "DeletionNotCarriedOut",
     "DiskServiceInternalError",
     "GatewayTimeout",
@@ -33,7 +33,7 @@ const PASSING: &[&str] = &[
     "OverconstrainedZonalAllocationRequest",
     "OSProvisioningInternalError",
     "OSProvisioningTimedOut",
-    // Seen on the resource alone, without a reason: asking again tells it.
+    // Read from the resource, without a reason: the next attempt brings it.
     "ProvisioningCanceled",
     "ProvisioningFailed",
     "QuotaExceeded",
@@ -43,7 +43,7 @@ const PASSING: &[&str] = &[
     "ServiceUnavailable",
     "SkuNotAvailable",
     "SubnetIsFull",
-    // Of the account, not of the machine: the credentials secret is mended, or the subscription comes back.
+    // A fault of the account, not of the machine: somebody corrects the Secret, or the subscription comes back.
     "SubscriptionNotFound",
     "SubscriptionRequestsThrottled",
     "TooManyRequests",
@@ -73,7 +73,7 @@ fn is_zero(status: &u16) -> bool {
     *status == 0
 }
 
-/// Servers written in Go say `null` where Azure leaves a list or a text out.
+/// Reads `null` as an empty value: servers written in Go answer `null` where Azure leaves a field out.
 pub(crate) fn null_is_empty<'de, D, T>(de: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -114,8 +114,8 @@ impl ArmError {
         self.code.eq_ignore_ascii_case(code) || self.details.iter().any(|detail| detail.has_code(code))
     }
 
-    fn passes_by_itself(&self) -> bool {
-        PASSING.iter().any(|code| self.has_code(code))
+    fn ends_by_itself(&self) -> bool {
+        TRANSIENT_CODES.iter().any(|code| self.has_code(code))
             || self.code.contains("Quota")
             || self.code.ends_with("LimitReached")
     }
@@ -128,7 +128,7 @@ impl ArmError {
             (500.. | 408 | 409, Some(after)) => Class::Throttled(after),
             (500.. | 401 | 408 | 409 | 412, _) => Class::Transient,
             (403, _) if self.code.ends_with("AuthorizationFailed") => Class::Transient,
-            _ if self.passes_by_itself() => Class::Transient,
+            _ if self.ends_by_itself() => Class::Transient,
             _ => Class::Terminal,
         }
     }
@@ -157,22 +157,22 @@ pub enum Error {
     /// Azure answered with an error.
     #[error("{call}: {error}")]
     Arm { call: String, error: Box<ArmError> },
-    /// The bucket of this call is stopped by an earlier 429; nothing was sent.
-    #[error("{policy} requests are held back for {}s, as azure asked", after.as_secs_f64().ceil())]
-    Held { policy: &'static str, after: Duration },
-    /// A poll was refused: how the operation is doing is not known.
-    #[error("{call}: how it is doing cannot be read: {error}")]
-    Unseen { call: String, error: Box<ArmError> },
+    /// An earlier 429 stopped the bucket of this call; nothing was sent.
+    #[error("azure throttles {policy} requests for another {}s", after.as_secs_f64().ceil())]
+    Throttled { policy: &'static str, after: Duration },
+    /// Azure refused a poll: the operation's status is not known.
+    #[error("{call}: the status of the operation cannot be read: {error}")]
+    StatusUnknown { call: String, error: Box<ArmError> },
     #[error("{call}: {source}")]
     Network { call: String, source: reqwest::Error },
     /// An interceptor (the lease fence, or a test) stopped the call.
     #[error("{call}: {reason}")]
-    Refused { call: String, reason: String },
+    Intercepted { call: String, reason: String },
     #[error("sign-in of {identity} failed: {reason}")]
     SignIn { identity: String, reason: String },
     #[error("credential {identity}: {reason}")]
     Credential { identity: String, reason: String },
-    #[error("{call}: azure's answer does not fit: {source}")]
+    #[error("{call}: azure's answer cannot be read: {source}")]
     Answer { call: String, source: serde_json::Error },
     /// A setting or a name that has to be changed. Nothing was sent.
     #[error("{field} {value:?}: {reason}")]
@@ -210,13 +210,13 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Arm { error, .. } => error.class(),
-            Error::Held { after, .. } => Class::Throttled(*after),
-            // Secrets are mended and token files mounted: a credential that cannot be used now is no verdict on a machine.
+            Error::Throttled { after, .. } => Class::Throttled(*after),
+            // Somebody corrects the Secret or mounts the token file: a bad credential does not make a machine fail.
             Error::Network { .. }
-            | Error::Refused { .. }
+            | Error::Intercepted { .. }
             | Error::SignIn { .. }
             | Error::Credential { .. }
-            | Error::Unseen { .. }
+            | Error::StatusUnknown { .. }
             | Error::WrongType { .. }
             | Error::Oversized { .. }
             | Error::Answer { .. } => Class::Transient,
@@ -224,7 +224,7 @@ impl Error {
         }
     }
 
-    /// What Azure said, where it was Azure who spoke.
+    /// Azure's error, where Azure answered with one.
     pub fn arm(&self) -> Option<&ArmError> {
         match self {
             Error::Arm { error, .. } => Some(error),
@@ -232,25 +232,25 @@ impl Error {
         }
     }
 
-    /// The resource is not there. Without its subscription, nobody can tell.
+    /// Whether the resource does not exist. A missing subscription proves nothing about its resources.
     pub fn is_not_found(&self) -> bool {
         self.arm()
             .is_some_and(|error| error.status == 404 && !error.has_code("SubscriptionNotFound"))
     }
 
-    /// From a poll: the operation itself has ended badly, as opposed to the poll having failed.
+    /// Whether this error of a poll means that the operation has failed, and not only the poll.
     pub fn ended_operation(&self) -> bool {
         self.arm()
             .is_some_and(|error| !matches!(error.status, 401 | 408 | 429 | 500..))
     }
 
-    /// Another writer was first (ETag mismatch, or the resource exists where none was expected).
+    /// Whether another writer was first: the ETag differs, or the resource exists although none was expected.
     pub fn is_precondition_failed(&self) -> bool {
         self.arm().is_some_and(|error| error.status == 412)
     }
 }
 
-/// A missing resource is an answer, not a failure.
+/// Turns "not found" into `None`.
 pub fn optional<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),

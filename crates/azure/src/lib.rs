@@ -2,11 +2,11 @@
 //! a request budget that keeps us below Azure's published limits.
 //!
 //! Invariants kept here:
-//! - one sign-in per identity until its token is about to expire, however many callers ask at once;
+//! - one sign-in per credential until its token is about to expire, however many callers need it;
 //! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
 //! - every request passes the [`capstan_core::interceptor::Interceptors`], so that tests can count, fail or stop each effect;
 //! - names never change where a request goes, and only a resource that was read and proven owned is deleted;
-//! - errors keep what Azure said, and answer [`Error::class`].
+//! - errors keep Azure's code, message and details, and have an [`Error::class`].
 
 pub mod assertion;
 pub mod budget;
@@ -22,10 +22,10 @@ pub mod network;
 pub mod operation;
 pub mod owned;
 mod path;
+pub mod request;
 pub mod scale_sets;
 pub mod settings;
 pub mod skus;
-pub mod stage;
 mod token;
 
 pub use client::{Client, Clients, Put};
@@ -35,6 +35,6 @@ pub use id::ResourceId;
 pub use metrics::Metrics;
 pub use operation::{Operation, Progress};
 pub use owned::{Owned, Resource};
+pub use request::Request;
 pub use settings::{Cloud, Settings};
 pub use skus::{Ability, Catalogue, Size};
-pub use stage::Stage;

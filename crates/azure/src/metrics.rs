@@ -104,7 +104,11 @@ impl Metrics {
             self.tokens.clone(),
         );
         azure.register("budget_waiting", "Calls waiting for their turn", self.waiting.clone());
-        azure.register("sign_ins", "Tokens asked from the authority", self.sign_ins.clone());
+        azure.register(
+            "sign_ins",
+            "Requests for tokens to the authority",
+            self.sign_ins.clone(),
+        );
     }
 }
 

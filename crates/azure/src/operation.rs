@@ -1,19 +1,20 @@
 //! Long-running operations as a small value: it can be written into a status, read by another process, and polled on.
 //!
-//! [`Operation::answered`] is a pure step: what to do next follows from the operation and one answer alone. So an
-//! operation that is interrupted at any poll ends the same when it is taken up again.
+//! [`Operation::answered`] is a pure step: the next poll follows from the operation and one answer alone. So an operation
+//! that is interrupted at any poll ends the same when another process goes on with it.
 
 use crate::error::null_is_empty;
-use crate::{ArmError, Error};
+use crate::model::ProvisioningState;
+use crate::{ArmError, Error, ResourceId};
 use bytes::Bytes;
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Between two polls, where Azure does not say.
+/// Between two polls, where Azure names no interval.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Azure may say "at once": never spin.
+/// Azure may answer `Retry-After: 0`: never spin.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where the outcome can be learned.
@@ -37,11 +38,11 @@ pub struct Operation {
     /// The resource's path and api-version.
     pub resource: String,
     pub follow: Follow,
-    /// Azure asked not to be polled earlier.
+    /// The next poll is allowed from here on.
     pub not_before: jiff::Timestamp,
 }
 
-/// What one poll told.
+/// The outcome of one poll.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
     /// Poll again after this long.
@@ -82,11 +83,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// `Retry-After` in seconds or as a date, or its finer form in milliseconds.
-pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    retry_after_at(headers, jiff::Timestamp::now())
-}
-
-fn retry_after_at(headers: &HeaderMap, now: jiff::Timestamp) -> Option<Duration> {
+pub fn retry_after(headers: &HeaderMap, now: jiff::Timestamp) -> Option<Duration> {
     let millis = ["x-ms-retry-after-ms", "retry-after-ms"]
         .iter()
         .find_map(|name| header(headers, name)?.parse().ok())
@@ -103,25 +100,24 @@ fn until(date: &str, now: jiff::Timestamp) -> Option<Duration> {
     Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
 }
 
-fn provisioning_state(body: &[u8]) -> Option<String> {
-    serde_json::from_slice::<StateBody>(body)
-        .ok()?
-        .properties
-        .provisioning_state
-}
-
-fn is_over(state: &str) -> bool {
-    ["Succeeded", "Failed", "Canceled"]
-        .iter()
-        .any(|end| end.eq_ignore_ascii_case(state))
+fn provisioning_state(body: &[u8]) -> Option<ProvisioningState> {
+    let body: StateBody = serde_json::from_slice(body).ok()?;
+    Some(ProvisioningState::from(body.properties.provisioning_state?.as_str()))
 }
 
 impl Operation {
     /// The operation that this successful answer started, if it is not over already.
-    pub fn started(method: &str, resource: &str, status: u16, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
+    pub fn started(
+        method: &str,
+        resource: &str,
+        status: u16,
+        headers: &HeaderMap,
+        body: &[u8],
+        now: jiff::Timestamp,
+    ) -> Option<Self> {
         let state = provisioning_state(body);
         let changes = matches!(method, "PUT" | "PATCH");
-        if changes && state.as_deref().is_some_and(is_over) {
+        if changes && state.as_ref().is_some_and(ProvisioningState::is_final) {
             return None;
         }
         let follow = if let Some(url) = header(headers, "azure-asyncoperation") {
@@ -139,14 +135,22 @@ impl Operation {
             follow,
             not_before: jiff::Timestamp::MIN,
         };
-        operation.rest(interval(headers));
+        operation.pause(interval(headers, now), now);
         Some(operation)
     }
 
-    fn rest(&mut self, after: Duration) {
-        self.not_before = jiff::Timestamp::now()
-            .checked_add(after)
-            .unwrap_or(jiff::Timestamp::MAX);
+    /// Follows a resource itself, where no operation is known: its `provisioningState` shows when it is done.
+    pub fn of_resource(method: &str, id: &ResourceId, version: &str, not_before: jiff::Timestamp) -> Self {
+        Self {
+            method: method.to_owned(),
+            resource: format!("{id}?api-version={version}"),
+            follow: Follow::Resource,
+            not_before,
+        }
+    }
+
+    fn pause(&mut self, after: Duration, now: jiff::Timestamp) {
+        self.not_before = now.checked_add(after).unwrap_or(jiff::Timestamp::MAX);
     }
 
     /// How long not to poll yet.
@@ -154,7 +158,7 @@ impl Operation {
         Duration::try_from(self.not_before.duration_since(now)).unwrap_or(Duration::ZERO)
     }
 
-    /// Where to ask next: a full address, or the resource's path.
+    /// Where to poll: a full address, or the resource's path.
     pub fn address(&self) -> &str {
         match &self.follow {
             Follow::Status(url) | Follow::Location(url) => url,
@@ -163,30 +167,37 @@ impl Operation {
     }
 
     /// Takes in the answer to one poll.
-    pub fn answered(&mut self, status: u16, headers: &HeaderMap, body: &Bytes) -> Result<Progress, Error> {
-        let after = interval(headers);
+    pub fn answered(
+        &mut self,
+        status: u16,
+        headers: &HeaderMap,
+        body: &Bytes,
+        now: jiff::Timestamp,
+    ) -> Result<Progress, Error> {
+        let after = interval(headers, now);
+        let refusal = || ArmError::parse(status, body, retry_after(headers, now));
         let progress = match (&self.follow, status) {
-            (_, 429 | 500.. | 408 | 401) => Err(self.failed(ArmError::parse(status, body, retry_after(headers)))),
+            (_, 429 | 500.. | 408 | 401) => Err(self.failed(refusal())),
             (Follow::Status(_), 200..=299) => self.status_body(body, after),
             (Follow::Location(_), 202) => Ok(Progress::Running(after)),
             (Follow::Location(_), 200..=299) => Ok(Progress::Done(serde_json::from_slice(body).ok())),
             (Follow::Resource, 200..=299) => self.resource_body(body, after),
             (Follow::Resource | Follow::Location(_), 404) if self.method == "DELETE" => Ok(Progress::Done(None)),
-            // Azure forgets operations after a while, and may not let us see one: the resource itself still knows. A status
-            // tells of a failure in its body, never by its code; what a Location answers is the outcome itself.
+            // Azure forgets operations after a while, and a role may not allow to read one: the resource itself still knows.
+            // A status reports a failure in its body, never by its code; a Location answers with the outcome itself.
             (Follow::Status(_), _) | (Follow::Location(_), 404) => {
                 self.follow = Follow::Resource;
                 Ok(Progress::Running(SHORTEST_INTERVAL))
             }
-            // Not being allowed to look says nothing about the work.
-            (Follow::Resource, 400..=403 | 405..=499) => Err(Error::Unseen {
+            // A refused read says nothing about the work.
+            (Follow::Resource, 400..=403 | 405..=499) => Err(Error::StatusUnknown {
                 call: self.call(),
-                error: Box::new(ArmError::parse(status, body, retry_after(headers))),
+                error: Box::new(refusal()),
             }),
-            _ => Err(self.failed(ArmError::parse(status, body, retry_after(headers)))),
+            _ => Err(self.failed(refusal())),
         };
         if let Ok(Progress::Running(after)) = &progress {
-            self.rest(*after);
+            self.pause(*after, now);
         }
         progress
     }
@@ -208,16 +219,16 @@ impl Operation {
             call: format!("operation of {}", self.resource),
             source,
         })?;
-        match parsed.status.to_ascii_lowercase().as_str() {
-            "succeeded" => Ok(Progress::Done(
+        match ProvisioningState::from(parsed.status.as_str()) {
+            ProvisioningState::Succeeded => Ok(Progress::Done(
                 parsed.properties.and_then(|properties| properties.output),
             )),
-            "failed" | "canceled" => Err(self.failed(
+            ProvisioningState::Failed | ProvisioningState::Canceled => Err(self.failed(
                 parsed
                     .error
                     .filter(|error| !error.code.is_empty())
                     .unwrap_or_else(|| ArmError {
-                        // As the resource would say it: without a reason, asking again is what tells one.
+                        // As the resource itself reports it. The next attempt brings the reason.
                         code: format!("Provisioning{}", parsed.status),
                         message: "the operation did not succeed".into(),
                         ..ArmError::default()
@@ -228,13 +239,13 @@ impl Operation {
     }
 
     fn resource_body(&self, body: &[u8], after: Duration) -> Result<Progress, Error> {
-        let told = provisioning_state(body);
+        let answered = provisioning_state(body);
         let deletes = self.method == "DELETE";
-        let state = match told {
+        let state = match answered {
             None if deletes => return Ok(Progress::Running(after)),
-            told => told.unwrap_or_else(|| "Succeeded".to_owned()),
+            answered => answered.unwrap_or(ProvisioningState::Succeeded),
         };
-        if !is_over(&state) {
+        if !state.is_final() {
             return Ok(Progress::Running(after));
         }
         if deletes {
@@ -244,7 +255,7 @@ impl Operation {
                 ..ArmError::default()
             }));
         }
-        if state.eq_ignore_ascii_case("Succeeded") {
+        if state == ProvisioningState::Succeeded {
             return Ok(Progress::Done(serde_json::from_slice(body).ok()));
         }
         let message = "the resource's provisioning did not succeed".to_owned();
@@ -256,8 +267,10 @@ impl Operation {
     }
 }
 
-fn interval(headers: &HeaderMap) -> Duration {
-    retry_after(headers).unwrap_or(DEFAULT_INTERVAL).max(SHORTEST_INTERVAL)
+fn interval(headers: &HeaderMap, now: jiff::Timestamp) -> Duration {
+    retry_after(headers, now)
+        .unwrap_or(DEFAULT_INTERVAL)
+        .max(SHORTEST_INTERVAL)
 }
 
 #[cfg(test)]

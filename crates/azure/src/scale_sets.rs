@@ -106,7 +106,7 @@ impl Client {
             .await
     }
 
-    /// Makes the operating system disks of these instances anew from their model.
+    /// Replaces the operating system disks of these instances; they are provisioned again with the custom data of their model.
     pub async fn reimage_instances(&self, set: &Owned<ScaleSet>, ids: &[String]) -> Result<Option<Operation>, Error> {
         self.start(self.for_instances(self.own(set)?, "reimage", ids)?).await
     }

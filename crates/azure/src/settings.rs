@@ -2,6 +2,7 @@
 
 use crate::client::MAX_ANSWER;
 use crate::{Error, Metrics};
+use capstan_core::Clock;
 use capstan_core::interceptor::Interceptors;
 use reqwest::Url;
 use std::path::PathBuf;
@@ -14,12 +15,12 @@ pub struct Cloud {
     pub authority: Url,
     /// Where resources live, e.g. `https://management.azure.com`.
     pub resource_manager: Url,
-    /// For whom tokens are asked.
+    /// The audience of the tokens.
     pub audience: String,
 }
 
 impl Cloud {
-    /// A cloud by the name users know it under; Azure's older and newer spellings both work.
+    /// A cloud by its name, in Azure's older or newer spelling.
     pub fn named(name: &str) -> Result<Self, Error> {
         let (name, authority, resource_manager) = match name.to_ascii_lowercase().as_str() {
             "" | "azurepubliccloud" | "azurecloud" | "azurepublic" | "public" => (
@@ -95,6 +96,7 @@ pub struct Settings {
     pub ca_file: Option<PathBuf>,
     /// Bytes of one answer that are read at most.
     pub max_answer: usize,
+    pub clock: Clock,
     pub interceptors: Interceptors,
     pub metrics: Metrics,
 }
@@ -105,6 +107,7 @@ impl Settings {
             cloud,
             ca_file: None,
             max_answer: MAX_ANSWER,
+            clock: Clock::system(),
             interceptors: Interceptors::default(),
             metrics: Metrics::default(),
         }

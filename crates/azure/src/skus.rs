@@ -1,4 +1,4 @@
-//! The SKU catalogue: what a VM size can do in a region and its zones. Read once a day per region, and kept small.
+//! The SKU catalogue: the capabilities of VM sizes in a region and its zones. Read once a day for each region, and kept small.
 
 use crate::Error;
 use crate::budget::policy::Policy;
@@ -6,11 +6,11 @@ use crate::client::{Call, Client};
 use crate::error::{ArmError, null_is_empty};
 use crate::path::Path;
 use http::Method;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const SKUS: &str = "2021-07-01";
 
@@ -20,10 +20,10 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 /// A size that the catalogue does not know may be newer than the catalogue: read again, but not more often than this.
 const RECHECK: Duration = Duration::from_secs(600);
 
-/// A catalogue that we have no right to read is asked for again after this long: roles take minutes to spread.
+/// After a refusal the catalogue is read again after this long: role assignments take minutes to spread.
 const REFUSED: Duration = Duration::from_secs(180);
 
-/// What a VM size can do in one region.
+/// The capabilities of a VM size in one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     pub name: String,
@@ -41,7 +41,7 @@ pub struct Size {
     pub v_cpus: Option<u32>,
     pub memory_mib: Option<u64>,
     pub architecture: Option<String>,
-    /// What the catalogue says outright that it cannot do. What it does not speak of is left to Azure.
+    /// Abilities that the catalogue denies. Abilities that it does not mention are left to Azure.
     pub lacks: BTreeSet<Ability>,
     /// Reasons why this subscription cannot have it here at all.
     pub restrictions: Vec<String>,
@@ -49,7 +49,7 @@ pub struct Size {
     pub restricted_zones: BTreeSet<String>,
 }
 
-/// Something that a spec can ask for and a size may be unable to do.
+/// Something that a spec can request and that a size may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ability {
     PremiumDisks,
@@ -224,13 +224,38 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
     })
 }
 
-/// What was read, or how Azure refused it.
+/// The catalogue, or Azure's refusal.
 type Outcome = Result<Arc<Catalogue>, (String, Box<ArmError>)>;
 type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Outcome)>>>;
 
-/// Catalogues by subscription and region; each is read by one caller while the others wait for it.
+/// Catalogues remembered at most. Each has some hundred sizes.
+const MOST_CATALOGUES: usize = 128;
+
+/// By principal, subscription and region: an identity without rights does not spoil the catalogue of another.
+type Key = (Arc<str>, String, String);
+
+/// Each catalogue is read by one caller while the others wait for it.
 #[derive(Default)]
-pub(crate) struct Catalogues(Mutex<HashMap<(String, String), Slot>>);
+pub(crate) struct Catalogues(Mutex<HashMap<Key, (Instant, Slot)>>);
+
+impl Catalogues {
+    /// The slot of this key. The longest unused one makes room where there are too many.
+    fn slot(&self, key: Key, now: Instant) -> Slot {
+        let mut slots = self.0.lock();
+        if !slots.contains_key(&key) && slots.len() >= MOST_CATALOGUES {
+            let oldest = slots
+                .iter()
+                .min_by_key(|(_, (used, _))| *used)
+                .map(|(key, _)| key.clone());
+            if let Some(oldest) = oldest {
+                slots.remove(&oldest);
+            }
+        }
+        let entry = slots.entry(key).or_insert_with(|| (now, Slot::default()));
+        entry.0 = now;
+        entry.1.clone()
+    }
+}
 
 impl Client {
     /// The catalogue of a region, at most a day old.
@@ -238,7 +263,7 @@ impl Client {
         self.catalogue_within(location, FRESH).await
     }
 
-    /// What a size can do in a region; `None` when Azure does not have it there.
+    /// Returns the capabilities of a size in a region; `None` when Azure does not offer it there.
     pub async fn size(&self, location: &str, name: &str) -> Result<Option<Size>, Error> {
         if let Some(size) = self.catalogue(location).await?.size(name) {
             return Ok(Some(size.clone()));
@@ -255,17 +280,16 @@ impl Client {
     }
 
     async fn catalogue_within(&self, location: &str, age: Duration) -> Result<Arc<Catalogue>, Error> {
-        let slot = {
-            let mut slots = self.shared.catalogues.0.lock().unwrap_or_else(PoisonError::into_inner);
-            slots
-                .entry((self.subscription().to_lowercase(), location.to_lowercase()))
-                .or_default()
-                .clone()
-        };
+        let key = (
+            self.principal().clone(),
+            self.subscription().to_lowercase(),
+            location.to_lowercase(),
+        );
+        let slot = self.shared.catalogues.slot(key, self.clock().instant());
         let mut slot = slot.lock().await;
         match &*slot {
-            Some((read, Ok(catalogue))) if read.elapsed() < age => return Ok(catalogue.clone()),
-            Some((read, Err((call, error)))) if read.elapsed() < REFUSED => {
+            Some((read, Ok(catalogue))) if self.clock().since(*read) < age => return Ok(catalogue.clone()),
+            Some((read, Err((call, error)))) if self.clock().since(*read) < REFUSED => {
                 let (call, error) = (call.clone(), error.clone());
                 return Err(Error::Arm { call, error });
             }
@@ -277,7 +301,7 @@ impl Client {
                 if let Error::Arm { call, error } = &error
                     && matches!(error.status, 400 | 403 | 404)
                 {
-                    *slot = Some((Instant::now(), Err((call.clone(), error.clone()))));
+                    *slot = Some((self.clock().instant(), Err((call.clone(), error.clone()))));
                 }
                 return Err(error);
             }
@@ -286,7 +310,7 @@ impl Client {
             location,
             raw.into_iter().filter_map(|sku| size(sku, location)),
         ));
-        *slot = Some((Instant::now(), Ok(catalogue.clone())));
+        *slot = Some((self.clock().instant(), Ok(catalogue.clone())));
         Ok(catalogue)
     }
 }
@@ -337,5 +361,18 @@ mod tests {
             "what is not spoken of is not lacking"
         );
         assert!(catalogue.size("Standard_Elsewhere").is_none());
+    }
+
+    #[test]
+    fn the_number_of_catalogues_is_bounded_and_the_longest_unused_goes_first() {
+        let (catalogues, now) = (Catalogues::default(), Instant::now());
+        let key = |n: usize| (Arc::from(format!("p{n}")), "s".to_owned(), "eastus".to_owned());
+        let first = catalogues.slot(key(0), now);
+        for n in 1..MOST_CATALOGUES * 2 {
+            let later = now + Duration::from_secs(n as u64);
+            catalogues.slot(key(n), later);
+            assert!(Arc::ptr_eq(&first, &catalogues.slot(key(0), later)));
+        }
+        assert_eq!(catalogues.0.lock().len(), MOST_CATALOGUES);
     }
 }

@@ -1,11 +1,11 @@
-//! Tokens: one sign-in per credential until the token is about to expire, however many ask at once.
+//! Tokens: one sign-in per credential until the token is about to expire, however many callers need it.
 //!
-//! Invariants: a credential is known by all of it, so that two secrets of one application never displace each other's
+//! Invariants: the whole credential is the key, so that two secrets of one application never displace each other's
 //! token; the number of remembered credentials is bounded, and one that never signed in is forgotten first.
 
 use crate::assertion::Certificate;
 use crate::credential::CredentialKey;
-use crate::{Cloud, Credential, Error, Metrics};
+use crate::{Cloud, Credential, Error, Metrics, Settings};
 use async_trait::async_trait;
 use azure_core::cloud::{CloudConfiguration, CustomConfiguration};
 use azure_core::credentials::TokenCredential;
@@ -15,24 +15,25 @@ use azure_identity::{
     ManagedIdentityCredential, ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential,
     WorkloadIdentityCredentialOptions,
 };
+use capstan_core::Clock;
+use capstan_core::azure_names::AzureName;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
-/// After a failed sign-in everybody gets that failure for this long: a wrong secret must not become a storm of
-/// sign-ins, which Entra ID answers by blocking the application.
+/// After a failed sign-in all callers get that failure for this long: a wrong secret must not become a storm of sign-ins,
+/// which Entra ID answers by blocking the application.
 const FAILURE_REST: Duration = Duration::from_secs(10);
 
-/// A token that Azure refuses although it should be valid is thrown away, but not one that was just fetched.
+/// A token that Azure refuses although it should be valid is dropped, but not a new one.
 const REFUSED_TOKEN_AGE: Duration = Duration::from_secs(60);
 
 /// Credentials remembered at most. A process that serves more identities signs in again now and then.
 const MOST_CREDENTIALS: usize = 512;
 
-/// A credential that nobody used for this long is forgotten: its Secret was rotated or deleted. Longer than the resync of
+/// A credential that was unused for this long is forgotten: its Secret was rotated or deleted. Longer than the resync of
 /// the controllers, so that a quiet cluster does not sign in again.
 const UNUSED: Duration = Duration::from_secs(2 * 3600);
 
@@ -67,15 +68,20 @@ struct Entry {
 /// All tokens of one process.
 pub(crate) struct Tokens {
     cloud: Cloud,
+    clock: Clock,
     transport: Arc<Counted>,
     cells: Mutex<HashMap<CredentialKey, Entry>>,
 }
 
 impl Tokens {
-    pub(crate) fn new(cloud: Cloud, http: reqwest::Client, metrics: Metrics) -> Self {
+    pub(crate) fn new(settings: &Settings, http: reqwest::Client) -> Self {
         Self {
-            cloud,
-            transport: Arc::new(Counted { http, metrics }),
+            cloud: settings.cloud.clone(),
+            clock: settings.clock,
+            transport: Arc::new(Counted {
+                http,
+                metrics: settings.metrics.clone(),
+            }),
             cells: Mutex::default(),
         }
     }
@@ -87,10 +93,10 @@ impl Tokens {
             identity: credential.identity().to_string(),
             reason,
         };
-        // Held across the sign-in, so that those who ask meanwhile share its outcome, good or bad.
+        // Locked during the sign-in, so that all callers share its outcome, good or bad.
         let mut failure = cell.failure.lock().await;
         if let Some((at, reason)) = &*failure
-            && at.elapsed() < FAILURE_REST
+            && self.clock.since(*at) < FAILURE_REST
         {
             return Err(fail(reason.clone()));
         }
@@ -102,32 +108,39 @@ impl Tokens {
             }
             Err(error) => {
                 let reason = error.to_string();
-                *failure = Some((Instant::now(), reason.clone()));
+                *failure = Some((self.clock.instant(), reason.clone()));
                 Err(fail(reason))
             }
         }
     }
 
-    /// Azure refused the token (401): the next caller signs in anew, unless the token was new already.
+    /// Azure refused the token (401): the next caller signs in again, unless the token was new.
     pub(crate) fn refused(&self, credential: &Credential) {
         let key = credential.key();
         let mut cells = self.cells.lock();
         if cells
             .get(&key)
-            .is_some_and(|entry| entry.cell.since.elapsed() > REFUSED_TOKEN_AGE)
+            .is_some_and(|entry| self.clock.since(entry.cell.since) > REFUSED_TOKEN_AGE)
         {
             cells.remove(&key);
         }
     }
 
     fn cell(&self, credential: &Credential) -> Result<Arc<Cell>, Error> {
-        let (key, now) = (credential.key(), Instant::now());
+        let (key, now) = (credential.key(), self.clock.instant());
         let mut cells = self.cells.lock();
         if let Some(entry) = cells.get_mut(&key) {
             entry.used = now;
             return Ok(entry.cell.clone());
         }
         let identity = credential.identity();
+        // The tenant becomes part of the authority's address.
+        AzureName::Tenant
+            .check(&identity.tenant)
+            .map_err(|error| Error::Credential {
+                identity: identity.to_string(),
+                reason: error.to_string(),
+            })?;
         let source = self.source(credential).map_err(|error| match error {
             SourceError::Ours(error) => error,
             SourceError::Theirs(error) => Error::Credential {
@@ -179,7 +192,7 @@ impl Tokens {
                     "{}/{tenant}/oauth2/v2.0/token",
                     self.cloud.authority.as_str().trim_end_matches('/')
                 );
-                let certificate = Certificate::new(&credential.identity(), pem, audience)?;
+                let certificate = Certificate::new(&credential.identity(), pem, audience, self.clock)?;
                 ClientAssertionCredential::new(
                     tenant.clone(),
                     client_id.clone(),
@@ -207,8 +220,8 @@ impl Tokens {
     }
 }
 
-/// Forgets what nobody uses, and then, if need be, one credential: the longest unused of those that never signed in, or
-/// else of all.
+/// Forgets unused credentials, and then, if there are still too many, one more: the longest unused of those that never
+/// signed in, or else of all.
 fn make_room(cells: &mut HashMap<CredentialKey, Entry>, now: Instant) {
     cells.retain(|_, entry| now.duration_since(entry.used) < UNUSED);
     if cells.len() < MOST_CREDENTIALS {
@@ -246,7 +259,7 @@ mod tests {
     use crate::Secret;
 
     fn tokens() -> Tokens {
-        Tokens::new(Cloud::named("").unwrap(), reqwest::Client::new(), Metrics::default())
+        Tokens::new(&Settings::new(Cloud::named("").unwrap()), reqwest::Client::new())
     }
 
     fn credential(secret: &str) -> Credential {
@@ -254,6 +267,22 @@ mod tests {
             tenant: "t".into(),
             client_id: "c".into(),
             secret: Secret::new(secret),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_that_would_change_the_authoritys_address_is_refused() {
+        for tenant in ["x/../../evil", "t?x=", "t#", "..", "", "a b"] {
+            let credential = Credential::Secret {
+                tenant: tenant.into(),
+                client_id: "c".into(),
+                secret: Secret::new("s"),
+            };
+            let refused = tokens().get(&credential).await;
+            assert!(
+                matches!(refused, Err(Error::Credential { .. })),
+                "{tenant:?}: {refused:?}"
+            );
         }
     }
 

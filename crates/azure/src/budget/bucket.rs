@@ -1,8 +1,7 @@
-//! One token bucket: pure, told the time. It never allows more than its limit, whatever the headers claim.
+//! One token bucket: pure, the caller gives the time. It never allows more than its limit, whatever the headers claim.
 
 use super::policy::Limit;
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug)]
 pub struct Bucket {
@@ -41,7 +40,7 @@ impl Bucket {
         stop + missing + Duration::from_micros(1)
     }
 
-    /// Takes one call; only after [`Bucket::wait`] said zero.
+    /// Takes one call; only after [`Bucket::wait`] returned zero.
     pub fn take(&mut self) {
         self.tokens -= 1.0;
     }
@@ -53,14 +52,14 @@ impl Bucket {
             .filter(|left| !left.is_zero())
     }
 
-    /// Azure says how much is left: others spend from the same bucket, so only ever believe the lower figure.
+    /// Azure reports how much is left. Others spend from the same bucket, so the lower figure counts.
     pub fn correct(&mut self, remaining: u32, now: Instant) {
         self.refill(now);
         self.tokens = self.tokens.min(f64::from(remaining));
     }
 
-    /// 429: nothing more until then, and from there on one call and what refills: its answer tells the others whether
-    /// Azure has had enough of a rest.
+    /// Stops the bucket after a 429. Then one call may go, and more as the bucket refills: the answer to the first shows
+    /// whether Azure accepts calls again.
     pub fn stop(&mut self, until: Instant) {
         self.stopped_until = Some(self.stopped_until.map_or(until, |current| current.max(until)));
         self.tokens = self.tokens.min(1.0);

@@ -1,7 +1,7 @@
 //! The request budget: every call waits its turn in the buckets that Azure will count it in.
 //!
 //! Invariants: in no window of time do more calls go than the published limits allow; while a bucket is stopped by a 429
-//! no call of it goes at all; deletes go before writes and writes before reads, each in the order of asking; a call is
+//! no call of it goes at all; deletes go before writes and writes before reads, each in the order of arrival; a call is
 //! counted for the principal that signs in, whatever subscription it names; the number of buckets is bounded.
 
 pub mod bucket;
@@ -9,12 +9,12 @@ pub mod policy;
 
 use crate::metrics::{BucketLabels, Metrics};
 use bucket::Bucket;
+use capstan_core::Clock;
 use parking_lot::{Mutex, MutexGuard};
 use policy::{Kind, Policy};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Buckets that are full again are forgotten when there are more than this.
 const PRUNE_ABOVE: usize = 4096;
@@ -22,10 +22,10 @@ const PRUNE_ABOVE: usize = 4096;
 /// With more than this, buckets that are in use are forgotten too.
 const MOST_BUCKETS: usize = 3 * PRUNE_ABOVE;
 
-/// What a call will be counted as.
+/// The buckets in which Azure counts a call.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// Who signs in. Azure counts the calls of each principal on its own, and so nobody spends another's budget.
+    /// The identity that signs in. Azure counts the calls of each principal on its own.
     pub principal: Arc<str>,
     pub subscription: Arc<str>,
     pub location: Arc<str>,
@@ -35,9 +35,9 @@ pub struct Ask {
     pub resource: Option<Arc<str>>,
 }
 
-/// The bucket is stopped: come back after this long.
+/// A 429 stopped the bucket for this long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held(pub Duration);
+pub struct StoppedFor(pub Duration);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Scope {
@@ -84,7 +84,7 @@ type Place = (Kind, u64);
 #[derive(Default)]
 struct State {
     buckets: HashMap<Key, Bucket>,
-    /// Who waits for which buckets, in the order in which they may go.
+    /// The waiting calls and their buckets, in the order of their turns.
     queue: BTreeMap<Place, Vec<Key>>,
     arrivals: u64,
     prune_above: usize,
@@ -93,7 +93,7 @@ struct State {
 enum Turn {
     Go,
     Wait(Duration),
-    Held(Duration),
+    Stopped(Duration),
 }
 
 impl State {
@@ -114,7 +114,7 @@ impl State {
         let keys = self.queue.get(&place).cloned().unwrap_or_default();
         let stopped = keys.iter().filter_map(|key| self.bucket(key, now)?.stopped(now)).max();
         if let Some(left) = stopped {
-            return Turn::Held(left);
+            return Turn::Stopped(left);
         }
         let mut wait = Duration::ZERO;
         for key in &keys {
@@ -168,6 +168,7 @@ impl State {
 #[derive(Default)]
 pub struct Budget {
     state: Mutex<State>,
+    clock: Clock,
     metrics: Metrics,
 }
 
@@ -185,9 +186,10 @@ impl Drop for Ticket<'_> {
 }
 
 impl Budget {
-    pub fn new(metrics: Metrics) -> Self {
+    pub fn new(clock: Clock, metrics: Metrics) -> Self {
         Self {
             state: Mutex::default(),
+            clock,
             metrics,
         }
     }
@@ -200,18 +202,18 @@ impl Budget {
         self.metrics.labels(&ask.subscription, &ask.location, policy)
     }
 
-    /// Waits for this call's turn. A stopped bucket does not make callers wait: they hear at once for how long.
-    pub async fn acquire(&self, ask: &Ask) -> Result<(), Held> {
+    /// Waits for this call's turn. A stopped bucket does not make callers wait: they get an error with the time at once.
+    pub async fn acquire(&self, ask: &Ask) -> Result<(), StoppedFor> {
         let ticket = self.enqueue(ask);
         loop {
-            let turn = self.lock().turn(ticket.place, Instant::now());
+            let turn = self.lock().turn(ticket.place, self.clock.instant());
             match turn {
                 Turn::Go => break,
-                Turn::Wait(wait) => tokio::time::sleep(wait).await,
-                Turn::Held(left) => {
+                Turn::Wait(wait) => self.clock.sleep(wait).await,
+                Turn::Stopped(left) => {
                     let labels = self.labels(ask, ask.policy.name());
                     self.metrics.held.get_or_create(&labels).inc();
-                    return Err(Held(left));
+                    return Err(StoppedFor(left));
                 }
             }
         }
@@ -220,17 +222,17 @@ impl Budget {
     }
 
     /// Whether a bucket of this call was stopped after its turn had come.
-    pub fn held(&self, ask: &Ask) -> Option<Held> {
-        let now = Instant::now();
+    pub fn stopped(&self, ask: &Ask) -> Option<StoppedFor> {
+        let now = self.clock.instant();
         let mut state = self.lock();
         let stops = ask.keys().into_iter();
         let left = stops.filter_map(|key| state.bucket(&key, now)?.stopped(now)).max();
-        left.map(Held)
+        left.map(StoppedFor)
     }
 
     fn enqueue(&self, ask: &Ask) -> Ticket<'_> {
         let mut state = self.lock();
-        state.prune(Instant::now());
+        state.prune(self.clock.instant());
         state.arrivals += 1;
         let place = (ask.kind, state.arrivals);
         state.queue.insert(place, ask.keys());
@@ -238,9 +240,9 @@ impl Budget {
         Ticket { budget: self, place }
     }
 
-    /// Learns from an answer: what is left, and whether to stop.
+    /// Takes from an answer how many calls are left, and whether the bucket is stopped.
     pub fn learn(&self, ask: &Ask, headers: &http::HeaderMap, throttled: Option<Throttled>) {
-        let now = Instant::now();
+        let now = self.clock.instant();
         let mut state = self.lock();
         for (scope, remaining) in remaining(ask, headers) {
             if let Some(bucket) = state.bucket(&ask.key(scope), now) {
@@ -272,7 +274,7 @@ impl Budget {
             (Scope::Manager(ask.kind), ask.kind.name()),
             (Scope::Region(ask.policy), ask.policy.name()),
         ] {
-            if let Some(bucket) = state.bucket(&ask.key(scope), Instant::now()) {
+            if let Some(bucket) = state.bucket(&ask.key(scope), self.clock.instant()) {
                 let labels = self.labels(ask, name);
                 self.metrics
                     .tokens

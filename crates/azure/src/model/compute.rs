@@ -1,6 +1,8 @@
 //! Virtual machines and availability sets.
 
-use super::{InstanceViewStatus, ManagedIdentities, Plan, Sku, SubResource, Tags, model, view};
+use super::{
+    InstanceViewStatus, ManagedIdentities, Plan, PowerState, ProvisioningState, Sku, SubResource, Tags, model, view,
+};
 
 model! {
     VirtualMachine {
@@ -122,11 +124,9 @@ view! {
 }
 
 impl VirtualMachine {
-    pub fn provisioning_state(&self) -> &str {
-        self.properties
-            .as_ref()
-            .and_then(|properties| properties.provisioning_state.as_deref())
-            .unwrap_or_default()
+    pub fn provisioning_state(&self) -> ProvisioningState {
+        let properties = self.properties.as_ref();
+        ProvisioningState::of(properties.and_then(|properties| properties.provisioning_state.as_deref()))
     }
 
     pub fn data_disks(&self) -> &[DataDisk] {
@@ -136,7 +136,7 @@ impl VirtualMachine {
             .unwrap_or_default()
     }
 
-    pub fn power_state(&self) -> Option<&str> {
+    pub fn power_state(&self) -> Option<PowerState> {
         super::power_state(self.properties.as_ref()?.instance_view.as_ref()?.statuses.as_deref()?)
     }
 }

@@ -5,17 +5,19 @@ mod compute;
 mod disk;
 mod network;
 mod scale_set;
+mod state;
 
 pub use compute::*;
 pub use disk::*;
 pub use network::*;
 pub use scale_set::*;
+pub use state::*;
 
 use std::collections::BTreeMap;
 
 pub type Tags = BTreeMap<String, String>;
 
-/// Structs whose fields are all optional on the wire, with what else Azure sent kept in `rest`.
+/// Structs whose fields are all optional on the wire. Fields that they do not name are kept in `rest`.
 macro_rules! model {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$meta])*
@@ -23,14 +25,14 @@ macro_rules! model {
         #[serde(rename_all = "camelCase", default)]
         pub struct $name {
             $($(#[$field_meta])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)*
-            /// What Azure sent besides.
+            /// The fields that this struct does not name.
             #[serde(flatten)]
             pub rest: serde_json::Map<String, serde_json::Value>,
         }
     )* };
 }
 
-/// Structs that are only read: what we do not know is dropped at once, for lists are long.
+/// Structs that are only read. Fields that they do not name are dropped, because lists are long.
 macro_rules! view {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$meta])*
@@ -70,9 +72,8 @@ impl SubResource {
     }
 }
 
-/// `PowerState/running` → `running`.
-pub fn power_state(statuses: &[InstanceViewStatus]) -> Option<&str> {
-    statuses
-        .iter()
-        .find_map(|status| status.code.as_deref()?.strip_prefix("PowerState/"))
+/// The power state among the statuses of an instance view.
+pub fn power_state(statuses: &[InstanceViewStatus]) -> Option<PowerState> {
+    let mut codes = statuses.iter().filter_map(|status| status.code.as_deref());
+    codes.find_map(|code| code.strip_prefix("PowerState/").map(PowerState::from))
 }

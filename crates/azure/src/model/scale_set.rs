@@ -3,7 +3,8 @@
 use super::{
     AdditionalCapabilities, BillingProfile, CapacityReservationProfile, DataDisk, DiagnosticsProfile, DiffDiskSettings,
     HardwareProfile, ImageReference, InstanceViewStatus, ManagedDiskParameters, ManagedIdentities, NetworkProfile,
-    OsDisk, Plan, SecurityProfile, Sku, SubResource, Tags, WindowsConfiguration, model, view,
+    OsDisk, Plan, PowerState, ProvisioningState, SecurityProfile, Sku, SubResource, Tags, WindowsConfiguration, model,
+    view,
 };
 
 model! {
@@ -166,11 +167,9 @@ view! {
 }
 
 impl ScaleSet {
-    pub fn provisioning_state(&self) -> &str {
-        self.properties
-            .as_ref()
-            .and_then(|properties| properties.provisioning_state.as_deref())
-            .unwrap_or_default()
+    pub fn provisioning_state(&self) -> ProvisioningState {
+        let properties = self.properties.as_ref();
+        ProvisioningState::of(properties.and_then(|properties| properties.provisioning_state.as_deref()))
     }
 
     pub fn capacity(&self) -> i64 {
@@ -193,14 +192,12 @@ impl Instance {
             .unwrap_or_default()
     }
 
-    pub fn provisioning_state(&self) -> &str {
-        self.properties
-            .as_ref()
-            .and_then(|properties| properties.provisioning_state.as_deref())
-            .unwrap_or_default()
+    pub fn provisioning_state(&self) -> ProvisioningState {
+        let properties = self.properties.as_ref();
+        ProvisioningState::of(properties.and_then(|properties| properties.provisioning_state.as_deref()))
     }
 
-    pub fn power_state(&self) -> Option<&str> {
+    pub fn power_state(&self) -> Option<PowerState> {
         super::power_state(self.properties.as_ref()?.instance_view.as_ref()?.statuses.as_deref()?)
     }
 }

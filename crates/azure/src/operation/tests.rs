@@ -15,6 +15,8 @@ fn state(state: &str) -> Vec<u8> {
     format!(r#"{{"properties":{{"provisioningState":"{state}"}}}}"#).into_bytes()
 }
 
+const NOW: jiff::Timestamp = jiff::Timestamp::UNIX_EPOCH;
+
 const STATUS: (&str, &str) = ("azure-asyncoperation", "https://h/op?t=1");
 const LOCATION: (&str, &str) = ("location", "https://h/result");
 
@@ -36,22 +38,25 @@ fn an_operation_is_followed_where_azure_says(
     #[case] address: Option<&str>,
 ) {
     let body = if body.is_empty() { Vec::new() } else { state(body) };
-    let operation = Operation::started(method, RESOURCE, status, &headers(pairs), &body);
+    let operation = Operation::started(method, RESOURCE, status, &headers(pairs), &body, NOW);
     assert_eq!(operation.as_ref().map(Operation::address), address);
 }
 
 #[test]
 fn retry_after_is_obeyed_to_the_second() {
-    let operation =
-        Operation::started("DELETE", RESOURCE, 202, &headers(&[STATUS, ("retry-after", "7")]), b"").unwrap();
-    let due = operation.due_in(jiff::Timestamp::now());
-    assert!(
-        due > Duration::from_millis(6900) && due <= Duration::from_secs(7),
-        "{due:?}"
-    );
+    let operation = Operation::started(
+        "DELETE",
+        RESOURCE,
+        202,
+        &headers(&[STATUS, ("retry-after", "7")]),
+        b"",
+        NOW,
+    )
+    .unwrap();
+    assert_eq!(operation.due_in(NOW), Duration::from_secs(7));
     assert_eq!(operation.due_in(jiff::Timestamp::MAX), Duration::ZERO);
     assert_eq!(
-        retry_after(&headers(&[("retry-after-ms", "250"), ("retry-after", "9")])),
+        retry_after(&headers(&[("retry-after-ms", "250"), ("retry-after", "9")]), NOW),
         Some(Duration::from_millis(250))
     );
 }
@@ -59,7 +64,7 @@ fn retry_after_is_obeyed_to_the_second() {
 #[test]
 fn retry_after_may_be_a_date() {
     let now = "2026-11-15T21:00:00Z".parse().unwrap();
-    let after = |date: &str| retry_after_at(&headers(&[("retry-after", date)]), now);
+    let after = |date: &str| retry_after(&headers(&[("retry-after", date)]), now);
     let later = Some(Duration::from_secs(90));
     assert_eq!(after("Sun, 15 Nov 2026 21:01:30 GMT"), later);
     assert_eq!(after("Sun, 15 Nov 2026 20:00:00 GMT"), Some(Duration::ZERO));
@@ -67,14 +72,14 @@ fn retry_after_may_be_a_date() {
 }
 
 fn deleting(pairs: &[(&str, &str)]) -> Operation {
-    Operation::started("DELETE", RESOURCE, 202, &headers(pairs), b"").unwrap()
+    Operation::started("DELETE", RESOURCE, 202, &headers(pairs), b"", NOW).unwrap()
 }
 
 #[test]
 fn a_failed_operation_keeps_azures_words() {
     let body = r#"{"status":"Failed","error":{"code":"ZonalAllocationFailed","message":"full","target":"zone"}}"#;
     let error = deleting(&[STATUS])
-        .answered(200, &HeaderMap::new(), &body.into())
+        .answered(200, &HeaderMap::new(), &body.into(), NOW)
         .unwrap_err();
     assert_eq!(error.arm().unwrap().target.as_deref(), Some("zone"));
     assert_eq!(error.class(), capstan_core::Class::Transient);
@@ -84,16 +89,16 @@ fn a_failed_operation_keeps_azures_words() {
 fn an_operation_that_azure_forgot_is_judged_by_its_resource() {
     let mut operation = deleting(&[STATUS]);
     assert!(matches!(
-        operation.answered(404, &HeaderMap::new(), &Bytes::new()),
+        operation.answered(404, &HeaderMap::new(), &Bytes::new(), NOW),
         Ok(Progress::Running(_))
     ));
     assert_eq!(operation.address(), RESOURCE);
     assert!(matches!(
-        operation.answered(200, &HeaderMap::new(), &state("Deleting").into()),
+        operation.answered(200, &HeaderMap::new(), &state("Deleting").into(), NOW),
         Ok(Progress::Running(_))
     ));
     assert_eq!(
-        operation.answered(404, &HeaderMap::new(), &Bytes::new()).unwrap(),
+        operation.answered(404, &HeaderMap::new(), &Bytes::new(), NOW).unwrap(),
         Progress::Done(None)
     );
 }
@@ -104,9 +109,9 @@ fn an_operation_that_azure_forgot_is_judged_by_its_resource() {
 #[case::canceled("canceled")]
 fn a_deletion_that_azure_forgot_and_did_not_carry_out_has_ended_and_is_tried_again(#[case] name: &str) {
     let mut operation = deleting(&[STATUS]);
-    operation.answered(404, &HeaderMap::new(), &Bytes::new()).unwrap();
+    operation.answered(404, &HeaderMap::new(), &Bytes::new(), NOW).unwrap();
     let error = operation
-        .answered(200, &HeaderMap::new(), &state(name).into())
+        .answered(200, &HeaderMap::new(), &state(name).into(), NOW)
         .unwrap_err();
     assert!(error.ended_operation(), "{error}");
     assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
@@ -118,18 +123,20 @@ fn a_deletion_that_azure_forgot_and_did_not_carry_out_has_ended_and_is_tried_aga
 #[case::not_allowed(403)]
 fn a_status_that_cannot_be_seen_says_nothing_about_the_work(#[case] status: u16) {
     let creating = headers(&[STATUS]);
-    let mut operation = Operation::started("PUT", RESOURCE, 201, &creating, &state("Creating")).unwrap();
+    let mut operation = Operation::started("PUT", RESOURCE, 201, &creating, &state("Creating"), NOW).unwrap();
     let refusal: Bytes = r#"{"error":{"code":"X","message":"y"}}"#.into();
     assert!(matches!(
-        operation.answered(status, &HeaderMap::new(), &refusal),
+        operation.answered(status, &HeaderMap::new(), &refusal, NOW),
         Ok(Progress::Running(_))
     ));
     assert_eq!(operation.address(), RESOURCE);
-    let error = operation.answered(status, &HeaderMap::new(), &refusal).unwrap_err();
+    let error = operation
+        .answered(status, &HeaderMap::new(), &refusal, NOW)
+        .unwrap_err();
     assert!(!error.ended_operation(), "{error}");
     assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
     assert!(matches!(
-        operation.answered(200, &HeaderMap::new(), &state("Succeeded").into()),
+        operation.answered(200, &HeaderMap::new(), &state("Succeeded").into(), NOW),
         Ok(Progress::Done(_))
     ));
 }
@@ -137,7 +144,7 @@ fn a_status_that_cannot_be_seen_says_nothing_about_the_work(#[case] status: u16)
 #[test]
 fn a_failure_without_a_reason_is_not_the_end() {
     let error = deleting(&[STATUS])
-        .answered(200, &HeaderMap::new(), &r#"{"status":"Failed"}"#.into())
+        .answered(200, &HeaderMap::new(), &r#"{"status":"Failed"}"#.into(), NOW)
         .unwrap_err();
     assert!(error.ended_operation());
     assert_eq!(error.class(), capstan_core::Class::Transient, "{error}");
@@ -193,7 +200,7 @@ fn reply(operation: &Operation, script: &[Reply], n: usize, succeeds: bool) -> (
 fn run(mut operation: Operation, script: &[Reply], succeeds: bool, crashes: &[usize]) -> (End, usize) {
     for n in 0.. {
         let (status, head, body) = reply(&operation, script, n, succeeds);
-        let answered = operation.answered(status, &head, &body);
+        let answered = operation.answered(status, &head, &body, NOW);
         if crashes.contains(&n) {
             operation = serde_json::from_str(&serde_json::to_string(&operation).unwrap()).unwrap();
         }
@@ -224,7 +231,7 @@ proptest! {
         crashes in prop::collection::vec(0usize..13, 0..5),
     ) {
         let method = if delete { "DELETE" } else { "POST" };
-        let operation = Operation::started(method, RESOURCE, 202, &headers(&pairs), b"").unwrap();
+        let operation = Operation::started(method, RESOURCE, 202, &headers(&pairs), b"", NOW).unwrap();
         let undisturbed = run(operation.clone(), &script, succeeds, &[]);
         prop_assert_eq!(run(operation, &script, succeeds, &crashes), undisturbed);
     }

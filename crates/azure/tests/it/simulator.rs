@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use capstan_azure::client::When;
 use capstan_azure::model::*;
-use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Owned, Resource, Secret, Settings, Stage};
+use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Owned, Request, Resource, Secret, Settings};
 use capstan_core::Class;
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle};
 use serde_json::json;
@@ -88,7 +88,7 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
     let made = client.get_vm_with_instance_view(GROUP, "m").await?.context("made")?;
     assert_eq!(
         (made.provisioning_state(), made.power_state()),
-        ("Succeeded", Some("running"))
+        (ProvisioningState::Succeeded, Some(PowerState::Running))
     );
     let again = client
         .put_vm(GROUP, "m", &vm(&nic, json!({}))?, When::Absent)
@@ -129,7 +129,7 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stage_sends_once_and_never_waits_for_azures_work() -> Result<()> {
+async fn a_request_is_sent_once_and_never_waits_for_azures_work() -> Result<()> {
     let sim = Azure::start(Config {
         network_retry_after: 600,
         ..Config::quick()
@@ -139,36 +139,36 @@ async fn a_stage_sends_once_and_never_waits_for_azures_work() -> Result<()> {
     sim.fault(Fault::new(Action::Stall).method("PUT").path("networkInterfaces/n"))?;
     let body: NetworkInterface = of(json!({"location": "eastus", "properties": {"ipConfigurations": [
         {"name": "a", "properties": {"primary": true, "subnet": {"id": subnet(&sim)}}}]}}))?;
-    let mut stage = Stage::<NetworkInterface>::default();
+    let mut request = Request::<NetworkInterface>::default();
     for _ in 0..3 {
         let send = client.put_nic(GROUP, "n", &body, When::Absent);
-        let after = stage.advance(&client, send).await?.context("it takes a while")?;
+        let after = request.advance(&client, send).await?.context("it takes a while")?;
         assert!(after > Duration::from_secs(500), "{after:?}");
     }
     assert_eq!(sim.arm_requests().len(), 1, "one request, and no poll before its time");
-    assert!(stage.value().is_none());
+    assert!(request.value().is_none());
 
     // The same with an operation that may be asked about: it is over when Azure says so.
     sim.release();
-    if let Stage::Running(operation) = &mut stage {
+    if let Request::Running(operation) = &mut request {
         operation.not_before = jiff::Timestamp::now();
     }
     let send = client.put_nic(GROUP, "n", &body, When::Absent);
-    assert_eq!(stage.advance(&client, send).await?, None);
-    let made = stage.value().context("made")?;
+    assert_eq!(request.advance(&client, send).await?, None);
+    let made = request.value().context("made")?;
     assert_eq!(made.private_addresses().len(), 1, "what came of it was read");
 
     // An operation that failed can be begun again.
-    let mut stage = Stage::<()>::default();
+    let mut request = Request::<()>::default();
     let gone = Operation {
         method: "DELETE".into(),
         resource: format!("{}?api-version=2024-05-01", made.id.as_deref().unwrap_or_default()),
         follow: capstan_azure::operation::Follow::Resource,
         not_before: jiff::Timestamp::now(),
     };
-    let failed = stage.finish(&client, async { Ok(Some(gone)) }).await.unwrap_err();
+    let failed = request.finish(&client, async { Ok(Some(gone)) }).await.unwrap_err();
     assert!(failed.ended_operation(), "{failed}");
-    assert_eq!(stage, Stage::Ahead);
+    assert_eq!(request, Request::NotSent);
     Ok(())
 }
 
@@ -199,7 +199,7 @@ async fn scale_sets_are_changed_upgraded_and_shrunk_in_batches() -> Result<()> {
     assert!(
         instances
             .iter()
-            .all(|instance| instance.latest_model_applied() && instance.power_state() == Some("running"))
+            .all(|instance| instance.latest_model_applied() && instance.power_state() == Some(PowerState::Running))
     );
 
     let change: ScaleSet = of(json!({"properties": {"virtualMachineProfile": {"storageProfile": {
@@ -360,7 +360,7 @@ async fn a_429_is_obeyed_by_everybody_who_shares_the_budget() -> Result<()> {
     let before = sim.arm_requests().len();
     let other = clients.client(&credential(&sim), &sim.subscription).at("eastus");
     for _ in 0..50 {
-        assert!(matches!(other.get_vm(GROUP, "x").await, Err(Error::Held { .. })));
+        assert!(matches!(other.get_vm(GROUP, "x").await, Err(Error::Throttled { .. })));
     }
     assert_eq!(sim.arm_requests().len(), before, "nothing was sent meanwhile");
     tokio::time::sleep(Duration::from_millis(5050)).await;

@@ -117,7 +117,7 @@ impl Set {
         Self {
             id: set.id.clone().unwrap_or_default(),
             capacity: usize::try_from(set.capacity()).unwrap_or_default(),
-            state: set.provisioning_state().to_owned(),
+            state: set.provisioning_state().to_string(),
             model: tag(HASH_TAG),
             custom_data: tag(CUSTOM_DATA_TAG),
             make: Make::of(set),
@@ -205,8 +205,8 @@ impl Seen {
                 .or_else(|| id.rsplit('/').next().map(str::to_owned))?,
             name: instance.name.clone().unwrap_or_default(),
             provider_id: format!("azure://{id}"),
-            state: instance.provisioning_state().to_owned(),
-            power: instance.power_state().map(str::to_owned),
+            state: instance.provisioning_state().to_string(),
+            power: instance.power_state().map(|power| power.to_string()),
             latest: instance.latest_model_applied(),
             created: created.and_then(seconds).unwrap_or_default(),
             message: failure.and_then(|status| status.message.clone().or_else(|| status.display_status.clone())),
@@ -242,7 +242,7 @@ impl Seen {
             name: vm.name.clone()?,
             provider_id: format!("azure://{}", vm.id.as_ref()?),
             state: properties.provisioning_state.clone().unwrap_or_default(),
-            power: power.map(str::to_owned),
+            power: power.map(|power| power.to_string()),
             // Azure does not say; the hash kept on the machine object does.
             latest: false,
             created: properties.time_created.as_deref().and_then(seconds).unwrap_or_default(),
@@ -476,7 +476,7 @@ mod tests {
         let mut memory = memory("Updating", "Creating");
         let mut headers = http::HeaderMap::new();
         headers.insert("azure-asyncoperation", "https://a/operations/1".parse().unwrap());
-        let operation = Operation::started("PUT", "/r", 201, &headers, b"").unwrap();
+        let operation = Operation::started("PUT", "/r", 201, &headers, b"", jiff::Timestamp::UNIX_EPOCH).unwrap();
         memory.operations.push(Tracked {
             kind: Kind::Change,
             ids: BTreeSet::new(),

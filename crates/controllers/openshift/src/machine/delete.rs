@@ -12,7 +12,7 @@ use super::status::{self, Ending};
 use super::{Controller, Flow, Target, Work, link};
 use crate::sizes;
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
-use capstan_azure::{Client, Operation, Owned, Progress, Stage};
+use capstan_azure::{Client, Operation, Owned, Progress, Request};
 use capstan_core::drain::{self, Options as DrainOptions};
 use capstan_kube::drain::Outcome;
 use capstan_kube::{Next, patch};
@@ -269,7 +269,7 @@ impl Controller {
         &self,
         work: &mut Work,
         target: &Target,
-        sparing: &mut Stage<()>,
+        sparing: &mut Request<()>,
         drained: Option<Result<(), String>>,
     ) -> Result<VmGone, Error> {
         let client = &target.account.client;
@@ -278,7 +278,7 @@ impl Controller {
         }
         let names = &target.names;
         let doing = || Error::doing(format!("failed to delete vm {}", names.machine));
-        if matches!(sparing, Stage::Running(_))
+        if matches!(sparing, Request::Running(_))
             && let Some(after) = sparing.finish(client, async { Ok(None) }).await.map_err(doing())?
         {
             return Ok(VmGone::NotYet(after));
@@ -308,7 +308,7 @@ impl Controller {
                 let put = client.patch_vm(&names.group, &names.machine, &update).await?;
                 Ok(put.operation)
             };
-            *sparing = Stage::Ahead;
+            *sparing = Request::NotSent;
             if let Some(after) = sparing.finish(client, send).await.map_err(doing())? {
                 return Ok(VmGone::NotYet(after));
             }

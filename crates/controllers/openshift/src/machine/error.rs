@@ -34,7 +34,7 @@ impl Error {
             Self::Azure { source, .. } => source,
             _ => return false,
         };
-        matches!(source, capstan_azure::Error::Held { .. })
+        matches!(source, capstan_azure::Error::Throttled { .. })
     }
 
     /// An interface could not be deleted, because a virtual machine has it.

@@ -8,7 +8,7 @@ use super::error::Error;
 use super::fate::Fate;
 use super::names::Names;
 use capstan_azure::model::Tags;
-use capstan_azure::{Client, Error as AzureError, Operation, Owned, Stage};
+use capstan_azure::{Client, Error as AzureError, Operation, Owned, Request};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Leaving {
     /// The change of the virtual machine that keeps disks from going with it.
-    pub spared: Stage<()>,
+    pub spared: Request<()>,
     pub disks: Disks,
     pub network: Network,
 }
@@ -26,14 +26,14 @@ pub struct Leaving {
 pub struct Disks {
     /// As decided from one listing.
     pub fate: Option<Fate>,
-    stages: HashMap<String, Stage<()>>,
+    stages: HashMap<String, Request<()>>,
 }
 
 impl Disks {
     /// Deletes the doomed, and sees that they are gone: how long to leave them alone, or nothing once they are.
     pub async fn go(&mut self, client: &Client, group: &str) -> Result<Option<Duration>, Error> {
         let gone = self.advance(client, group).await;
-        if gone.is_err() && !self.stages.values().any(|stage| matches!(stage, Stage::Running(_))) {
+        if gone.is_err() && !self.stages.values().any(|stage| matches!(stage, Request::Running(_))) {
             // Whatever is the matter, a fresh listing tells more.
             *self = Self::default();
         }
@@ -63,7 +63,7 @@ impl Disks {
 }
 
 async fn disk_gone(
-    stage: &mut Stage<()>,
+    stage: &mut Request<()>,
     client: &Client,
     group: &str,
     label: &str,
@@ -80,7 +80,7 @@ async fn disk_gone(
     match client.get_disk(group, name).await.map_err(doing())? {
         None => Ok(None),
         Some(_) => {
-            *stage = Stage::Ahead;
+            *stage = Request::NotSent;
             Err(Error::NotYet(format!(
                 "failed to delete {label}: {name}: it is still there"
             )))
@@ -110,8 +110,8 @@ impl Ties {
 /// The network of one machine.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
-    nic: Stage<()>,
-    public_ip: Stage<()>,
+    nic: Request<()>,
+    public_ip: Request<()>,
 }
 
 impl Network {
@@ -120,7 +120,7 @@ impl Network {
         let client = &target.account.client;
         match self.nic.finish(client, delete_interface(target, ties)).await {
             Err(error) if ties.lent && is_in_use(&error) => {
-                (self.nic, self.public_ip) = (Stage::Done(()), Stage::Done(()));
+                (self.nic, self.public_ip) = (Request::Done(()), Request::Done(()));
             }
             Err(error) => {
                 return Err(Error::doing(format!("failed to delete nic {}", target.names.nic()))(

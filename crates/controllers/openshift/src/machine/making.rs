@@ -10,7 +10,7 @@ use super::error::Error;
 use capstan_api::openshift::Machine;
 use capstan_azure::client::When;
 use capstan_azure::model::{NetworkInterface, PublicIpAddress};
-use capstan_azure::{Error as AzureError, Put, Stage};
+use capstan_azure::{Error as AzureError, Put, Request};
 use std::time::Duration;
 
 /// How far a machine's surroundings are. Kept between the passes that it takes to make them.
@@ -19,9 +19,9 @@ pub struct Making {
     generation: Option<i64>,
     /// What the requests need besides the spec, without the user data; read before the first of them.
     pub extras: Option<Extras>,
-    public_ip: Stage<PublicIpAddress>,
-    nic: Stage<NetworkInterface>,
-    disks: Vec<(String, Stage<()>)>,
+    public_ip: Request<PublicIpAddress>,
+    nic: Request<NetworkInterface>,
+    disks: Vec<(String, Request<()>)>,
     /// Seen to be ours by this process: a further request need not ask again.
     own_address: bool,
     own_interface: bool,
@@ -41,10 +41,10 @@ impl Making {
 
     /// As it is kept after trouble: what Azure works on is followed further, everything else is sent again.
     pub fn after_trouble(self) -> Self {
-        let disks = self.disks.iter().map(|(_, stage)| matches!(stage, Stage::Running(_)));
+        let disks = self.disks.iter().map(|(_, stage)| matches!(stage, Request::Running(_)));
         let network = [
-            matches!(self.public_ip, Stage::Running(_)),
-            matches!(self.nic, Stage::Running(_)),
+            matches!(self.public_ip, Request::Running(_)),
+            matches!(self.nic, Request::Running(_)),
         ];
         if disks.chain(network).any(|running| running) {
             self
@@ -96,7 +96,7 @@ impl Making {
 }
 
 async fn interface(
-    stage: &mut Stage<NetworkInterface>,
+    stage: &mut Request<NetworkInterface>,
     own: &mut bool,
     target: &Target,
     extras: &Extras,
@@ -168,13 +168,13 @@ fn refused(error: AzureError, what: &str, doing: String) -> Error {
 }
 
 /// Disks with a performance of their own; all at once.
-async fn disks(stages: &mut Vec<(String, Stage<()>)>, target: &Target) -> Result<Option<Duration>, Error> {
+async fn disks(stages: &mut Vec<(String, Request<()>)>, target: &Target) -> Result<Option<Duration>, Error> {
     let (spec, names) = (&target.spec, &target.names);
     let client = &target.account.client;
     let wanted: Vec<_> = spec.data_disks.iter().filter(|disk| build::made_first(disk)).collect();
     if stages.is_empty() {
         let names = wanted.iter().map(|disk| names.data_disk(&disk.name_suffix));
-        *stages = names.map(|name| (name, Stage::Ahead)).collect();
+        *stages = names.map(|name| (name, Request::NotSent)).collect();
     }
     let made = wanted.into_iter().zip(stages).map(|(disk, (name, stage))| async move {
         let send = async {

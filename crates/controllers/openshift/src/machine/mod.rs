@@ -392,7 +392,7 @@ impl Controller {
             return Ok(Flow::Again);
         };
         let recorded = status::recorded_vm(&work.machine);
-        work.vm = match vm.provisioning_state() {
+        work.vm = match vm.provisioning_state().as_str() {
             _ if !names.owns_vm(&vm, recorded.as_ref()) => Vm::Foreign,
             "Failed" | "Canceled" => Vm::Broken,
             "Succeeded" | "" => Vm::Whole,

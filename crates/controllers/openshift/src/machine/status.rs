@@ -4,7 +4,7 @@ use super::fate::{self, Attached};
 use super::names::Names;
 use super::plan::{describe_hooks, phase};
 use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, LifecycleHook, Machine, MachineStatus};
-use capstan_azure::model::{NetworkInterface, VirtualMachine};
+use capstan_azure::model::{NetworkInterface, ProvisioningState, VirtualMachine};
 use capstan_azure::{Operation, ResourceId};
 use capstan_kube::conditions::{self, Severity};
 use jiff::Timestamp;
@@ -167,7 +167,7 @@ pub fn provisioning(
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
         provider.vm_id = id_of(vm);
-        provider.vm_state = Some(vm.provisioning_state().to_owned());
+        provider.vm_state = Some(vm.provisioning_state().to_string());
         keep_operation(provider, operation);
     });
     did(
@@ -276,10 +276,10 @@ pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectRefere
 /// `None` where Azure does not tell.
 pub fn state_of(vm: &VirtualMachine) -> Option<String> {
     let provisioning = vm.provisioning_state();
-    if !matches!(provisioning, "Succeeded" | "") {
-        return Some(provisioning.to_owned());
+    if provisioning != ProvisioningState::Succeeded {
+        return Some(provisioning.to_string());
     }
-    let state = match vm.power_state()? {
+    let state = match vm.power_state()?.as_str() {
         "starting" => "Starting",
         "running" => "Running",
         "stopping" => "Stopping",

@@ -34,7 +34,7 @@ async fn an_identity_that_the_platform_manages_signs_in_once() -> Result<()> {
     let sim = Azure::start(Config::quick()).await?;
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .args(["--exact", "managed_identity::child", "--ignored", "--nocapture"])
         .env(
             "IDENTITY_ENDPOINT",
             format!("{}/metadata/identity/oauth2/token", sim.url),

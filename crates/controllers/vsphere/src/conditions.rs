@@ -22,6 +22,8 @@ pub const CLUSTER_MODULES_AVAILABLE: &str = "ClusterModulesAvailable";
 /// Whether an identity's secret is there.
 pub const CREDENTIALS_AVAILABLE: &str = "CredentialsAvailable";
 
+/// Upstream's reason for zones that have not reported yet.
+pub const WAITING_FOR_ZONES: &str = "WaitingForFailureDomainStatus";
 pub const WAITING_FOR_CLUSTER: &str = "WaitingForClusterInfrastructure";
 pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
 pub const WAITING_FOR_STATIC_IP: &str = "WaitingForStaticIPAllocation";

@@ -4,11 +4,11 @@
 //! owner allows; a Secret is used as an identity only if it has the shape of one; no password leaves this module except into
 //! a login.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
+use capstan_core::Memo;
 use capstan_core::validate::vcenter::{contains_server, same_server};
 use capstan_kube::{Cache, Context};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
@@ -17,7 +17,6 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
-use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::secrets::{self, Secrets};
@@ -59,8 +58,10 @@ pub struct Policy {
     pub insecure: bool,
 }
 
-/// By identity, its version, and namespace.
-type Allowed = HashMap<(String, Option<String>, String), (bool, Instant)>;
+/// Identity, its version, and namespace.
+type Grant = (String, Option<String>, String);
+/// Grants that are remembered at most.
+const GRANTS: usize = 1024;
 
 /// Finds accounts and signs in with them.
 pub struct Credentials {
@@ -71,7 +72,7 @@ pub struct Credentials {
     /// The namespace of the Secrets of VSphereClusterIdentities.
     home: String,
     policy: Policy,
-    allowed: Mutex<Allowed>,
+    allowed: Memo<Grant, bool>,
 }
 
 impl Credentials {
@@ -89,7 +90,7 @@ impl Credentials {
             secrets: Secrets::new(context),
             home,
             policy,
-            allowed: Mutex::default(),
+            allowed: Memo::new(context.clock, GRANTS),
         }
     }
 
@@ -238,19 +239,14 @@ impl Credentials {
             return Ok(false);
         };
         let key = (identity.name_any(), identity.resource_version(), namespace.to_owned());
-        let is_fresh = |known: &&(bool, Instant)| known.1.elapsed() < REMEMBER;
-        if let Some((answer, _)) = self.allowed.lock().get(&key).filter(is_fresh) {
-            return Ok(*answer);
-        }
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let answer = match namespaces.get_opt(namespace).await? {
-            Some(namespace) => matches(&allowed.selector, &namespace)?,
-            None => false,
+        let ask = async {
+            let namespaces: Api<Namespace> = Api::all(self.client.clone());
+            match namespaces.get_opt(namespace).await? {
+                Some(namespace) => matches(&allowed.selector, &namespace),
+                None => Ok(false),
+            }
         };
-        let mut known = self.allowed.lock();
-        known.retain(|_, known| is_fresh(&&*known));
-        known.insert(key, (answer, Instant::now()));
-        Ok(answer)
+        self.allowed.get(&key, REMEMBER, ask).await
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {

@@ -18,7 +18,7 @@ pub enum Error {
     /// A user must change the spec, or an object that it refers to.
     #[error("{0}")]
     Invalid(String),
-    /// vCenter refuses for a reason that cannot be found there; nobody tells when it has gone.
+    /// vCenter refuses for a reason that Capstan cannot read there, so no event comes when it goes away.
     #[error("{0}")]
     Unseen(String),
     /// An object that others provide does not exist yet.
@@ -48,7 +48,7 @@ impl Error {
         Classified::class(self)
     }
 
-    /// What vCenter, or the way there, had to say.
+    /// Returns the error of the vCenter client.
     pub fn vsphere(&self) -> Option<&capstan_vsphere::Error> {
         match self {
             Self::Vsphere(error) | Self::Step { error, .. } => Some(error),
@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether vCenter could not be asked at all.
+    /// Whether vCenter cannot be used at all.
     pub fn is_connection(&self) -> bool {
         use capstan_vsphere::Error::{Certificate, Closed, Http, Login, NotVcenter, Thumbprint, Unreachable};
         let source = self.vsphere();
@@ -66,13 +66,13 @@ impl Error {
         ) || matches!(source, Some(Thumbprint { .. } | Certificate { .. } | NotVcenter { .. }))
     }
 
-    /// Whether vCenter answered, and what it said may be otherwise another time: nobody will tell when it is.
+    /// Whether vCenter answered with a failure that may go away without any event.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Unseen(_)) || self.vsphere().is_some() && !self.is_connection()
     }
 
-    /// Whether the machine's own object is to tell of it; what is wrong with the API server cannot be told there.
-    pub fn is_told(&self) -> bool {
+    /// Whether the status of the object reports the error. An error of the API server could not be written there.
+    pub fn is_reported(&self) -> bool {
         !matches!(self, Self::Kube(_))
     }
 }

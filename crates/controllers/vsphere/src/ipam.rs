@@ -4,7 +4,6 @@
 //! the place in the spec, so that it is found again and never made twice.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
@@ -14,6 +13,8 @@ use k8s_openapi::api::core::v1::{LocalObjectReference, TypedLocalObjectReference
 use kube::runtime::reflector::ObjectRef;
 use kube::{CustomResource, Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
+
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use capstan_core::vm::NetworkDevice;
@@ -194,7 +195,7 @@ impl Ipam {
     }
 
     fn start(&self, context: &Context, poke: impl Fn(ObjectRef<VSphereVM>) + Clone + Send + 'static) -> Caches {
-        let mut slot = lock(&self.0);
+        let mut slot = self.0.lock();
         if let Some(caches) = slot.as_ref() {
             return caches.clone();
         }
@@ -256,10 +257,6 @@ impl IPAddressClaim {
         let complaint = conditions.find(|c| c.type_ == "Ready" && c.status == "False")?;
         complaint.message.clone().filter(|message| !message.is_empty())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

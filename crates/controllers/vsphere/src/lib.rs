@@ -1,6 +1,6 @@
 //! Cluster API machines on vSphere, with data disks: VSphereCluster, VSphereMachine and VSphereVM.
 //!
-//! Decisions are in [`plan`] and in `capstan_core`; this crate observes, asks for a plan, and carries it out.
+//! The plans are in `capstan_core::vm`; this crate observes, asks for a plan, and applies its steps.
 
 mod affinity;
 mod cluster;
@@ -32,10 +32,10 @@ pub use credentials::{ALLOWED_SERVERS, Account, Policy};
 pub use error::Error;
 use owner_cluster::Clusters;
 
-/// What flags set.
+/// The settings of the vSphere controllers, from flags and the environment.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many machines are attended to at once. A pass never waits for vCenter's tasks, so this bounds requests.
+    /// How many machines are reconciled at once. A reconcile never waits for vCenter's tasks, so this bounds requests.
     pub concurrency: u16,
     /// Where the secrets of VSphereClusterIdentities are.
     pub identity_namespace: String,
@@ -57,7 +57,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What the environment says: `POD_NAMESPACE`, `VSPHERE_USERNAME`, `VSPHERE_PASSWORD` and `EXP_NODE_ANTI_AFFINITY`.
+    /// Returns the settings of the environment: `POD_NAMESPACE`, `VSPHERE_USERNAME`, `VSPHERE_PASSWORD` and `EXP_NODE_ANTI_AFFINITY`.
     pub fn from_env() -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let defaults = Self::default();
@@ -121,21 +121,26 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         workloads,
         affinity.clone(),
     );
-    let runs_machines = machine::Machines::new(&context, clusters.clone(), machines, vms.clone());
-    let runs_clusters = cluster::ClusterController::new(
-        &context,
-        clusters.clone(),
-        credentials.clone(),
-        own.clone(),
-        vms.clone(),
-        affinity,
-    );
-    let runs_zones = cluster::zone::Zones::new(&context, clusters, credentials.clone(), domains);
     let all = tokio::join!(
-        runs_vms.run(vms, options.concurrency),
-        runs_machines.run(own, options.concurrency),
-        runs_clusters.run(identities.clone()),
-        runs_zones.run(zones),
+        runs_vms.run(vms.clone(), options.concurrency),
+        machine::run(
+            &context,
+            clusters.clone(),
+            machines,
+            vms.clone(),
+            own.clone(),
+            options.concurrency
+        ),
+        cluster::run(
+            &context,
+            clusters.clone(),
+            credentials.clone(),
+            own.clone(),
+            vms.clone(),
+            affinity,
+            identities.clone()
+        ),
+        cluster::zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
         cluster::identity::run(&context, identities, credentials),
     );
     sessions.close().await;

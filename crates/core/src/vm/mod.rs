@@ -8,6 +8,7 @@
 mod changes;
 mod datastore;
 mod guestinfo;
+pub mod machine;
 mod metadata;
 mod moref;
 mod report;

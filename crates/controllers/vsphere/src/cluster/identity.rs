@@ -4,18 +4,33 @@ use std::sync::Arc;
 
 use capstan_api::vsphere::VSphereClusterIdentity;
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::patch::{self, Lock};
-use capstan_kube::{Cache, Context, Next, Reconciler};
+use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::{Cache, Context};
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource};
 
 use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
 
-/// Runs the identities.
+struct Controller {
+    credentials: Arc<Credentials>,
+}
+
+enum Observed {
+    Deleting,
+    /// The Secret was checked, with what is wrong with it.
+    Checked(Option<String>),
+}
+
+#[derive(Debug)]
+enum Step {
+    /// Remove the finalizer that a predecessor left; Capstan puts none on identities.
+    Release,
+}
+
+/// Runs until the context's shutdown.
 pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credentials: Arc<Credentials>) {
     let (known, by_name) = (own.clone(), credentials.clone());
     let by_secret = credentials.changes().flat_map(move |secret| {
@@ -24,42 +39,73 @@ pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credenti
         let found: Vec<_> = found.iter().map(|i| ObjectRef::from_obj(i.as_ref())).collect();
         futures::stream::iter(found)
     });
-    let reconciler = Reconciler::new("vsphereclusteridentity", context, own).on(by_secret);
-    let client = context.client.clone();
-    reconciler
-        .run(move |identity| {
-            let (api, credentials) = (Api::all(client.clone()), credentials.clone());
-            async move { pass(api, credentials, identity).await }
-        })
+    Reconciler::cluster_wide(context, own)
+        .on(by_secret)
+        .run(Arc::new(Controller { credentials }))
         .await;
 }
 
-async fn pass(
-    api: Api<VSphereClusterIdentity>,
-    credentials: Arc<Credentials>,
-    own: Arc<VSphereClusterIdentity>,
-) -> Result<Next, Error> {
-    if own.meta().deletion_timestamp.is_some() {
-        patch::remove_finalizer(&api, own.as_ref(), names::OLD_IDENTITY_FINALIZER).await?;
-        return Ok(Next::Wait);
-    }
-    let fault = match credentials.check_identity(&own).await {
-        Ok(()) => None,
-        Err(error) if error.is_told() => Some(error.to_string()),
-        Err(error) => return Err(error),
-    };
-    let now = Timestamp::now();
-    let mut after = VSphereClusterIdentity::clone(&own);
-    let status = after.status.get_or_insert_default();
-    status.ready = fault.is_none();
-    match &fault {
-        None => conditions::mark_true(&mut status.conditions, names::CREDENTIALS_AVAILABLE, now),
-        Some(text) => {
-            let (type_, reason) = (names::CREDENTIALS_AVAILABLE, "SecretNotAvailable");
-            conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, text, now)
+impl Reconcile for Controller {
+    type Object = VSphereClusterIdentity;
+    type State = ();
+    type Observed = Observed;
+    type Step = Step;
+    type Error = Error;
+
+    const NAME: &'static str = "vsphereclusteridentity";
+    const COMPONENT: &'static str = "vsphereclusteridentity-controller";
+
+    async fn observe(&self, scope: &mut Scope<VSphereClusterIdentity>, _: &mut ()) -> Result<Option<Observed>, Error> {
+        if scope.is_deleting() {
+            return Ok(Some(Observed::Deleting));
         }
-    };
-    conditions::summarize(&mut status.conditions, &[names::CREDENTIALS_AVAILABLE], now);
-    patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
-    Ok(Next::Wait)
+        match self.credentials.check_identity(&scope.object).await {
+            Ok(()) => Ok(Some(Observed::Checked(None))),
+            Err(error) if error.is_reported() => Ok(Some(Observed::Checked(Some(error.to_string())))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn plan(observed: &Observed, _: Timestamp) -> Plan<Step> {
+        match observed {
+            Observed::Deleting => Plan::step(Step::Release),
+            Observed::Checked(_) => Plan::idle(),
+        }
+    }
+
+    async fn apply(
+        &self,
+        step: Step,
+        _: &mut Observed,
+        scope: &mut Scope<VSphereClusterIdentity>,
+        _: &mut (),
+    ) -> Result<Outcome, Error> {
+        match step {
+            Step::Release => scope.remove_finalizer(names::OLD_IDENTITY_FINALIZER).await?,
+        };
+        Ok(Outcome::Done)
+    }
+
+    fn status(
+        identity: &VSphereClusterIdentity,
+        observed: Option<&Observed>,
+        _: Result<(), &Error>,
+        now: Timestamp,
+    ) -> Report<VSphereClusterIdentity> {
+        let Some(Observed::Checked(fault)) = observed else {
+            return Report::nothing();
+        };
+        let mut after = identity.clone();
+        let status = after.status.get_or_insert_default();
+        status.ready = fault.is_none();
+        match fault {
+            None => conditions::mark_true(&mut status.conditions, names::CREDENTIALS_AVAILABLE, now),
+            Some(text) => {
+                let (type_, reason) = (names::CREDENTIALS_AVAILABLE, "SecretNotAvailable");
+                conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, text, now)
+            }
+        };
+        conditions::summarize(&mut status.conditions, &[names::CREDENTIALS_AVAILABLE], now);
+        Report::of(after)
+    }
 }

@@ -1,8 +1,8 @@
 //! The cluster modules of a cluster: one for its control plane and one for each MachineDeployment, so that DRS keeps their
 //! machines on different hosts.
 //!
-//! Kept here: `spec.clusterModules` names every module that was made and not removed; a module is removed when its owner
-//! and the last of its machines have gone; what goes wrong with modules is told, and holds no machine up.
+//! Invariants: `spec.clusterModules` names every module that was made and not removed; a module is removed when its owner
+//! and the last of its machines are gone; a condition reports problems with modules, and no machine waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use capstan_api::vsphere::{ClusterModule, VSphereCluster, VSphereClusterStatus, 
 use capstan_core::Class;
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::patch::{self, Lock};
+use capstan_kube::patch::Lock;
+use capstan_kube::runtime::Scope;
 use capstan_vsphere::{MoRef, Vcenter};
 use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -81,7 +82,13 @@ impl Modules {
 
 impl ClusterController {
     /// Brings the modules of a cluster up to date.
-    pub(super) async fn modules(&self, own: &VSphereCluster, vcenter: &Vcenter) -> Result<Modules, Error> {
+    pub(super) async fn ensure_modules(
+        &self,
+        scope: &mut Scope<VSphereCluster>,
+        vcenter: &Vcenter,
+    ) -> Result<Modules, Error> {
+        let own = scope.object.clone();
+        let own = own.as_ref();
         let targets = self.targets(own);
         let noted = &own.spec.cluster_modules;
         if !self.affinity.has_modules(own) || (targets.is_empty() && noted.is_empty()) {
@@ -113,7 +120,7 @@ impl ClusterController {
                 Err(error) => problems.push(format!("{}: {error}", target.name)),
             }
         }
-        self.note_modules(own, vcenter, modules, made).await?;
+        self.note_modules(scope, vcenter, modules, made).await?;
         Ok(if problems.is_empty() {
             Modules::Fine
         } else {
@@ -197,20 +204,15 @@ impl ClusterController {
     /// Writes down which modules there are. Modules have no names: one that is not written down would be lost.
     async fn note_modules(
         &self,
-        own: &VSphereCluster,
+        scope: &mut Scope<VSphereCluster>,
         vcenter: &Vcenter,
         modules: Vec<ClusterModule>,
         made: Vec<String>,
     ) -> Result<(), Error> {
-        let mut after = own.clone();
+        let mut after = VSphereCluster::clone(&scope.object);
         after.spec.cluster_modules = modules;
-        let api: Api<VSphereCluster> = self.context.api(&own.namespace().unwrap_or_default());
-        match patch::object(&api, own, &after, Lock::Version).await {
-            Ok(Some(updated)) => {
-                self.note(&updated);
-                Ok(())
-            }
-            Ok(None) => Ok(()),
+        match scope.write_object(&after, Lock::Version).await {
+            Ok(_) => Ok(()),
             Err(error) => {
                 for module in made {
                     if let Err(error) = vcenter.delete_cluster_module(&module).await {
@@ -230,7 +232,7 @@ impl ClusterController {
         }
         let vcenter = match self.credentials.session(own).await {
             // An account that is gone for good must not keep the cluster for ever.
-            Err(error) if error.is_told() && error.class() == Class::Terminal => {
+            Err(error) if error.is_reported() && error.class() == Class::Terminal => {
                 let left: Vec<&str> = modules.iter().map(|module| module.module_uuid.as_str()).collect();
                 let text = format!("cluster modules {} are left behind: {error}", left.join(", "));
                 self.recorder.warning(own, names::MODULES_FAILED, text).await;

@@ -1,4 +1,4 @@
-//! VSphereDeploymentZone: whether machines can be put where it says.
+//! VSphereDeploymentZone: reports whether machines can be placed where it says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain};
 use capstan_core::validate::vsphere::{deployment_zone, failure_domain};
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::patch::{self, Lock};
-use capstan_kube::{Cache, Context, Next, Reconciler};
+use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::{Cache, Context};
 use capstan_vsphere::Vcenter;
 use jiff::Timestamp;
+use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource, ResourceExt};
 
 use super::same_vcenter;
 use super::topology::{self, Fault};
@@ -20,102 +20,163 @@ use crate::credentials::Credentials;
 use crate::error::Error;
 use crate::owner_cluster::Clusters;
 
-/// What a zone names is looked for again this often.
-const RESYNC: Duration = Duration::from_secs(10 * 60);
-/// A folder or network that is missing may be made any time: it is looked for again after as long as it is known to be
+/// A folder or network that is missing may be made at any time. The next check comes after as long as it is known to be
 /// missing, within these bounds.
 const RECHECK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// The conditions of a zone, in the order in which they are checked.
+const CHECKED: [&str; 3] = [
+    names::VCENTER_AVAILABLE,
+    names::PLACEMENT_CONSTRAINT_MET,
+    names::FAILURE_DOMAIN_VALIDATED,
+];
 
-/// Runs the deployment zones.
-pub struct Zones {
+struct Controller {
     context: Context,
     clusters: Clusters,
     credentials: Arc<Credentials>,
     domains: Cache<VSphereFailureDomain>,
 }
 
-impl Zones {
-    pub fn new(
-        context: &Context,
-        clusters: Clusters,
-        credentials: Arc<Credentials>,
-        domains: Cache<VSphereFailureDomain>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            context: context.clone(),
-            clusters,
-            credentials,
-            domains,
+enum Observed {
+    Deleting,
+    Present {
+        /// What the last check found; `None` before it ran.
+        checked: Option<Option<Fault>>,
+    },
+}
+
+#[derive(Debug)]
+enum Step {
+    /// Remove the finalizer that a predecessor left; Capstan puts none on zones.
+    Release,
+    /// Compare vCenter with the failure domain, and attach tags where the failure domain asks for that.
+    Check,
+}
+
+/// Runs until the context's shutdown.
+pub async fn run(
+    context: &Context,
+    clusters: Clusters,
+    credentials: Arc<Credentials>,
+    domains: Cache<VSphereFailureDomain>,
+    own: Cache<VSphereDeploymentZone>,
+) -> Result<(), Error> {
+    domains.ready().await?;
+    let (of_domain, of_cluster) = (own.clone(), own.clone());
+    let references = |found: Vec<Arc<VSphereDeploymentZone>>| -> Vec<ObjectRef<VSphereDeploymentZone>> {
+        found.iter().map(|zone| ObjectRef::from_obj(zone.as_ref())).collect()
+    };
+    let reconciler = Reconciler::cluster_wide(context, own)
+        .watches(&domains, move |domain: &VSphereFailureDomain| {
+            let name = domain.name_any();
+            references(of_domain.select(None, |zone| zone.spec.failure_domain.as_ref() == Some(&name)))
+        })
+        .watches(&clusters.infrastructure, move |cluster: &VSphereCluster| {
+            let waits = |zone: &VSphereDeploymentZone| zone.status.as_ref().and_then(|s| s.ready) != Some(true);
+            references(of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
+        });
+    let controller = Controller {
+        context: context.clone(),
+        clusters,
+        credentials,
+        domains,
+    };
+    reconciler.run(Arc::new(controller)).await;
+    Ok(())
+}
+
+impl Reconcile for Controller {
+    type Object = VSphereDeploymentZone;
+    type State = ();
+    type Observed = Observed;
+    type Step = Step;
+    type Error = Error;
+
+    const NAME: &'static str = "vspheredeploymentzone";
+    const COMPONENT: &'static str = "vspheredeploymentzone-controller";
+
+    async fn observe(&self, scope: &mut Scope<VSphereDeploymentZone>, _: &mut ()) -> Result<Option<Observed>, Error> {
+        if scope.is_deleting() {
+            return Ok(Some(Observed::Deleting));
+        }
+        let present = Observed::Present { checked: None };
+        Ok((!self.is_foreign(&scope.object)).then_some(present))
+    }
+
+    fn plan(observed: &Observed, _: Timestamp) -> Plan<Step> {
+        Plan::step(match observed {
+            Observed::Deleting => Step::Release,
+            Observed::Present { .. } => Step::Check,
         })
     }
 
-    /// The controller, until shutdown.
-    pub async fn run(self: Arc<Self>, own: Cache<VSphereDeploymentZone>) -> Result<(), Error> {
-        self.domains.ready().await?;
-        let (of_domain, of_cluster) = (own.clone(), own.clone());
-        let references = |found: Vec<Arc<VSphereDeploymentZone>>| -> Vec<ObjectRef<VSphereDeploymentZone>> {
-            found.iter().map(|zone| ObjectRef::from_obj(zone.as_ref())).collect()
-        };
-        let reconciler = Reconciler::new("vspheredeploymentzone", &self.context, own)
-            .watches(&self.domains, move |domain| {
-                let name = domain.name_any();
-                references(of_domain.select(None, |zone| zone.spec.failure_domain.as_ref() == Some(&name)))
-            })
-            .watches(&self.clusters.infrastructure, move |cluster| {
-                let waits = |zone: &VSphereDeploymentZone| zone.status.as_ref().and_then(|s| s.ready) != Some(true);
-                references(of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
-            });
-        reconciler.run(move |zone| self.clone().pass(zone)).await;
-        Ok(())
+    async fn apply(
+        &self,
+        step: Step,
+        observed: &mut Observed,
+        scope: &mut Scope<VSphereDeploymentZone>,
+        _: &mut (),
+    ) -> Result<Outcome, Error> {
+        match step {
+            Step::Release => {
+                scope.remove_finalizer(names::OLD_ZONE_FINALIZER).await?;
+                Ok(Outcome::Done)
+            }
+            Step::Check => {
+                let fault = self.check(&scope.object).await?;
+                let wait = match &fault {
+                    None => self.context.resync,
+                    Some(fault) => recheck(failing_since(&scope.object, fault.condition, scope.now()), scope.now()),
+                };
+                *observed = Observed::Present { checked: Some(fault) };
+                Ok(Outcome::Wait(Some(wait)))
+            }
+        }
     }
 
-    async fn pass(self: Arc<Self>, own: Arc<VSphereDeploymentZone>) -> Result<Next, Error> {
-        let api: Api<VSphereDeploymentZone> = Api::all(self.context.client.clone());
-        if own.meta().deletion_timestamp.is_some() {
-            // Nothing of ours hangs on it; a predecessor may have left this.
-            patch::remove_finalizer(&api, own.as_ref(), names::OLD_ZONE_FINALIZER).await?;
-            return Ok(Next::Wait);
-        }
-        if self.is_anothers(&own) {
-            return Ok(Next::Wait);
-        }
-        let fault = match self.check(&own).await {
-            Ok(fault) => fault,
-            Err(error) if error.is_told() => Some(Fault {
-                condition: names::VCENTER_AVAILABLE,
-                reason: names::VCENTER_UNREACHABLE,
-                text: error.to_string(),
-                severity: Severity::Error,
-            }),
-            Err(error) => return Err(error),
+    fn status(
+        zone: &VSphereDeploymentZone,
+        observed: Option<&Observed>,
+        _: Result<(), &Error>,
+        now: Timestamp,
+    ) -> Report<VSphereDeploymentZone> {
+        let Some(Observed::Present { checked: Some(fault) }) = observed else {
+            return Report::nothing();
         };
-        let now = Timestamp::now();
-        let mut after = VSphereDeploymentZone::clone(&own);
+        let mut after = zone.clone();
         let status = after.status.get_or_insert_default();
-        let all = [
-            names::VCENTER_AVAILABLE,
-            names::PLACEMENT_CONSTRAINT_MET,
-            names::FAILURE_DOMAIN_VALIDATED,
-        ];
-        for type_ in all {
+        for type_ in CHECKED {
             match fault.as_ref().filter(|fault| fault.condition == type_) {
                 Some(fault) => {
-                    let (list, severity) = (&mut status.conditions, fault.severity);
-                    conditions::mark_false(list, type_, severity, fault.reason, &fault.text, now);
+                    let list = &mut status.conditions;
+                    conditions::mark_false(list, type_, fault.severity, fault.reason, &fault.text, now);
                     break;
                 }
                 None => conditions::mark_true(&mut status.conditions, type_, now),
             };
         }
-        // What is only warned of keeps nobody out.
+        // A zone with a warning can be used.
         status.ready = Some(fault.as_ref().is_none_or(|fault| fault.severity != Severity::Error));
-        conditions::summarize(&mut status.conditions, &all, now);
-        let since = fault.and_then(|fault| conditions::since(&status.conditions, fault.condition));
-        patch::status(&api, own.as_ref(), &after, Lock::Open).await?;
-        Ok(Next::After(since.map_or(RESYNC, |since| recheck(since, now))))
+        conditions::summarize(&mut status.conditions, &CHECKED, now);
+        Report::of(after)
+    }
+}
+
+impl Controller {
+    /// Returns the first thing that is wrong with a zone.
+    async fn check(&self, own: &VSphereDeploymentZone) -> Result<Option<Fault>, Error> {
+        match self.compare(own).await {
+            Err(error) if error.is_reported() => Ok(Some(Fault {
+                condition: names::VCENTER_AVAILABLE,
+                reason: names::VCENTER_UNREACHABLE,
+                text: error.to_string(),
+                severity: Severity::Error,
+            })),
+            result => result,
+        }
     }
 
-    async fn check(&self, own: &VSphereDeploymentZone) -> Result<Option<Fault>, Error> {
+    async fn compare(&self, own: &VSphereDeploymentZone) -> Result<Option<Fault>, Error> {
         let name = own.spec.failure_domain.clone().unwrap_or_default();
         let Some(domain) = self.domains.get(None, &name) else {
             let text = format!("VSphereFailureDomain {name:?} does not exist");
@@ -133,8 +194,9 @@ impl Zones {
         topology::check(&vcenter, &own.spec.placement_constraint, &domain.spec).await
     }
 
-    /// Zones belong to no namespace. Whoever works in one alone leaves those to others that none of its clusters can use.
-    fn is_anothers(&self, own: &VSphereDeploymentZone) -> bool {
+    /// Whether a zone is left to another instance. Zones belong to no namespace; an instance that works in one namespace only
+    /// leaves zones that none of its clusters can use to others.
+    fn is_foreign(&self, own: &VSphereDeploymentZone) -> bool {
         self.context.namespace.is_some() && self.on_same_server(own).is_empty()
     }
 
@@ -182,11 +244,20 @@ fn cannot_sign_in(error: &Error) -> bool {
             source,
             Login { .. } | Thumbprint { .. } | Certificate { .. } | Invalid { .. }
         ),
-        None => error.is_told(),
+        None => error.is_reported(),
     }
 }
 
-/// When to look again at what has been wrong since then.
+/// Returns since when a condition of a zone is False.
+fn failing_since(zone: &VSphereDeploymentZone, type_: &str, now: Timestamp) -> Timestamp {
+    let conditions = zone.status.as_ref().map(|status| status.conditions.as_slice());
+    let conditions = conditions.filter(|conditions| conditions::is_false(conditions, type_));
+    conditions
+        .and_then(|conditions| conditions::since(conditions, type_))
+        .unwrap_or(now)
+}
+
+/// Returns when to check again what has been wrong since then.
 fn recheck(since: Timestamp, now: Timestamp) -> Duration {
     let known = Duration::try_from(now.duration_since(since)).unwrap_or_default();
     known.clamp(RECHECK.0, RECHECK.1)
@@ -197,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_looked_for_less_and_less_often() {
+    fn a_missing_object_is_looked_for_less_and_less_often() {
         let now = Timestamp::constant(1_000_000, 0);
         let after = |seconds: i64| recheck(now - jiff::SignedDuration::from_secs(seconds), now).as_secs();
         assert_eq!([-3, 0, 5, 10, 40, 90].map(after), [5, 5, 5, 10, 40, 60]);

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
 
 use super::state::{CloneEnd, Started, TaskKind, VmState};
-use super::{Vms, status};
+use super::{Vms, pending, status};
 use crate::conditions as names;
 use crate::desired;
 use crate::error::Error;
@@ -104,7 +104,7 @@ impl Vms {
                 .warning(vm.as_ref(), "FieldIgnored", ignored.join("; "))
                 .await;
         }
-        let next = self.await_task(vm, state, TaskKind::Clone, task);
+        let next = self.follow(vm, state, TaskKind::Clone, pending::task(task));
         self.record_clone(vm, state).await?;
         Ok(next)
     }
@@ -364,7 +364,7 @@ impl Vms {
             (state.alone, state.doubtful) = (true, false);
             return Ok(false);
         }
-        self.await_others(vm, state, tasks);
+        self.follow(vm, state, TaskKind::OtherClones, pending::clones(tasks));
         Ok(true)
     }
 

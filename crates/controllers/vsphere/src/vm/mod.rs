@@ -1,12 +1,11 @@
 //! VSphereVM: one object, one virtual machine.
 //!
-//! Kept here: the virtual machine is ours if and only if its instance UUID is the object's UID, or its BIOS UUID the one
-//! that the object has kept through a move to another management cluster; it is looked for by both before anything is
-//! cloned. A pass never waits for vCenter: it starts a task, leaves a waiter behind and ends; the
-//! waiter asks for the next pass when there is news.
+//! Invariant: the VM of an object has the object's UID as its instance UUID, or the BIOS UUID that the object kept through a
+//! move to another management cluster. It is searched by both before anything is cloned.
 
 mod clone;
 mod ip_claims;
+mod pending;
 mod placement;
 mod state;
 mod status;
@@ -17,10 +16,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
+use capstan_core::backoff::exponential;
 use capstan_kube::expectations::Version;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, Next, Recorder, Trigger, patch};
-use capstan_vsphere::{MoRef, Task, Vcenter, VmInfo};
+use capstan_vsphere::{MoRef, Vcenter, VmInfo};
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
@@ -37,14 +37,12 @@ use crate::owner_cluster::{Clusters, cluster_name};
 use capstan_core::vm::{self as plan, Changes, ResolvedNames, Step};
 use capstan_core::vm::{DesiredVm, ObservedVm, Recorded};
 
-use state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState, VmStates};
+use state::{TaskKind, TaskOutcome, VmState, VmStates};
 
-/// What is ready is looked at again this often: somebody may have powered it off.
-const RESYNC: Duration = Duration::from_secs(10 * 60);
-/// What only somebody's help can mend, outside Kubernetes too, is tried again this soon at first, and this often at last.
+/// A failure that a user must correct, perhaps outside Kubernetes, is retried after this long at first, and this often at last.
 const FIRST_RECHECK: Duration = Duration::from_secs(5);
 const RECHECK: Duration = Duration::from_secs(60);
-/// What vCenter refuses for now is tried again this soon at first, and doubling up to [`RECHECK`].
+/// A failure that may go away by itself is retried after this long at first, then after twice as long, up to [`RECHECK`].
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The keys of bootstrap data and metadata, which every VM of ours is started with.
 const BOOTSTRAP_KEYS: [&str; 3] = [
@@ -52,10 +50,10 @@ const BOOTSTRAP_KEYS: [&str; 3] = [
     "guestinfo.userdata",
     "guestinfo.ignition.config.data",
 ];
-/// A step that takes longer than this is told of while it lasts; a shorter one when it is over.
+/// The status reports a step that takes longer than this while it lasts, and a shorter one when it is over.
 const SLOW: Duration = Duration::from_secs(15);
 
-/// Runs the virtual machines.
+/// The controller of VSphereVMs.
 pub struct Vms {
     context: Context,
     recorder: Recorder,
@@ -87,11 +85,11 @@ impl Vms {
             states: VmStates::default(),
             ipam: Ipam::default(),
             trigger: OnceLock::new(),
-            started: Timestamp::now(),
+            started: context.clock.now(),
         })
     }
 
-    /// The controller, until shutdown.
+    /// Runs until the context's shutdown.
     pub async fn run(self: Arc<Self>, cache: Cache<VSphereVM>, concurrency: u16) {
         let (by_infrastructure, by_cluster, by_secret) = (cache.clone(), cache.clone(), cache.clone());
         let clusters = self.clusters.clone();
@@ -128,13 +126,13 @@ impl Vms {
             })
             .on(secrets);
         let _ = self.trigger.set(reconciler.trigger());
-        reconciler.run(move |vm| self.clone().pass(vm)).await;
+        reconciler.run(move |vm| self.clone().run_once(vm)).await;
     }
 
-    async fn pass(self: Arc<Self>, vm: Arc<VSphereVM>) -> Result<Next, Error> {
+    async fn run_once(self: Arc<Self>, vm: Arc<VSphereVM>) -> Result<Next, Error> {
         let uid = vm.uid().unwrap_or_default();
         let mut state = self.states.take(&uid);
-        let result = self.attend(&vm, &mut state).await;
+        let result = self.reconcile(&vm, &mut state).await;
         if matches!(result, Ok(None)) {
             self.states.forget(&uid);
             return Ok(Next::Wait);
@@ -143,8 +141,8 @@ impl Vms {
         result.map(|next| next.unwrap_or(Next::Wait))
     }
 
-    /// `None`: there is nothing left to know of it.
-    async fn attend(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Option<Next>, Error> {
+    /// Returns `None` when the state of the VM is not needed any more.
+    async fn reconcile(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState) -> Result<Option<Next>, Error> {
         let lagging = |written: &Version| {
             vm.resource_version()
                 .is_some_and(|version| !Version::new(version).shows(written))
@@ -152,8 +150,8 @@ impl Vms {
         if state.written.as_ref().is_some_and(lagging) || self.clusters.is_paused(vm.as_ref()) {
             return Ok(Some(Next::Wait));
         }
-        let left = state.resting(self.version_of_others(vm));
-        if let Some(left) = left.filter(|_| !self.states.has_news(&vm.uid().unwrap_or_default())) {
+        let left = state.resting(self.version_of_others(vm), self.context.clock.instant());
+        if let Some(left) = left.filter(|_| !self.states.has_outcome(&vm.uid().unwrap_or_default())) {
             return Ok(Some(Next::After(left)));
         }
         state.rest = None;
@@ -164,7 +162,7 @@ impl Vms {
             self.bring_up(vm, state).await.map(Some)
         };
         match result {
-            Err(error) if error.is_told() => self.failed(vm, state, error).await.map(Some),
+            Err(error) if error.is_reported() => self.failed(vm, state, error).await.map(Some),
             result => result,
         }
     }
@@ -178,10 +176,12 @@ impl Vms {
         }
         let settled = ready && !self.affinity.is_outside(vm);
         let looked = state.looked.filter(|(_, by)| settled && *by == marks(vm));
-        if let Some(ago) = looked.map(|(at, _)| at.elapsed()).filter(|ago| *ago < RESYNC) {
-            return Ok(Next::After(RESYNC - ago));
+        // A VM that is ready is read again once in a while: somebody may have powered it off.
+        let (clock, resync) = (self.context.clock, self.context.resync);
+        if let Some(ago) = looked.map(|(at, _)| clock.since(at)).filter(|ago| *ago < resync) {
+            return Ok(Next::After(resync - ago));
         }
-        // Ours are made with it; one that a predecessor made may lack it.
+        // Capstan creates VSphereVMs with the finalizer; a predecessor may not have.
         patch::add_finalizer(&self.api(vm), vm.as_ref(), names::VM_FINALIZER).await?;
         if state.started.is_some() {
             self.record_clone(vm, state).await?;
@@ -215,10 +215,10 @@ impl Vms {
             &recorded,
             state.observed.as_ref(),
         );
-        self.carry_out(vm, state, &vcenter, &desired, &resolved, step).await
+        self.apply(vm, state, &vcenter, &desired, &resolved, step).await
     }
 
-    async fn carry_out(
+    async fn apply(
         self: &Arc<Self>,
         vm: &Arc<VSphereVM>,
         state: &mut VmState,
@@ -237,7 +237,7 @@ impl Vms {
             Step::Wrong(text) => Err(Error::Invalid(text)),
             Step::Upgrade { vm: reference, to } => {
                 let task = vcenter.upgrade_hardware(&reference, &to).await?;
-                Ok(self.await_task(vm, state, TaskKind::Upgrade, task))
+                Ok(self.follow(vm, state, TaskKind::Upgrade, pending::task(task)))
             }
             Step::Reconfigure { vm: reference, changes } => {
                 if state.tried.as_ref() == Some(&changes) {
@@ -247,11 +247,17 @@ impl Vms {
                 }
                 let spec = observed::reconfiguration(desired, resolved, &changes, &state.devices);
                 let task = vcenter.reconfigure(&reference, &spec).await?;
-                Ok(self.await_task(vm, state, TaskKind::Reconfigure(changes), task))
+                Ok(self.follow(vm, state, TaskKind::Reconfigure(changes), pending::task(task)))
             }
             Step::PowerOn(reference) => self.power_on(vm, state, vcenter, desired, &reference).await,
             Step::AwaitAddresses { vm: reference, report } => {
-                self.await_address(vm, state, vcenter, &reference);
+                let nics = state
+                    .observed
+                    .as_ref()
+                    .map(|known| known.nics.clone())
+                    .unwrap_or_default();
+                let address = pending::address(vcenter.watch_vm(&reference), reference, nics);
+                self.follow(vm, state, TaskKind::Address, address);
                 self.waiting_for_address(vm, state, &report).await
             }
             Step::Up { vm: reference, report } => self.up(vm, state, vcenter, desired, &reference, report).await,
@@ -294,7 +300,7 @@ impl Vms {
             .power_on(reference)
             .await
             .map_err(|error| status::because(names::POWERING_ON_FAILED, error))?;
-        Ok(self.await_task(vm, state, TaskKind::PowerOn, task))
+        Ok(self.follow(vm, state, TaskKind::PowerOn, pending::task(task)))
     }
 
     /// A reconfiguration that changed nothing: for devices that is an error with their names, for anything else vCenter
@@ -354,20 +360,20 @@ impl Vms {
         recorded
     }
 
-    /// Takes in the news of the last wait; tells whether one is still under way.
+    /// Handles the outcome of pending work; returns whether work is still pending.
     async fn is_waiting(&self, vm: &VSphereVM, state: &mut VmState) -> Result<bool, Error> {
-        let news = self.states.news(&vm.uid().unwrap_or_default());
-        let Some(news) = news else {
-            return Ok(state.job.is_some());
+        let outcome = self.states.outcome(&vm.uid().unwrap_or_default());
+        let Some(outcome) = outcome else {
+            return Ok(state.pending.is_some());
         };
-        if matches!(news, TaskOutcome::Slow) {
+        if matches!(outcome, TaskOutcome::Slow) {
             self.slow(vm, state).await?;
-            return Ok(state.job.is_some());
+            return Ok(state.pending.is_some());
         }
-        let Some(purpose) = state.job.take().map(|job| job.purpose.clone()) else {
+        let Some(kind) = state.pending.take().map(|pending| pending.kind.clone()) else {
             return Ok(false);
         };
-        self.handle_outcome(vm, state, purpose, news).await?;
+        self.handle_outcome(vm, state, kind, outcome).await?;
         Ok(false)
     }
 
@@ -375,10 +381,10 @@ impl Vms {
         &self,
         vm: &VSphereVM,
         state: &mut VmState,
-        purpose: TaskKind,
-        news: TaskOutcome,
+        kind: TaskKind,
+        outcome: TaskOutcome,
     ) -> Result<(), Error> {
-        match (purpose, news) {
+        match (kind, outcome) {
             (TaskKind::Clone, TaskOutcome::Task(result)) => self.clone_ended(vm, state, result).await,
             (TaskKind::OtherClones, TaskOutcome::Task(Ok(_))) => {
                 (state.alone, state.doubtful) = (true, false);
@@ -387,7 +393,7 @@ impl Vms {
             (TaskKind::Reconfigure(changes), TaskOutcome::Task(Ok(_))) => {
                 state.mended.extend(changes.dropped.clone());
                 match state.observed.as_mut().filter(|_| !observed::is_read_back(&changes)) {
-                    Some(observed) => apply(&changes, observed),
+                    Some(observed) => apply_changes(&changes, observed),
                     None => state.stale(),
                 }
                 state.tried = Some(changes);
@@ -416,13 +422,13 @@ impl Vms {
                 }
                 Ok(())
             }
-            (purpose, TaskOutcome::Task(Err(error)) | TaskOutcome::State(Err(error))) => {
+            (kind, TaskOutcome::Task(Err(error)) | TaskOutcome::State(Err(error))) => {
                 state.stale();
                 if error.is_gone() {
                     state.reference = None;
                     return Ok(());
                 }
-                Err(status::because(reason_of(&purpose), error))
+                Err(status::because(reason_of(&kind), error))
             }
             _ => {
                 state.stale();
@@ -431,7 +437,7 @@ impl Vms {
         }
     }
 
-    /// A clone that nobody waits for: an earlier process started it, or the wait ended before it did.
+    /// Follows a clone that has no waiter: an earlier process started it, or its waiter ended before it did.
     fn resume_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, vcenter: &Vcenter) -> bool {
         let noted = vm.status.as_ref().and_then(|status| status.task_ref.clone());
         let own = state.started.as_ref().map(|started| started.task.clone());
@@ -440,11 +446,11 @@ impl Vms {
             return false;
         };
         let task = vcenter.task(MoRef::task(&task));
-        self.await_task(vm, state, TaskKind::Clone, task);
+        self.follow(vm, state, TaskKind::Clone, pending::task(task));
         true
     }
 
-    /// Finds the virtual machine and reads it, unless that is known.
+    /// Finds the virtual machine and reads it, unless the state has it.
     async fn locate(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
         if state.observed.is_some() {
             return Ok(());
@@ -486,116 +492,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Leaves a waiter behind that asks for a pass when the task has ended.
-    fn await_task(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, purpose: TaskKind, task: Task) -> Next {
-        self.await_work(vm, state, purpose, async move { task.wait().await })
-    }
-
-    /// The same for anything that gives what a task does.
-    fn await_work(
-        self: &Arc<Self>,
-        vm: &Arc<VSphereVM>,
-        state: &mut VmState,
-        purpose: TaskKind,
-        work: impl Future<Output = capstan_vsphere::Result<Option<MoRef>>> + Send + 'static,
-    ) -> Next {
-        let this = self.clone();
-        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
-        let waiter = tokio::spawn(async move {
-            let mut work = std::pin::pin!(work);
-            let result = match tokio::time::timeout(SLOW, work.as_mut()).await {
-                Ok(result) => result,
-                Err(_) => {
-                    this.report(&uid, &object, TaskOutcome::Slow);
-                    work.await
-                }
-            };
-            this.report(&uid, &object, TaskOutcome::Task(result));
-        });
-        state.job = Some(PendingTask {
-            purpose,
-            waiter: waiter.abort_handle(),
-        });
-        Next::Wait
-    }
-
-    /// Leaves a waiter behind that asks for a pass when all of these tasks have ended, however they do.
-    fn await_others(self: &Arc<Self>, vm: &Arc<VSphereVM>, state: &mut VmState, tasks: Vec<Task>) {
-        let this = self.clone();
-        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm.as_ref()));
-        let waiter = tokio::spawn(async move {
-            let ended = futures::future::join_all(tasks.iter().map(Task::wait)).await;
-            let under_way = |result: &capstan_vsphere::Result<_>| CloneEnd::of(result) == CloneEnd::UnderWay;
-            let cut_short = ended.into_iter().find(under_way);
-            this.report(&uid, &object, TaskOutcome::Task(cut_short.unwrap_or(Ok(None))));
-        });
-        state.job = Some(PendingTask {
-            purpose: TaskKind::OtherClones,
-            waiter: waiter.abort_handle(),
-        });
-    }
-
-    /// Leaves a waiter behind that asks for a pass when the guest has told an address.
-    fn await_address(self: &Arc<Self>, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter, reference: &MoRef) {
-        let nics = state
-            .observed
-            .as_ref()
-            .map(|known| known.nics.clone())
-            .unwrap_or_default();
-        let reference_of_waiter = reference.clone();
-        self.await_state(vm, state, vcenter, reference, TaskKind::Address, move |state| {
-            let mut observed = ObservedVm {
-                nics: nics.clone(),
-                ..ObservedVm::new(reference_of_waiter.clone())
-            };
-            observed::update(&mut observed, state);
-            observed.power != capstan_core::vm::PowerState::On || !plan::report(&observed).addresses.is_empty()
-        });
-    }
-
-    fn await_state(
-        self: &Arc<Self>,
-        vm: &VSphereVM,
-        state: &mut VmState,
-        vcenter: &Vcenter,
-        reference: &MoRef,
-        purpose: TaskKind,
-        is_news: impl Fn(&capstan_vsphere::VmRuntime) -> bool + Send + 'static,
-    ) {
-        let this = self.clone();
-        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm));
-        let mut watch = vcenter.watch_vm(reference);
-        let waiter = tokio::spawn(async move {
-            let slow = tokio::time::sleep(SLOW);
-            tokio::pin!(slow);
-            let mut told = false;
-            loop {
-                tokio::select! {
-                    () = &mut slow, if !told => {
-                        told = true;
-                        this.report(&uid, &object, TaskOutcome::Slow);
-                    }
-                    state = watch.next() => match state {
-                        Ok(state) if !is_news(&state) => {}
-                        state => return this.report(&uid, &object, TaskOutcome::State(state)),
-                    },
-                }
-            }
-        });
-        state.job = Some(PendingTask {
-            purpose,
-            waiter: waiter.abort_handle(),
-        });
-    }
-
-    fn report(&self, uid: &str, object: &ObjectRef<VSphereVM>, news: TaskOutcome) {
-        self.states.tell(uid, news);
-        if let Some(trigger) = self.trigger.get() {
-            trigger.poke(object.clone());
-        }
-    }
-
-    /// Tells apart the versions of an object and its cluster that others made, not we by writing a status.
+    /// Returns a hash of the object and its cluster that status writes of ours do not change.
     fn version_of_others(&self, vm: &VSphereVM) -> u64 {
         let mut hasher = DefaultHasher::new();
         let cluster = self.clusters.infrastructure_behind(vm);
@@ -624,13 +521,13 @@ fn is_ours(vm: &VSphereVM, info: &VmInfo) -> bool {
         || same(vm.spec.bios_uuid.as_deref(), &info.bios_uuid) && vm.name_any() == info.state.name && bootstrapped()
 }
 
-/// Whether a change of its cluster may matter to a VM.
+/// Whether a change of its cluster may concern a VM.
 fn is_busy(vm: &VSphereVM) -> bool {
     let ready = vm.status.as_ref().is_some_and(|status| status.ready);
     !ready || vm.meta().deletion_timestamp.is_some()
 }
 
-/// Tells apart what people mark an object with: whoever does so wants it to be looked at.
+/// Returns a hash of annotations and labels: a user who changes them asks for a reconcile.
 fn marks(vm: &VSphereVM) -> u64 {
     let mut hasher = DefaultHasher::new();
     (vm.annotations(), vm.labels()).hash(&mut hasher);
@@ -638,15 +535,15 @@ fn marks(vm: &VSphereVM) -> u64 {
 }
 
 /// ObservedVm as they are after a reconfiguration that touched no device.
-fn apply(changes: &Changes, observed: &mut ObservedVm) {
+fn apply_changes(changes: &Changes, observed: &mut ObservedVm) {
     observed.extra_config.extend(changes.extra_config.clone());
     observed.cpus = changes.cpus.unwrap_or(observed.cpus);
     observed.cores_per_socket = changes.cores_per_socket.unwrap_or(observed.cores_per_socket);
     observed.memory_mib = changes.memory_mib.unwrap_or(observed.memory_mib);
 }
 
-fn reason_of(purpose: &TaskKind) -> &'static str {
-    match purpose {
+fn reason_of(kind: &TaskKind) -> &'static str {
+    match kind {
         TaskKind::Clone | TaskKind::OtherClones => names::CLONING_FAILED,
         TaskKind::PowerOn => names::POWERING_ON_FAILED,
         TaskKind::Group => names::VM_GROUP_FAILED,
@@ -655,20 +552,14 @@ fn reason_of(purpose: &TaskKind) -> &'static str {
     }
 }
 
-/// When to try again what vCenter refused for now.
+/// Returns when to retry a failure that may go away by itself.
 fn retry(failures: u32) -> Duration {
-    doubled(FIRST_RETRY, failures)
+    exponential(FIRST_RETRY, RECHECK, failures)
 }
 
-/// When to look again at what only somebody's help can mend: sooner at first, for that help may be under way.
+/// Returns when to retry a failure that a user must correct.
 fn recheck(failures: u32) -> Duration {
-    doubled(FIRST_RECHECK, failures)
-}
-
-fn doubled(first: Duration, failures: u32) -> Duration {
-    first
-        .saturating_mul(1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
-        .min(RECHECK)
+    exponential(FIRST_RECHECK, RECHECK, failures)
 }
 
 #[cfg(test)]
@@ -676,7 +567,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_help_is_looked_at_less_and_less_often() {
+    fn a_failure_is_retried_less_and_less_often() {
         let seconds = |failures| recheck(failures).as_secs();
         assert_eq!([1, 2, 3, 4, 5, 40].map(seconds), [5, 10, 20, 40, 60, 60]);
         let seconds = |failures| retry(failures).as_secs();

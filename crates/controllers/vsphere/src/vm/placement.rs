@@ -7,7 +7,7 @@ use capstan_api::vsphere::VSphereVM;
 use capstan_kube::Next;
 use capstan_vsphere::{MoRef, Vcenter};
 
-use super::state::{TaskKind, VmState};
+use super::state::{TaskKind, TaskOutcome, VmState};
 use super::{Vms, status};
 use crate::conditions as names;
 use crate::error::Error;
@@ -33,9 +33,9 @@ impl Vms {
         let (vcenter, reference) = (vcenter.clone(), reference.clone());
         let join = async move {
             let joined = vcenter.join_vm_group(&cluster, &group.name, &reference).await;
-            joined.map(|()| None)
+            TaskOutcome::Task(joined.map(|()| None))
         };
-        Ok(Some(self.await_work(vm, state, TaskKind::Group, join)))
+        Ok(Some(self.follow(vm, state, TaskKind::Group, join)))
     }
 
     /// Makes the VM a member of its module. One that cannot be is told of, and goes on without: to run beside others of its

@@ -1,9 +1,8 @@
-//! What is known of each VM between passes, so that no pass asks vCenter what the last one knew.
+//! The state of each VM between reconciles, so that no reconcile asks vCenter for what the last one read.
 //!
-//! All of it may be lost at any time: whatever matters is found again in the VM's status and in vCenter.
+//! Losing it is always safe: whatever matters is found again in the VM's status and in vCenter.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
@@ -11,11 +10,13 @@ use capstan_kube::expectations::Version;
 use capstan_vsphere::{Device, MoRef, VmInfo, VmRuntime};
 
 use crate::ipam::Given;
+use parking_lot::Mutex;
+
 use crate::observed;
 use capstan_core::vm::Changes;
 use capstan_core::vm::{ObservedVm, UserData};
 
-/// What somebody waits for on behalf of a VM.
+/// The kinds of work that a waiter follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskKind {
     Clone,
@@ -33,19 +34,19 @@ pub enum TaskKind {
     Destroy,
 }
 
-/// What came of a wait.
+/// The outcome of pending work.
 #[derive(Debug)]
 pub enum TaskOutcome {
     Task(Result<Option<MoRef>, capstan_vsphere::Error>),
     State(Result<VmRuntime, capstan_vsphere::Error>),
-    /// It takes longer than a user should wait without a word.
+    /// The work takes so long that the status should report it.
     Slow,
 }
 
-/// A wait under way; it ends with this value.
+/// Pending work; the waiter ends when this value is dropped.
 #[derive(Debug)]
 pub struct PendingTask {
-    pub purpose: TaskKind,
+    pub kind: TaskKind,
     pub waiter: tokio::task::AbortHandle,
 }
 
@@ -55,7 +56,7 @@ impl Drop for PendingTask {
     }
 }
 
-/// A clone that was started, to be kept in the status.
+/// A clone that was started, for the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Started {
     pub task: String,
@@ -65,7 +66,7 @@ pub struct Started {
 }
 
 impl Started {
-    /// What the status keeps of it, besides the task.
+    /// Writes everything but the task to the status.
     pub fn note(&self, status: &mut VSphereVMStatus) {
         let mode = if self.linked {
             CloneMode::LinkedClone
@@ -78,13 +79,13 @@ impl Started {
     }
 }
 
-/// What is known of one VM.
+/// The state of one VM.
 #[derive(Debug, Default)]
 pub struct VmState {
     /// The version of the object that our last write made.
     pub written: Option<Version>,
     pub started: Option<Started>,
-    /// The task in the status has ended.
+    /// Whether the task in the status has ended.
     pub task_over: bool,
     /// It is certain that no clone from another process is under way.
     pub alone: bool,
@@ -94,7 +95,7 @@ pub struct VmState {
     pub name_taken: bool,
     pub reference: Option<MoRef>,
     pub observed: Option<ObservedVm>,
-    /// The devices that the observed were read with, whole.
+    /// The devices of the observation, as vCenter sent them.
     pub devices: Vec<Device>,
     pub user: Option<UserData>,
     /// How often in a row something failed that another try alone will hardly mend.
@@ -114,33 +115,31 @@ pub struct VmState {
     pub looked: Option<(Instant, u64)>,
     /// What vCenter had left out and was put right.
     pub mended: Vec<String>,
-    pub job: Option<PendingTask>,
+    pub pending: Option<PendingTask>,
 }
 
 impl VmState {
-    /// It was read.
+    /// Keeps a VM that was read.
     pub fn found(&mut self, info: VmInfo) {
         self.observed = Some(observed::observe(&info));
         self.reference = Some(info.reference);
         self.devices = info.devices;
     }
 
-    /// The observed are to be read again.
+    /// Drops the observation: the next reconcile reads the VM again.
     pub fn stale(&mut self) {
         self.observed = None;
         self.devices = Vec::new();
     }
 
     /// How long it is still left alone, if nobody has changed the object since.
-    pub fn resting(&self, version: u64) -> Option<Duration> {
+    pub fn resting(&self, version: u64, now: Instant) -> Option<Duration> {
         let (until, _) = self.rest.filter(|(_, by)| *by == version)?;
-        until
-            .checked_duration_since(Instant::now())
-            .filter(|left| !left.is_zero())
+        until.checked_duration_since(now).filter(|left| !left.is_zero())
     }
 }
 
-/// What the end of a wait says about a clone.
+/// The end of a clone, as far as the outcome of its task says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CloneEnd {
     Made(Option<MoRef>),
@@ -163,43 +162,39 @@ impl CloneEnd {
     }
 }
 
-/// All VMs, by UID.
+/// The states of all VMs, by UID.
 #[derive(Default)]
 pub struct VmStates {
     state: Mutex<HashMap<String, VmState>>,
-    news: Mutex<HashMap<String, TaskOutcome>>,
+    outcomes: Mutex<HashMap<String, TaskOutcome>>,
 }
 
 impl VmStates {
-    /// Takes what is known of a VM; there is one pass at a time for each.
+    /// Takes the state of a VM. There is one reconcile at a time for each VM.
     pub fn take(&self, uid: &str) -> VmState {
-        lock(&self.state).remove(uid).unwrap_or_default()
+        self.state.lock().remove(uid).unwrap_or_default()
     }
 
     pub fn put(&self, uid: &str, state: VmState) {
-        lock(&self.state).insert(uid.to_owned(), state);
+        self.state.lock().insert(uid.to_owned(), state);
     }
 
     pub fn forget(&self, uid: &str) {
-        lock(&self.state).remove(uid);
-        lock(&self.news).remove(uid);
+        self.state.lock().remove(uid);
+        self.outcomes.lock().remove(uid);
     }
 
-    pub fn tell(&self, uid: &str, news: TaskOutcome) {
-        lock(&self.news).insert(uid.to_owned(), news);
+    pub fn deliver(&self, uid: &str, outcome: TaskOutcome) {
+        self.outcomes.lock().insert(uid.to_owned(), outcome);
     }
 
-    pub fn has_news(&self, uid: &str) -> bool {
-        lock(&self.news).contains_key(uid)
+    pub fn has_outcome(&self, uid: &str) -> bool {
+        self.outcomes.lock().contains_key(uid)
     }
 
-    pub fn news(&self, uid: &str) -> Option<TaskOutcome> {
-        lock(&self.news).remove(uid)
+    pub fn outcome(&self, uid: &str) -> Option<TaskOutcome> {
+        self.outcomes.lock().remove(uid)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -238,13 +233,14 @@ mod tests {
 
     #[test]
     fn a_rest_ends_with_its_time_or_with_a_change_of_the_object() {
+        let now = Instant::now();
         let resting = |seconds: u64| VmState {
-            rest: Some((Instant::now() + Duration::from_secs(seconds), 1)),
+            rest: Some((now + Duration::from_secs(seconds), 1)),
             ..VmState::default()
         };
-        assert!(resting(60).resting(1).is_some());
-        assert!(resting(60).resting(2).is_none(), "somebody changed it");
-        assert!(resting(0).resting(1).is_none());
-        assert!(VmState::default().resting(1).is_none());
+        assert!(resting(60).resting(1, now).is_some());
+        assert!(resting(60).resting(2, now).is_none(), "somebody changed it");
+        assert!(resting(0).resting(1, now).is_none());
+        assert!(VmState::default().resting(1, now).is_none());
     }
 }

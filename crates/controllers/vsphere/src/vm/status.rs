@@ -1,6 +1,6 @@
-//! What is told of a VM: its status, its conditions, its events.
+//! The status, the conditions and the events of a VSphereVM.
 //!
-//! Kept here: nothing is written that is so already; a step that is over within seconds is told once, at its end.
+//! Invariant: nothing is written that does not differ; a step that takes seconds is reported once, at its end.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use super::state::{TaskKind, VmState};
-use super::{RECHECK, RESYNC, Vms, marks, recheck, retry};
+use super::{RECHECK, Vms, marks, recheck, retry};
 use crate::conditions as names;
 use crate::desired;
 use crate::error::Error;
@@ -62,7 +62,7 @@ impl Vms {
         state: &mut VmState,
         edit: impl FnOnce(&mut VSphereVMStatus, Timestamp),
     ) -> Result<(), Error> {
-        let now = Timestamp::now();
+        let now = self.context.clock.now();
         let mut after = vm.clone();
         let status = after.status.get_or_insert_default();
         edit(status, now);
@@ -88,10 +88,10 @@ impl Vms {
 
     /// A step takes long: say so.
     pub(super) async fn slow(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
-        let Some(purpose) = state.job.as_ref().map(|job| job.purpose.clone()) else {
+        let Some(kind) = state.pending.as_ref().map(|pending| pending.kind.clone()) else {
             return Ok(());
         };
-        let (reason, text) = match purpose {
+        let (reason, text) = match kind {
             TaskKind::OtherClones => (names::CLONING, "waiting for clones that are under way".into()),
             TaskKind::Clone => (names::CLONING, cloning(vm)),
             TaskKind::Upgrade => (names::CLONING, "upgrading the virtual hardware".into()),
@@ -205,10 +205,10 @@ impl Vms {
         *state = VmState {
             task_over: true,
             tagged: true,
-            looked: Some((std::time::Instant::now(), marks(vm))),
+            looked: Some((self.context.clock.instant(), marks(vm))),
             ..kept
         };
-        Ok(Next::After(RESYNC))
+        Ok(Next::After(self.context.resync))
     }
 
     async fn tell_first(&self, vm: &VSphereVM, state: &VmState, desired: &DesiredVm, reference: &MoRef, address: &str) {
@@ -299,7 +299,7 @@ impl Vms {
         let task = matches!(error.vsphere(), Some(capstan_vsphere::Error::TaskFailed { .. }));
         if task || !terminal {
             // Our own writes ask for passes too: without a rest each would start the next task at once.
-            state.rest = Some((std::time::Instant::now() + wait, self.version_of_others(vm)));
+            state.rest = Some((self.context.clock.instant() + wait, self.version_of_others(vm)));
         }
         tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "a step failed");
         Ok(Next::After(wait))

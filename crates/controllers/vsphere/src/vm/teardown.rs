@@ -1,4 +1,4 @@
-//! The end of a VM: brought down by its mode, relieved of what is not its own, destroyed, and seen to be gone.
+//! The teardown of a VM: it is powered off by its mode, foreign disks are detached, it is destroyed, and its Node is removed.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
 
 use super::state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState};
-use super::{RECHECK, Vms, status};
+use super::{RECHECK, Vms, pending, status};
 use crate::conditions as names;
 use crate::desired;
 use crate::error::Error;
@@ -27,9 +27,9 @@ impl Vms {
         if !vm.finalizers().iter().any(|finalizer| finalizer == names::VM_FINALIZER) {
             return Ok(None);
         }
-        let in_vain = |job: &PendingTask| matches!(job.purpose, TaskKind::Address | TaskKind::Group);
-        if state.job.as_ref().is_some_and(in_vain) {
-            state.job = None;
+        let in_vain = |job: &PendingTask| matches!(job.kind, TaskKind::Address | TaskKind::Group);
+        if state.pending.as_ref().is_some_and(in_vain) {
+            state.pending = None;
         }
         if self.is_ending(vm, state).await? {
             return Ok(Some(Next::Wait));
@@ -45,7 +45,7 @@ impl Vms {
         }
         self.locate(vm, state, &vcenter).await?;
         let desired = desired::desired(vm);
-        let (recorded, now) = (self.recorded(vm, state), Timestamp::now());
+        let (recorded, now) = (self.recorded(vm, state), self.context.clock.now());
         let asked = vm.status.as_ref().and_then(|status| {
             let in_progress = conditions::get(&status.conditions, names::GUEST_SOFT_POWER_OFF_SUCCEEDED)?;
             (in_progress.reason.as_deref() == Some(names::SOFT_OFF_IN_PROGRESS))
@@ -99,7 +99,7 @@ impl Vms {
                     let text = format!("{error}: powering off");
                     self.recorder.warning(vm.as_ref(), names::SOFT_OFF_FAILED, text).await;
                     let task = vcenter.power_off(&reference).await.map_err(failed)?;
-                    return Ok(Some(self.await_task(vm, state, TaskKind::PowerOff, task)));
+                    return Ok(Some(self.follow(vm, state, TaskKind::PowerOff, pending::task(task))));
                 }
                 self.soft_power_off(
                     vm,
@@ -109,11 +109,21 @@ impl Vms {
                     "the guest was asked to shut down",
                 )
                 .await?;
-                self.await_power_off(vm, state, vcenter, &reference);
+                self.follow(
+                    vm,
+                    state,
+                    TaskKind::Shutdown,
+                    pending::power_off(vcenter.watch_vm(&reference)),
+                );
                 Next::After(desired::desired(vm).soft_timeout)
             }
             TeardownStep::AwaitShutdown { vm: reference, until } => {
-                self.await_power_off(vm, state, vcenter, &reference);
+                self.follow(
+                    vm,
+                    state,
+                    TaskKind::Shutdown,
+                    pending::power_off(vcenter.watch_vm(&reference)),
+                );
                 let left = until.map(|until| until.duration_since(now).try_into().unwrap_or_default());
                 left.map_or(Next::Wait, Next::After)
             }
@@ -128,7 +138,7 @@ impl Vms {
             }
             TeardownStep::PowerOff(reference) => {
                 let task = vcenter.power_off(&reference).await.map_err(failed)?;
-                self.await_task(vm, state, TaskKind::PowerOff, task)
+                self.follow(vm, state, TaskKind::PowerOff, pending::task(task))
             }
             TeardownStep::Detach { vm: reference, disks } => {
                 let ours = state
@@ -144,33 +154,36 @@ impl Vms {
                     ..ConfigSpec::default()
                 };
                 let task = vcenter.reconfigure(&reference, &spec).await.map_err(failed)?;
-                self.await_task(vm, state, TaskKind::Detach, task)
+                self.follow(vm, state, TaskKind::Detach, pending::task(task))
             }
             TeardownStep::Destroy(reference) => {
                 self.leave_module(vm, state, vcenter, &reference).await;
                 let task = vcenter.destroy(&reference).await.map_err(failed)?;
-                self.await_task(vm, state, TaskKind::Destroy, task)
+                self.follow(vm, state, TaskKind::Destroy, pending::task(task))
             }
         };
         Ok(Some(next))
     }
 
-    /// Takes in the news of the last wait; tells whether one is still under way.
+    /// Handles the outcome of pending work; returns whether work is still pending.
     async fn is_ending(&self, vm: &VSphereVM, state: &mut VmState) -> Result<bool, Error> {
         let uid = vm.uid().unwrap_or_default();
-        let news = match self.states.news(&uid) {
+        let outcome = match self.states.outcome(&uid) {
             Some(TaskOutcome::Slow) | None => {
                 // A guest that takes its time may have to be forced: the deadline is looked at again.
-                let shutdown = state.job.as_ref().is_some_and(|job| job.purpose == TaskKind::Shutdown);
-                return Ok(state.job.is_some() && !shutdown);
+                let shutdown = state
+                    .pending
+                    .as_ref()
+                    .is_some_and(|pending| pending.kind == TaskKind::Shutdown);
+                return Ok(state.pending.is_some() && !shutdown);
             }
-            Some(news) => news,
+            Some(outcome) => outcome,
         };
-        let Some(purpose) = state.job.take().map(|job| job.purpose.clone()) else {
+        let Some(kind) = state.pending.take().map(|pending| pending.kind.clone()) else {
             return Ok(false);
         };
         state.stale();
-        match (purpose, news) {
+        match (kind, outcome) {
             (TaskKind::OtherClones, TaskOutcome::Task(Ok(_))) => {
                 (state.alone, state.doubtful) = (true, false);
                 Ok(false)
@@ -195,11 +208,6 @@ impl Vms {
             }
             _ => Ok(false),
         }
-    }
-
-    fn await_power_off(self: &Arc<Self>, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter, reference: &MoRef) {
-        let off = |state: &capstan_vsphere::VmRuntime| state.power != capstan_vsphere::PowerState::On;
-        self.await_state(vm, state, vcenter, reference, TaskKind::Shutdown, off);
     }
 
     async fn soft_power_off(

@@ -1,0 +1,140 @@
+//! The status of a VSphereCluster.
+//!
+//! Invariant: a cluster becomes ready only when all of its zones have been checked, so that no machine is placed before its
+//! failure domain is known. A cluster that is ready stays ready.
+
+use capstan_api::vsphere::{VSphereCluster, VSphereClusterStatus};
+use capstan_core::Class;
+use capstan_kube::conditions::{self, Severity};
+use capstan_kube::runtime::{EventNote, Report};
+use jiff::Timestamp;
+
+use super::{Observed, Zones};
+use crate::conditions as names;
+use crate::error::Error;
+
+/// The message of the condition that reports `--insecure-vcenter`.
+const NOT_VERIFIED: &str = "the manager runs with --insecure-vcenter and accepts every certificate of this vCenter: set \
+                            spec.thumbprint, or put the CA into the key \"ca.crt\" of the identity's Secret";
+
+pub fn status(
+    cluster: &VSphereCluster,
+    observed: Option<&Observed>,
+    result: Result<(), &Error>,
+    now: Timestamp,
+) -> Report<VSphereCluster> {
+    let mut after = cluster.clone();
+    let status = after.status.get_or_insert_default();
+    let mut events = Vec::new();
+    let fault = match observed {
+        Some(Observed::Present { fault, .. }) => result.err().or(fault.as_ref()),
+        Some(Observed::Deleting { .. }) => return Report::nothing(),
+        None => result.err(),
+    };
+    if let Some(error) = fault {
+        if !error.is_reported() {
+            return Report::nothing();
+        }
+        let severity = match error.class() {
+            Class::Terminal => Severity::Error,
+            Class::Transient | Class::Throttled(_) => Severity::Warning,
+        };
+        let (type_, reason, text) = (names::VCENTER_AVAILABLE, names::VCENTER_UNREACHABLE, error.to_string());
+        conditions::mark_false(&mut status.conditions, type_, severity, reason, &text, now);
+        events.push(EventNote::warning(reason, text));
+    } else if let Some(Observed::Present {
+        zones,
+        connected: Some((version, verified)),
+        modules,
+        ..
+    }) = observed
+    {
+        let was_ready = status.ready;
+        available(status, *verified, now);
+        failure_domains(cluster, status, zones, now);
+        if let Some(modules) = modules {
+            modules.note(status, now);
+        }
+        status.vcenter_version = Some(version.clone());
+        status.ready |= zones.unchecked.is_empty();
+        if status.ready && !was_ready {
+            let server = cluster.spec.server.clone().unwrap_or_default();
+            events.push(EventNote::normal(
+                "Ready",
+                format!("vCenter {server} {version} is available"),
+            ));
+        }
+    }
+    conditions::summarize(&mut status.conditions, &[names::VCENTER_AVAILABLE], now);
+    let mut report = Report::of(after);
+    report.events = events;
+    report
+}
+
+fn available(status: &mut VSphereClusterStatus, verified: bool, now: Timestamp) {
+    let list = &mut status.conditions;
+    conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
+    if verified {
+        conditions::remove(list, names::CERTIFICATE_VERIFIED);
+    } else {
+        let (type_, reason) = (names::CERTIFICATE_VERIFIED, names::INSECURE);
+        conditions::mark_false(list, type_, Severity::Warning, reason, NOT_VERIFIED, now);
+    }
+}
+
+fn failure_domains(cluster: &VSphereCluster, status: &mut VSphereClusterStatus, zones: &Zones, now: Timestamp) {
+    let (list, type_) = (&mut status.conditions, names::FAILURE_DOMAINS_AVAILABLE);
+    if cluster.spec.failure_domain_selector.is_none() {
+        conditions::remove(list, type_);
+    } else if !zones.unchecked.is_empty() {
+        let text = format!(
+            "waiting for the first check of deployment zones {}",
+            zones.unchecked.join(", ")
+        );
+        conditions::mark_false(list, type_, Severity::Info, names::WAITING_FOR_ZONES, &text, now);
+    } else if !zones.not_ready.is_empty() {
+        let text = format!("deployment zones that cannot be used: {}", zones.not_ready.join(", "));
+        conditions::mark_false(list, type_, Severity::Info, "FailureDomainsSkipped", &text, now);
+    } else {
+        conditions::mark_true(list, type_, now);
+    }
+    status.failure_domains = zones.domains.clone();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed(unchecked: &[&str]) -> Observed {
+        Observed::Present {
+            zones: Zones {
+                unchecked: unchecked.iter().map(|name| (*name).to_owned()).collect(),
+                ..Zones::default()
+            },
+            connected: Some(("8.0.3".into(), true)),
+            modules: None,
+            fault: None,
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_ready_when_all_of_its_zones_have_been_checked() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut cluster = VSphereCluster::new("c", Default::default());
+        cluster.spec.failure_domain_selector = Some(Default::default());
+        let after = |cluster: &VSphereCluster, unchecked: &[&str]| {
+            let report = status(cluster, Some(&observed(unchecked)), Ok(()), now);
+            report.object.unwrap()
+        };
+        let waiting = after(&cluster, &["zone-a"]).status.unwrap();
+        assert!(!waiting.ready);
+        let condition = conditions::get(&waiting.conditions, names::FAILURE_DOMAINS_AVAILABLE).unwrap();
+        assert_eq!(condition.reason.as_deref(), Some(names::WAITING_FOR_ZONES));
+        let ready = after(&cluster, &[]);
+        assert!(ready.status.as_ref().unwrap().ready);
+        assert!(
+            after(&ready, &["zone-b"]).status.unwrap().ready,
+            "a new zone takes nothing away"
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! The status of a VSphereMachine.
+
+use capstan_api::MachineAddress;
+use capstan_api::vsphere::{VSphereMachine, VSphereMachineStatus, VSphereVM};
+use capstan_core::vm::machine::{ObservedMachine, is_slow};
+use capstan_kube::conditions::{self, Severity};
+use capstan_kube::runtime::{EventNote, Report};
+use jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::conditions as names;
+use crate::error::Error;
+
+pub fn status(
+    machine: &VSphereMachine,
+    observed: Option<&ObservedMachine>,
+    result: Result<(), &Error>,
+    now: Timestamp,
+) -> Report<VSphereMachine> {
+    let mut after = machine.clone();
+    let status = after.status.get_or_insert_default();
+    let mut events = Vec::new();
+    match (result, observed) {
+        // An error of the API server is not the machine's: it is retried and logged.
+        (Err(error), _) if !error.is_reported() => return Report::nothing(),
+        (Err(error), _) => {
+            let text = error.to_string();
+            provisioned(status, Severity::Warning, names::CLONING_FAILED, &text, now);
+            events.push(EventNote::warning(names::CLONING_FAILED, text));
+        }
+        (Ok(()), None) => return Report::nothing(),
+        (Ok(()), Some(ObservedMachine::Deleting { vm })) => {
+            if let Some(vm) = vm {
+                deleting(status, vm, now);
+            }
+        }
+        (Ok(()), Some(ObservedMachine::NoInfrastructure)) => {
+            provisioned(status, Severity::Info, names::WAITING_FOR_CLUSTER, "", now);
+        }
+        (Ok(()), Some(ObservedMachine::NoBootstrapData)) => {
+            provisioned(status, Severity::Info, names::WAITING_FOR_BOOTSTRAP_DATA, "", now);
+        }
+        (Ok(()), Some(ObservedMachine::NoVm { .. })) => return Report::nothing(),
+        (
+            Ok(()),
+            Some(ObservedMachine::Vm {
+                vm,
+                provider_id: Some(_),
+                ..
+            }),
+        ) => up(status, vm, now),
+        (Ok(()), Some(ObservedMachine::Vm { vm, is_failing, .. })) => {
+            if *is_failing || is_slow(vm, now) {
+                mirror(status, vm, now);
+            }
+        }
+    }
+    conditions::summarize(&mut status.conditions, &[names::VM_PROVISIONED], now);
+    let mut report = Report::of(after);
+    report.events = events;
+    report
+}
+
+fn provisioned(status: &mut VSphereMachineStatus, severity: Severity, reason: &str, message: &str, now: Timestamp) {
+    let type_ = names::VM_PROVISIONED;
+    conditions::mark_false(&mut status.conditions, type_, severity, reason, message, now);
+}
+
+/// Copies the addresses and the network of a VSphereVM that is ready.
+fn up(status: &mut VSphereMachineStatus, vm: &VSphereVM, now: Timestamp) {
+    let found = vm.status.clone().unwrap_or_default();
+    let external = found.addresses.iter().map(|address| ("ExternalIP", address.clone()));
+    let all = external.chain([("InternalDNS", vm.name_any())]);
+    let addresses = all.map(|(kind, address)| MachineAddress {
+        type_: kind.to_owned(),
+        address,
+    });
+    status.ready = true;
+    status.addresses = addresses.collect();
+    status.network = found.network;
+    (status.failure_reason, status.failure_message) = (None, None);
+    let mirrored = conditions::get(&found.conditions, names::VM_PROVISIONED).cloned();
+    match mirrored.filter(|condition| condition.status != "True") {
+        Some(condition) => conditions::set(&mut status.conditions, condition),
+        None => conditions::mark_true(&mut status.conditions, names::VM_PROVISIONED, now),
+    };
+}
+
+/// Copies the progress of a VSphereVM, or what is wrong with it.
+fn mirror(status: &mut VSphereMachineStatus, vm: &VSphereVM, now: Timestamp) {
+    let list = vm
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    let ready = conditions::get(&list, conditions::READY).filter(|condition| condition.status != "True");
+    let reason = ready.and_then(|c| c.reason.as_deref()).unwrap_or(names::CLONING);
+    let message = ready.and_then(|c| c.message.as_deref()).unwrap_or_default();
+    let severity = match ready.and_then(|c| c.severity.as_deref()) {
+        Some("Error") => Severity::Error,
+        Some("Warning") => Severity::Warning,
+        _ => Severity::Info,
+    };
+    provisioned(status, severity, reason, message, now);
+}
+
+fn deleting(status: &mut VSphereMachineStatus, vm: &VSphereVM, now: Timestamp) {
+    let list = vm
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    let ready = conditions::get(&list, conditions::READY);
+    let failing = ready.filter(|c| c.severity.as_deref().is_some_and(|severity| severity != "Info"));
+    match failing.filter(|_| vm.metadata.deletion_timestamp.is_some()) {
+        Some(condition) => {
+            let reason = condition.reason.as_deref().unwrap_or_default();
+            let message = condition.message.as_deref().unwrap_or_default();
+            provisioned(status, Severity::Warning, reason, message, now);
+        }
+        None => provisioned(status, Severity::Info, names::DELETING, "", now),
+    }
+}

@@ -1,0 +1,94 @@
+//! Pending work of a VM: a task of vCenter, or a change of the VM, that a waiter follows beside the reconciles.
+//!
+//! Invariant: a reconcile never waits for vCenter. It starts a task, leaves one waiter behind and ends; the waiter asks for
+//! the next reconcile with the outcome, and once before that when the work takes long.
+
+use std::sync::Arc;
+
+use capstan_api::vsphere::VSphereVM;
+use capstan_core::vm::{self as plan, Nic, ObservedVm, PowerState};
+use capstan_kube::Next;
+use capstan_vsphere::{MoRef, Task, VmRuntime, VmWatch};
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+
+use super::state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState};
+use super::{SLOW, Vms};
+use crate::observed;
+
+impl Vms {
+    /// Leaves a waiter behind for `work`.
+    pub(super) fn follow(
+        self: &Arc<Self>,
+        vm: &VSphereVM,
+        state: &mut VmState,
+        kind: TaskKind,
+        work: impl Future<Output = TaskOutcome> + Send + 'static,
+    ) -> Next {
+        let this = self.clone();
+        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm));
+        let waiter = tokio::spawn(async move {
+            let mut work = std::pin::pin!(work);
+            let outcome = match tokio::time::timeout(SLOW, work.as_mut()).await {
+                Ok(outcome) => outcome,
+                Err(_) => {
+                    this.deliver(&uid, &object, TaskOutcome::Slow);
+                    work.await
+                }
+            };
+            this.deliver(&uid, &object, outcome);
+        });
+        state.pending = Some(PendingTask {
+            kind,
+            waiter: waiter.abort_handle(),
+        });
+        Next::Wait
+    }
+
+    fn deliver(&self, uid: &str, object: &ObjectRef<VSphereVM>, outcome: TaskOutcome) {
+        self.states.deliver(uid, outcome);
+        if let Some(trigger) = self.trigger.get() {
+            trigger.poke(object.clone());
+        }
+    }
+}
+
+/// Ends with the task.
+pub async fn task(task: Task) -> TaskOutcome {
+    TaskOutcome::Task(task.wait().await)
+}
+
+/// Ends when all of these clones have ended, however they do.
+pub async fn clones(tasks: Vec<Task>) -> TaskOutcome {
+    let ended = futures::future::join_all(tasks.iter().map(Task::wait)).await;
+    let under_way = |result: &capstan_vsphere::Result<_>| CloneEnd::of(result) == CloneEnd::UnderWay;
+    let cut_short = ended.into_iter().find(under_way);
+    TaskOutcome::Task(cut_short.unwrap_or(Ok(None)))
+}
+
+/// Ends when the guest reports an address, or does not run any more.
+pub async fn address(watch: VmWatch, vm: MoRef, nics: Vec<Nic>) -> TaskOutcome {
+    change(watch, move |runtime| {
+        let mut observed = ObservedVm {
+            nics: nics.clone(),
+            ..ObservedVm::new(vm.clone())
+        };
+        observed::update(&mut observed, runtime);
+        observed.power != PowerState::On || !plan::report(&observed).addresses.is_empty()
+    })
+    .await
+}
+
+/// Ends when the VM is powered off.
+pub async fn power_off(watch: VmWatch) -> TaskOutcome {
+    change(watch, |runtime| runtime.power != PowerState::On).await
+}
+
+async fn change(mut watch: VmWatch, is_over: impl Fn(&VmRuntime) -> bool) -> TaskOutcome {
+    loop {
+        match watch.next().await {
+            Ok(runtime) if !is_over(&runtime) => {}
+            runtime => return TaskOutcome::State(runtime),
+        }
+    }
+}

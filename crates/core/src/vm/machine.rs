@@ -1,0 +1,176 @@
+//! Decides what to do next for a VSphereMachine.
+//!
+//! Invariants: no VSphereVM is created before the infrastructure of the cluster is ready and the bootstrap data exists; a
+//! VSphereMachine is released only when its VSphereVM is gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::vsphere::VSphereVM;
+use jiff::Timestamp;
+
+use crate::plan::Plan;
+
+/// The progress of a VSphereVM is reported on its VSphereMachine when it takes longer than this. Its end, and whatever goes
+/// wrong, is reported at once.
+pub const SLOW: Duration = Duration::from_secs(30);
+
+/// A VSphereMachine with everything that the plan depends on.
+#[derive(Clone, Debug)]
+pub enum ObservedMachine {
+    /// The VSphereMachine is being deleted; the VSphereVM was read from the API server, not from a cache.
+    Deleting {
+        vm: Option<Arc<VSphereVM>>,
+    },
+    /// The infrastructure of the cluster is not ready.
+    NoInfrastructure,
+    NoBootstrapData,
+    /// There is no VSphereVM yet.
+    NoVm {
+        desired: Box<VSphereVM>,
+    },
+    Vm {
+        vm: Arc<VSphereVM>,
+        /// The VSphereVM as it should be.
+        followed: Box<VSphereVM>,
+        /// The provider ID of the machine, once its VSphereVM is ready.
+        provider_id: Option<String>,
+        /// Whether the VSphereVM reports a warning or an error.
+        is_failing: bool,
+        /// The host's name for the label of the Machine, if the Machine does not have it.
+        host_label: Option<String>,
+    },
+}
+
+/// One effect for a VSphereMachine.
+#[derive(Clone, Debug)]
+pub enum MachineStep {
+    AddFinalizer,
+    CreateVm(Box<VSphereVM>),
+    /// Bring the VSphereVM in line with its machine.
+    UpdateVm {
+        vm: Arc<VSphereVM>,
+        followed: Box<VSphereVM>,
+    },
+    /// Write the provider ID to the VSphereMachine.
+    SetProviderId(String),
+    /// Label the Machine with the name of its host.
+    LabelHost(String),
+    DeleteVm(Arc<VSphereVM>),
+    /// Remove the finalizer.
+    Release,
+}
+
+/// Returns the next steps.
+pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
+    let mut steps = vec![MachineStep::AddFinalizer];
+    let mut requeue = None;
+    match observed {
+        ObservedMachine::Deleting { vm: None } => steps = vec![MachineStep::Release],
+        ObservedMachine::Deleting { vm: Some(vm) } if vm.metadata.deletion_timestamp.is_some() => steps.clear(),
+        ObservedMachine::Deleting { vm: Some(vm) } => steps = vec![MachineStep::DeleteVm(vm.clone())],
+        ObservedMachine::NoInfrastructure | ObservedMachine::NoBootstrapData => {}
+        ObservedMachine::NoVm { desired } => steps.push(MachineStep::CreateVm(desired.clone())),
+        ObservedMachine::Vm {
+            vm,
+            followed,
+            provider_id,
+            is_failing,
+            host_label,
+        } => {
+            if vm.metadata.deletion_timestamp.is_none() {
+                steps.push(MachineStep::UpdateVm {
+                    vm: vm.clone(),
+                    followed: followed.clone(),
+                });
+            }
+            match provider_id {
+                Some(id) => steps.push(MachineStep::SetProviderId(id.clone())),
+                None => {
+                    requeue = (!is_failing)
+                        .then(|| SLOW.saturating_sub(age(vm, now)))
+                        .filter(|left| !left.is_zero())
+                }
+            }
+            steps.extend(host_label.clone().map(MachineStep::LabelHost));
+        }
+    }
+    Plan { steps, requeue }
+}
+
+/// Whether the progress of a VSphereVM is to be reported on its VSphereMachine.
+pub fn is_slow(vm: &VSphereVM, now: Timestamp) -> bool {
+    age(vm, now) >= SLOW
+}
+
+fn age(vm: &VSphereVM, now: Timestamp) -> Duration {
+    let created = vm.metadata.creation_timestamp.as_ref().map(|created| created.0);
+    let age = created.map(|created| now.duration_since(created)).unwrap_or_default();
+    Duration::try_from(age).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_000_000).unwrap()
+    }
+
+    fn vm(age: i64, deleting: bool) -> Arc<VSphereVM> {
+        let mut vm = VSphereVM::new("m", Default::default());
+        vm.metadata.creation_timestamp = Some(Time(now() - jiff::SignedDuration::from_secs(age)));
+        vm.metadata.deletion_timestamp = deleting.then(|| Time(now()));
+        Arc::new(vm)
+    }
+
+    fn observed(vm: Arc<VSphereVM>, provider_id: Option<&str>) -> ObservedMachine {
+        ObservedMachine::Vm {
+            followed: Box::new(VSphereVM::clone(&vm)),
+            vm,
+            provider_id: provider_id.map(str::to_owned),
+            is_failing: false,
+            host_label: None,
+        }
+    }
+
+    fn names(plan: &Plan<MachineStep>) -> Vec<&'static str> {
+        let name = |step: &MachineStep| match step {
+            MachineStep::AddFinalizer => "finalizer",
+            MachineStep::CreateVm(_) => "create",
+            MachineStep::UpdateVm { .. } => "update",
+            MachineStep::SetProviderId(_) => "provider id",
+            MachineStep::LabelHost(_) => "label",
+            MachineStep::DeleteVm(_) => "delete",
+            MachineStep::Release => "release",
+        };
+        plan.steps.iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_vm_is_created_after_the_gates_and_followed_until_it_is_ready() {
+        let steps = |observed: &ObservedMachine| names(&plan(observed, now()));
+        assert_eq!(steps(&ObservedMachine::NoInfrastructure), ["finalizer"]);
+        assert_eq!(steps(&ObservedMachine::NoBootstrapData), ["finalizer"]);
+        let desired = Box::new(VSphereVM::new("m", Default::default()));
+        assert_eq!(steps(&ObservedMachine::NoVm { desired }), ["finalizer", "create"]);
+        let young = plan(&observed(vm(10, false), None), now());
+        assert_eq!(
+            (names(&young), young.requeue),
+            (vec!["finalizer", "update"], Some(Duration::from_secs(20)))
+        );
+        assert_eq!(plan(&observed(vm(40, false), None), now()).requeue, None);
+        let ready = plan(&observed(vm(10, false), Some("vsphere://1")), now());
+        assert_eq!(names(&ready), ["finalizer", "update", "provider id"]);
+    }
+
+    #[test]
+    fn a_machine_is_released_when_its_vm_is_gone() {
+        let steps = |vm| names(&plan(&ObservedMachine::Deleting { vm }, now()));
+        assert_eq!(steps(Some(vm(10, false))), ["delete"]);
+        assert!(steps(Some(vm(10, true))).is_empty());
+        assert_eq!(steps(None), ["release"]);
+    }
+}

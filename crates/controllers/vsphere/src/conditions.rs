@@ -51,8 +51,9 @@ pub const CLUSTER_FINALIZER: &str = "vspherecluster.infrastructure.cluster.x-k8s
 pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-claim-protection";
 /// The finalizer of claims that earlier versions of Capstan made.
 pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
-/// Finalizers that a predecessor left on objects that we put none on.
-pub const OLD_SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
+/// Keeps the Secret of a cluster until the cluster is gone; CAPV uses the same.
+pub const SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
+/// Finalizers of CAPV on objects that Capstan puts none on.
 pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
 pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
 

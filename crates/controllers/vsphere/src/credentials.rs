@@ -10,7 +10,7 @@ use std::time::Duration;
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
 use capstan_core::Memo;
 use capstan_core::validate::vcenter::{contains_server, same_server};
-use capstan_kube::{Cache, Context};
+use capstan_kube::{Cache, Context, patch};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
@@ -18,6 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
 
+use crate::conditions::SECRET_FINALIZER;
 use crate::error::Error;
 use crate::secrets::{self, Secrets};
 
@@ -249,9 +250,31 @@ impl Credentials {
         self.allowed.get(&key, REMEMBER, ask).await
     }
 
+    /// Returns the Secret in a cluster's own namespace that its identity is in, if there is one.
+    pub async fn own_secret(&self, cluster: &VSphereCluster) -> Result<Option<Arc<Secret>>, Error> {
+        let identity = cluster.spec.identity_ref.as_ref();
+        let own = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret);
+        match (own, cluster.namespace()) {
+            (Some(own), Some(namespace)) => self.secrets.get(&namespace, &own.name).await,
+            _ => Ok(None),
+        }
+    }
+
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
         let missing = || Error::Invalid(format!("secret {namespace}/{name} of the identity does not exist"));
         self.secrets.get(namespace, name).await?.ok_or_else(missing)
+    }
+
+    /// Removes the finalizer that CAPV left on the Secret of a VSphereClusterIdentity.
+    pub async fn release_identity(&self, identity: &VSphereClusterIdentity) -> Result<(), Error> {
+        let Some((namespace, name)) = self.secret_of_identity(identity) else {
+            return Ok(());
+        };
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &namespace);
+        if let Some(secret) = secrets.get_opt(&name).await? {
+            patch::remove_finalizer(&secrets, &secret, SECRET_FINALIZER).await?;
+        }
+        Ok(())
     }
 
     /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.

@@ -26,7 +26,7 @@ enum Observed {
 
 #[derive(Debug)]
 enum Step {
-    /// Remove the finalizer that a predecessor left; Capstan puts none on identities.
+    /// Remove the finalizers that CAPV left on the identity and on its Secret; Capstan puts none there.
     Release,
 }
 
@@ -81,8 +81,11 @@ impl Reconcile for Controller {
         _: &mut (),
     ) -> Result<Outcome, Error> {
         match step {
-            Step::Release => scope.remove_finalizer(names::OLD_IDENTITY_FINALIZER).await?,
-        };
+            Step::Release => {
+                self.credentials.release_identity(&scope.object).await?;
+                scope.remove_finalizer(names::OLD_IDENTITY_FINALIZER).await?;
+            }
+        }
         Ok(Outcome::Done)
     }
 

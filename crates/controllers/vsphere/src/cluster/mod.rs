@@ -18,13 +18,14 @@ use capstan_api::vsphere::{
 use capstan_core::Class;
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::capi::Cluster;
-use capstan_kube::patch;
+use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, Recorder, cache};
 use capstan_vsphere::{Trust, Vcenter};
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::SelectorExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
@@ -77,7 +78,7 @@ enum Observed {
         connected: Option<(String, bool)>,
         modules: Option<Modules>,
         /// An error that only a user can correct.
-        fault: Option<Error>,
+        fault: Option<Box<Error>>,
     },
 }
 
@@ -86,8 +87,10 @@ enum Step {
     AddFinalizer,
     /// Sign in to vCenter, and bring the cluster modules up to date.
     Connect,
+    /// Make the cluster an owner of its Secret, and keep the Secret until the cluster is gone.
+    ProtectSecret,
     RemoveModules,
-    /// Remove the finalizers that a predecessor left on the Secret.
+    /// Remove the finalizers from the Secret.
     ReleaseSecret,
     /// Remove the finalizer.
     Release,
@@ -212,14 +215,48 @@ impl ClusterController {
         Ok(vcenter)
     }
 
-    /// Removes the finalizers that a predecessor left on the Secret of a cluster, which would keep it for ever.
+    /// Makes a cluster an owner of the Secret in its namespace, so that clusterctl moves it along, and adds the finalizer that
+    /// CAPV uses: machines whose Secret is gone could not be deleted in vCenter.
+    async fn protect_secret(&self, scope: &Scope<VSphereCluster>) -> Result<(), Error> {
+        let Some(secret) = self.credentials.own_secret(&scope.object).await? else {
+            return Ok(());
+        };
+        let is_owned = secret.owner_references().iter().any(|owner| owner.uid == scope.key.uid);
+        let is_kept = secret
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == names::SECRET_FINALIZER);
+        if (is_owned && is_kept) || secret.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let mut after = Secret::clone(&secret);
+        if !is_owned {
+            after.owner_references_mut().push(OwnerReference {
+                api_version: VSphereCluster::API_VERSION.to_owned(),
+                kind: VSphereCluster::KIND.to_owned(),
+                name: scope.key.name.clone(),
+                uid: scope.key.uid.clone(),
+                ..OwnerReference::default()
+            });
+        }
+        if !is_kept {
+            after.finalizers_mut().push(names::SECRET_FINALIZER.to_owned());
+        }
+        match patch::object(&scope.api_of::<Secret>(), secret.as_ref(), &after, Lock::Version).await {
+            // Somebody else has changed the Secret, or removed it: the watch asks for the next reconcile.
+            Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
+            result => result.map(drop).map_err(Error::from),
+        }
+    }
+
+    /// Removes the finalizers from the Secret of a cluster.
     async fn release_secret(&self, scope: &Scope<VSphereCluster>) -> Result<(), Error> {
         let identity = scope.object.spec.identity_ref.as_ref();
         let Some(identity) = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret) else {
             return Ok(());
         };
         let secrets = scope.api_of::<Secret>();
-        for finalizer in [names::CLUSTER_FINALIZER, names::OLD_SECRET_FINALIZER] {
+        for finalizer in [names::CLUSTER_FINALIZER, names::SECRET_FINALIZER] {
             let Some(secret) = secrets.get_opt(&identity.name).await? else {
                 return Ok(());
             };
@@ -273,7 +310,7 @@ impl Reconcile for ClusterController {
             },
             Observed::Deleting { .. } => Plan::after(DELETING),
             Observed::Present { .. } => Plan {
-                steps: vec![Step::AddFinalizer, Step::Connect],
+                steps: vec![Step::AddFinalizer, Step::ProtectSecret, Step::Connect],
                 requeue: None,
             },
         }
@@ -290,6 +327,7 @@ impl Reconcile for ClusterController {
             Step::AddFinalizer => {
                 scope.add_finalizer(names::CLUSTER_FINALIZER).await?;
             }
+            Step::ProtectSecret => self.protect_secret(scope).await?,
             Step::Connect => return self.apply_connect(observed, scope).await,
             Step::RemoveModules => self.remove_modules(&scope.object).await?,
             Step::ReleaseSecret => {
@@ -331,7 +369,7 @@ impl ClusterController {
         let vcenter = match self.connect(&scope.object).await {
             Err(error) if error.is_reported() && error.class() == Class::Terminal => {
                 let wait = if error.vsphere().is_some() { REFUSED } else { RECHECK };
-                *fault = Some(error);
+                *fault = Some(Box::new(error));
                 return Ok(Outcome::Wait(Some(wait)));
             }
             connected => connected?,

@@ -27,7 +27,7 @@ pub fn status(
     let status = after.status.get_or_insert_default();
     let mut events = Vec::new();
     let fault = match observed {
-        Some(Observed::Present { fault, .. }) => result.err().or(fault.as_ref()),
+        Some(Observed::Present { fault, .. }) => result.err().or(fault.as_deref()),
         Some(Observed::Deleting { .. }) => return Report::nothing(),
         None => result.err(),
     };

@@ -7,7 +7,7 @@ mod status;
 use std::sync::Arc;
 
 use capstan_api::capi::GROUP;
-use capstan_api::vsphere::{VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
+use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
 use capstan_core::vm::machine::{self, MachineStep, ObservedMachine};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_kube::patch::{self, Lock};
@@ -48,20 +48,26 @@ pub async fn run(
     };
     controller.zones.ready().await?;
     controller.domains.ready().await?;
-    let by_cluster = own.clone();
+    let (by_cluster, by_thumbprint) = (own.clone(), controller.vms.clone());
     let reconciler = Reconciler::new(context, own)
         .concurrency(concurrency)
-        .watches(&controller.vms, |vm: &VSphereVM| {
-            let mut owners = vm.owner_references().iter();
-            let owner = owners.find(|owner| owner.kind == VSphereMachine::KIND);
-            let reference = owner.map(|owner| reference(&owner.name, vm.namespace()));
-            reference.into_iter().collect()
-        })
+        .watches(&controller.vms, |vm: &VSphereVM| owner_of(vm).into_iter().collect())
         .watches(&controller.machines, |machine: &Machine| {
             let infrastructure = &machine.spec.infrastructure_ref;
             let ours = infrastructure.is(VSphereMachine::GROUP, VSphereMachine::KIND);
             let reference = ours.then(|| reference(&infrastructure.name, machine.namespace()));
             reference.into_iter().collect()
+        })
+        .watches(&controller.clusters.infrastructure, move |cluster: &VSphereCluster| {
+            // A new thumbprint reaches every VM.
+            let mut owners = cluster.owner_references().iter();
+            let name = owners
+                .find(|owner| owner.kind == "Cluster")
+                .map(|owner| owner.name.clone());
+            let stale = by_thumbprint.select(cluster.namespace().as_deref(), |vm| {
+                vm.spec.clone_spec.thumbprint != cluster.spec.thumbprint && cluster_name(vm) == name
+            });
+            stale.iter().filter_map(|vm| owner_of(vm)).collect()
         })
         .watches(&controller.clusters.clusters, move |cluster: &Cluster| {
             let name = cluster.name_any();
@@ -194,6 +200,13 @@ impl Controller {
         }
         Ok(())
     }
+}
+
+/// Returns the VSphereMachine of a VSphereVM.
+fn owner_of(vm: &VSphereVM) -> Option<ObjectRef<VSphereMachine>> {
+    let mut owners = vm.owner_references().iter();
+    let owner = owners.find(|owner| owner.kind == VSphereMachine::KIND);
+    owner.map(|owner| reference(&owner.name, vm.namespace()))
 }
 
 /// Checks that a VSphereVM belongs to the VSphereMachine with this UID.

@@ -527,10 +527,11 @@ fn is_busy(vm: &VSphereVM) -> bool {
     !ready || vm.meta().deletion_timestamp.is_some()
 }
 
-/// Returns a hash of annotations and labels: a user who changes them asks for a reconcile.
+/// Returns a hash of annotations, labels and the way to vCenter: a change of them asks for another read of the VM.
 fn marks(vm: &VSphereVM) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (vm.annotations(), vm.labels()).hash(&mut hasher);
+    let spec = &vm.spec.clone_spec;
+    (vm.annotations(), vm.labels(), &spec.server, &spec.thumbprint).hash(&mut hasher);
     hasher.finish()
 }
 

@@ -7,7 +7,7 @@ use capstan_core::Class;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::workload::Lookup;
 use capstan_kube::{Next, patch};
-use capstan_vsphere::{ConfigSpec, DeviceChange, MoRef, Vcenter};
+use capstan_vsphere::{ConfigSpec, DeviceChange, Vcenter};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};

@@ -304,3 +304,45 @@ async fn a_cluster_that_cannot_sign_in_does_not_keep_a_zone_from_the_next_one() 
     );
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_is_owned_by_its_cluster_and_outlives_a_deletion_until_the_machines_are_gone() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let cluster = world.until::<VSphereCluster>("c", available("")).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    let uid = cluster.metadata.uid.clone();
+    let owned = move |secret: &Secret| {
+        let mut owners = secret.metadata.owner_references.iter().flatten();
+        let kept = secret
+            .metadata
+            .finalizers
+            .as_ref()
+            .is_some_and(|finalizers| !finalizers.is_empty());
+        kept && owners.any(|owner| owner.kind == "VSphereCluster" && Some(&owner.uid) == uid.as_ref())
+    };
+    world.until::<Secret>("vcenter", owned).await?;
+    world.api::<Secret>().delete("vcenter", &Default::default()).await?;
+    world.delete("m").await?;
+    world.api::<VSphereCluster>().delete("c", &Default::default()).await?;
+    world.gone::<VSphereCluster>("c").await?;
+    world.gone::<Secret>("vcenter").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_thumbprint_of_the_cluster_reaches_its_machines() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    let renewed = world.vcsim.thumbprint_sha256.clone();
+    merge(
+        &world.api::<VSphereCluster>(),
+        "c",
+        json!({"spec": {"thumbprint": renewed}}),
+    )
+    .await?;
+    let reached = move |vm: &VSphereVM| vm.spec.clone_spec.thumbprint.as_ref() == Some(&renewed);
+    world.until::<VSphereVM>("m", reached).await?;
+    Ok(())
+}

@@ -74,7 +74,8 @@ async fn wrong_credentials_are_told_without_the_password_and_a_new_secret_is_eno
         logins <= 2 + minutes,
         "{logins} logins: one with the right password is enough"
     );
-    let read = world.ledger.about("/secrets/vcenter");
+    let mut read = world.ledger.about("/secrets/vcenter");
+    read.retain(|line| line.starts_with("GET"));
     assert!(read.is_empty(), "the secret is watched and not read again: {read:?}");
     Ok(())
 }

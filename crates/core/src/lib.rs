@@ -10,6 +10,7 @@ pub mod clock;
 pub mod disks;
 pub mod drain;
 pub mod interceptor;
+pub mod machine;
 pub mod machineset;
 pub mod memo;
 pub mod order;

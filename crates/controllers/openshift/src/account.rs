@@ -82,7 +82,7 @@ impl Known {
             return Ok(self.account);
         }
         let Key { namespace: other, name } = key;
-        Err(Error::NotYet(format!(
+        Err(Error::NotReady(format!(
             "credentials secret {other}/{name} does not allow machines of namespace {namespace}: name a secret of \
              namespace {namespace}, or have the owner of the secret add {namespace} to its annotation \
              {ALLOWED_NAMESPACES}"
@@ -115,7 +115,7 @@ impl Accounts {
         let key = Key::of(reference, namespace);
         match self.current(&key, namespace).await? {
             Some(known) => known.granted(&key, namespace),
-            None => Err(Error::NotYet(missing("credentials", &key))),
+            None => Err(Error::NotReady(missing("credentials", &key))),
         }
     }
 
@@ -128,7 +128,7 @@ impl Accounts {
         };
         match last {
             Some(known) => known.granted(&key, namespace),
-            None => Err(Error::NotYet(left_over(&missing("credentials", &key)))),
+            None => Err(Error::NotReady(left_over(&missing("credentials", &key)))),
         }
     }
 
@@ -157,7 +157,7 @@ impl Accounts {
         let secret = values(secret).into_iter().map(|(key, value)| (key, text(value)));
         let account = self
             .account(&secret.collect())
-            .map_err(|missing| Error::NotYet(format!("credentials secret {namespace}/{name} has no {missing}")))?;
+            .map_err(|missing| Error::NotReady(format!("credentials secret {namespace}/{name} has no {missing}")))?;
         let known = Known {
             read: self.clock.instant(),
             account,
@@ -243,7 +243,7 @@ pub async fn read_bytes(kube: &Kube, key: &Key, what: &str) -> Result<BTreeMap<S
     let secret = api
         .get_opt(&key.name)
         .await?
-        .ok_or_else(|| Error::NotYet(missing(what, key)))?;
+        .ok_or_else(|| Error::NotReady(missing(what, key)))?;
     Ok(values(secret))
 }
 

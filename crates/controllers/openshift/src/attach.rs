@@ -1,5 +1,5 @@
-//! Ultra disks that could not be attached for a pod, told to Prometheus with the machine's name, so that an alert can name
-//! the machine whose pod waits. Invariant: read from Events alone; nothing is written.
+//! A metric of Ultra disks that could not be attached for a pod, so that an alert can name the machine whose pod waits.
+//! Invariant: it is read from Events alone; nothing is written.
 
 use capstan_kube::{Cache, Context};
 use k8s_openapi::api::core::v1::Event;
@@ -22,7 +22,7 @@ struct Waiting {
     pod_namespace: String,
 }
 
-/// Exports what the Events of all namespaces say; they leave the metric when the API server forgets them.
+/// Exports the Events of all namespaces; they leave the metric when the API server drops them.
 pub fn export(ctx: &Context) {
     let config = watcher::Config::default().fields(&format!("reason={REASON}"));
     let events = Cache::start(Api::all(ctx.client.clone()), config, trim, ctx.shutdown.clone());
@@ -37,7 +37,7 @@ fn trim(event: &mut Event) {
     }
 }
 
-/// What an Event says of a failed Ultra attach; nothing for other failures.
+/// Returns the pod and the machine of a failed Ultra attach; nothing for other failures.
 fn waiting(event: &Event) -> Option<Waiting> {
     let message = event.message.as_deref()?;
     if event.reason.as_deref() != Some(REASON) || !message.contains("UltraSSD") {
@@ -51,10 +51,12 @@ fn waiting(event: &Event) -> Option<Waiting> {
     })
 }
 
-/// The driver's message says `… to instance "NAME" failed …`; a machine's VM has the machine's name.
+/// Returns the instance that the driver names: `… to instance NAME failed …`. Drivers until 2022 put the name in quotes. A
+/// machine's virtual machine has the machine's name.
 fn instance(message: &str) -> Option<&str> {
-    let (_, rest) = message.split_once("to instance \"")?;
-    rest.split_once('"').map(|(name, _)| name)
+    let (_, rest) = message.split_once("to instance ")?;
+    let name = rest.split_whitespace().next()?.trim_matches('"');
+    (!name.is_empty()).then_some(name)
 }
 
 fn last_seen(event: &Event) -> i64 {
@@ -130,9 +132,23 @@ mod tests {
         \"/subscriptions/s/disks/pvc-1\" to instance \"worker-x\" failed with Retriable: false, RawError: {\"error\": {\"message\": \
         \"StorageAccountType UltraSSD_LRS can be used only when additionalCapabilities.ultraSSDEnabled is set.\"}}";
 
-    #[test]
-    fn a_refused_ultra_attach_names_machine_and_pod() {
-        let found = waiting(&event(REASON, REFUSED)).unwrap();
+    /// As drivers of the last years write it.
+    const UNQUOTED: &str = "AttachVolume.Attach failed for volume \"pvc-1\" : rpc error: code = Internal desc = Attach volume \
+        pvc-1 to instance worker-x failed with PUT https://management.azure.com/subscriptions/s/virtualMachines/worker-x \
+        RESPONSE 400: 400 Bad Request ERROR CODE: InvalidParameter {\"message\": \"StorageAccountType UltraSSD_LRS can be \
+        used only when additionalCapabilities.ultraSSDEnabled is set.\"}";
+
+    /// As the driver writes it while it batches attachments.
+    const BATCHED: &str = "AttachVolume.Attach failed for volume \"pvc-1\" : rpc error: code = Unknown desc = Attach volume \
+        /subscriptions/s/disks/pvc-1 to instance worker-x failed with Retriable: false, HTTPStatusCode: 400, RawError: \
+        StorageAccountType UltraSSD_LRS can be used only when additionalCapabilities.ultraSSDEnabled is set.";
+
+    #[rstest::rstest]
+    #[case(REFUSED)]
+    #[case(UNQUOTED)]
+    #[case(BATCHED)]
+    fn a_refused_ultra_attach_names_machine_and_pod(#[case] message: &str) {
+        let found = waiting(&event(REASON, message)).unwrap();
         assert_eq!(
             found,
             Waiting {

@@ -1,6 +1,6 @@
 //! What a machine's spec is in Azure's words. Pure: the same spec always makes the same request.
 
-use super::names::{Names, POLICY_TAG};
+use super::names::Ids as _;
 use capstan_api::disk::{DeletionPolicy, StorageAccountType};
 use capstan_api::openshift::{
     AzureMachineProviderSpec, BootDiagnosticsStorage, DataDisk as DiskSpec, DiskEncryptionSet, ImageType,
@@ -9,6 +9,8 @@ use capstan_api::openshift::{
 use capstan_azure::ResourceId;
 use capstan_azure::model::*;
 use capstan_core::disks::azure::ultra_enabled;
+use capstan_core::machine::disks::policy_of;
+use capstan_core::machine::names::{MACHINE_TAG, Names, POLICY_TAG, UID_TAG};
 
 /// The user that the image's own provisioning makes.
 const ADMIN_USER: &str = "capi";
@@ -37,9 +39,10 @@ fn word(value: Option<&str>) -> Option<String> {
 }
 
 pub fn delete_option(disk: &DiskSpec) -> &'static str {
-    match disk.deletion_policy {
-        Some(DeletionPolicy::Delete) => "Delete",
-        _ => "Detach",
+    if policy_of(disk) == DeletionPolicy::Delete {
+        "Delete"
+    } else {
+        "Detach"
     }
 }
 
@@ -528,7 +531,7 @@ fn diagnostics(spec: &AzureMachineProviderSpec) -> Option<DiagnosticsProfile> {
 pub fn availability_set(names: &Names, spec: &AzureMachineProviderSpec) -> AvailabilitySet {
     let mut tags = names.tags(spec);
     // It is shared by the machines of a set, so it names none of them.
-    tags.retain(|key, _| key != super::names::MACHINE_TAG && key != super::names::UID_TAG);
+    tags.retain(|key, _| key != MACHINE_TAG && key != UID_TAG);
     AvailabilitySet {
         location: Some(names.location.clone()),
         tags: Some(tags),

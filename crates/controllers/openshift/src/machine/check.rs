@@ -1,14 +1,14 @@
-//! Everything that can be wrong with a machine is found before the first resource is made. Pure.
+//! Checks of a machine before its first resource is made. Pure.
 
-use super::names::Names;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::ArmError;
 use capstan_core::disks::azure::{CAPABILITY_CONFLICT, CAPABILITY_CONFLICT_TARGET, capability_conflict, disk_name};
 use capstan_core::disks::init::MOUNTS_ANNOTATION;
+use capstan_core::machine::names::Names;
 use capstan_core::validate::openshift::{validate, validate_mounts, validate_user_data};
 use kube::ResourceExt as _;
 
-/// Why a spec cannot become a machine, as it stands in the event after `failed to create vm x: `.
+/// Checks the spec. The error is as the event has it after `failed to create vm x: `.
 pub fn spec(machine: &str, spec: &AzureMachineProviderSpec) -> Result<(), String> {
     let findings = validate(machine, spec);
     if let Some(first) = findings.errors.first() {
@@ -39,7 +39,7 @@ pub fn spec(machine: &str, spec: &AzureMachineProviderSpec) -> Result<(), String
     Ok(())
 }
 
-/// The same of the mounts that its annotation asks for.
+/// Checks the mounts that the annotation asks for.
 pub fn mounts(machine: &Machine) -> Result<(), String> {
     let mounts = machine.annotations().get(MOUNTS_ANNOTATION);
     let value = machine.spec.provider_spec.value.as_ref();
@@ -48,14 +48,13 @@ pub fn mounts(machine: &Machine) -> Result<(), String> {
 }
 
 /// Checks where the user data comes from.
-pub fn user_data(machine: &Machine) -> Result<(), String> {
-    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+pub fn user_data(machine: &Machine, namespace: &str) -> Result<(), String> {
     let value = machine.spec.provider_spec.value.as_ref();
     let wrong = value.and_then(|value| validate_user_data(namespace, value));
     wrong.map_or(Ok(()), |error| Err(error.to_string()))
 }
 
-/// What the spec may leave to the credentials secret has to stand in one of them.
+/// Checks that the spec or the credentials secret names a group and a region.
 pub fn place(names: &Names) -> Result<(), String> {
     for (field, value) in [("resourceGroup", &names.group), ("location", &names.location)] {
         if value.is_empty() {
@@ -67,7 +66,7 @@ pub fn place(names: &Names) -> Result<(), String> {
     Ok(())
 }
 
-/// Azure's own refusal of a machine, in the words that users search for.
+/// Returns Azure's rejection of a machine in the words that users search for.
 pub fn refused(machine: &str, error: &ArmError) -> String {
     format!(
         "failure sending request for machine {machine}: cannot create vm: \

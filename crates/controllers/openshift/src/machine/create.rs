@@ -1,12 +1,10 @@
-//! Makes a machine: everything is checked first, then come the public address, the interface, the disks that have to be
-//! made on their own, and the virtual machine. Each request is the same when it is sent again, and the virtual machine's
-//! is refused where one exists: so a second attempt never makes a second one.
+//! Creates a machine: checks, public address, interface, the disks that have to be made on their own, virtual machine.
 
 use super::build::{self, Extras};
 use super::error::Error;
-use super::making::Making;
-use super::names::Names;
-use super::{Controller, Flow, Target, Work, check, provider_spec, status};
+use super::spec::provider_spec;
+use super::state::{State, UserData};
+use super::{Controller, Observed, Target, check, status};
 use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,128 +15,171 @@ use capstan_azure::{Put, Size};
 use capstan_core::Class;
 use capstan_core::disks::azure::ultra_enabled;
 use capstan_core::disks::init;
-use capstan_kube::Next;
-use jiff::Timestamp;
+use capstan_core::machine::names::Names;
+use capstan_kube::runtime::{Outcome, Scope};
 use kube::ResourceExt as _;
 use std::time::Duration;
 
 impl Controller {
-    /// `mend`: Azure has begun the virtual machine and could not finish; ask it again.
-    pub(super) async fn create(&self, work: &mut Work, mend: bool) -> Result<Flow, Error> {
-        match self.made(work, mend).await {
-            Ok(flow) => Ok(flow),
-            Err(error) => self.judged(work, error).await,
+    /// Checks everything, and reads what the requests need, before the first resource is made.
+    pub(super) async fn prepare(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let machine = scope.object.clone();
+        // First what needs nobody else: a bad spec is refused even while its secrets are missing.
+        let spec = provider_spec(&machine)?;
+        check::spec(&scope.key.name, &spec).map_err(Error::Invalid)?;
+        check::mounts(&machine).map_err(Error::Invalid)?;
+        check::user_data(&machine, &scope.key.namespace).map_err(Error::Invalid)?;
+        let target = self.target(scope, observed).await?;
+        check::place(&target.names).map_err(Error::Invalid)?;
+        let size = self.size(&target).await?;
+        self.check_conflicting_disks(&target, state).await?;
+        state.user_data = Some(UserData(self.custom_data(scope, &target.spec).await?));
+        let mut extras = Extras {
+            ipv6: self.subnets.is_dual_stack(&target).await?,
+            ..Extras::default()
+        };
+        balancers(&target, &mut extras).await?;
+        extras.availability_set = availability_set(&target, size.as_ref()).await?;
+        let before = state
+            .dependencies
+            .take()
+            .map(|dependencies| *dependencies)
+            .unwrap_or_default();
+        state.dependencies = Some(Box::new(before.prepared(&machine, &target, extras)));
+        Ok(Outcome::Observe)
+    }
+
+    pub(super) async fn ensure_address(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let target = self.target(scope, observed).await?;
+        let Some(dependencies) = state.dependencies.as_mut() else {
+            return Ok(Outcome::Observe);
+        };
+        let inherited = status::is_inherited(&scope.object);
+        let result = dependencies.ensure_address(&target, inherited).await;
+        self.ensured(result, state)
+    }
+
+    pub(super) async fn ensure_interface_and_disks(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let target = self.target(scope, observed).await?;
+        let Some(dependencies) = state.dependencies.as_mut() else {
+            return Ok(Outcome::Observe);
+        };
+        let inherited = status::is_inherited(&scope.object);
+        let result = dependencies.ensure_interface_and_disks(&target, inherited).await;
+        self.ensured(result, state)
+    }
+
+    fn ensured(&self, result: Result<Option<Duration>, Error>, state: &mut State) -> Result<Outcome, Error> {
+        match result {
+            Ok(None) => Ok(Outcome::Observe),
+            Ok(Some(after)) => Ok(Outcome::Wait(Some(after))),
+            Err(error) => {
+                let kept = state.dependencies.take().map(|kept| Box::new(kept.after_error()));
+                state.dependencies = kept;
+                Err(error)
+            }
         }
     }
 
-    async fn made(&self, work: &mut Work, mend: bool) -> Result<Flow, Error> {
-        // First what needs nobody else: a bad spec is refused even while its secrets are missing.
-        let spec = provider_spec(&work.machine)?;
-        check::spec(&work.machine.name_any(), &spec).map_err(Error::Refused)?;
-        check::mounts(&work.machine).map_err(Error::Refused)?;
-        check::user_data(&work.machine).map_err(Error::Refused)?;
-        let target = self.target(&work.machine).await?;
-        let Target { spec, names, account } = &target;
-        check::place(names).map_err(Error::Refused)?;
-        let mut making = self.memory.making(&work.uid).of(&work.machine);
-        let mut extras = match self.surrounded(work, &target, &mut making).await {
-            Ok(Surrounded::By(extras)) => extras,
-            Ok(Surrounded::NotYet(after)) => {
-                self.memory.keep_making(&work.uid, Some(making));
-                return Ok(Flow::Rest(Next::After(after)));
-            }
-            Err(error) => {
-                self.memory.keep_making(&work.uid, Some(making.after_trouble()));
-                return Err(error);
-            }
+    /// Asks Azure for the virtual machine. The request is the same when it is sent again, and with [`When::Absent`] Azure
+    /// refuses it where one exists: a second attempt never makes a second one.
+    pub(super) async fn request_vm(
+        &self,
+        when: When,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let target = self.target(scope, observed).await?;
+        let Target { spec, names, account } = target.as_ref();
+        let Some(dependencies) = state.dependencies.take() else {
+            return Ok(Outcome::Observe);
         };
-        let nic = making.interface().cloned().unwrap_or_default();
-        let addresses = status::addresses(&names.machine, &nic, making.public_address());
-        // Should the virtual machine be refused, all of it is asked for again.
-        self.memory.keep_making(&work.uid, Some(making.after_trouble()));
+        let mut extras = dependencies.extras.clone().unwrap_or_default();
+        let nic = dependencies.interface().cloned().unwrap_or_default();
+        let addresses = status::addresses(&names.machine, &nic, dependencies.public_address());
+        // Should Azure refuse the virtual machine, all of it is asked for again.
+        state.dependencies = Some(Box::new(dependencies.after_error()));
+        extras.custom_data = match state.user_data.take() {
+            Some(UserData(kept)) => kept,
+            None => self.custom_data(scope, spec).await?,
+        };
         let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
         if windows || spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
             extras.admin_password = Some(password());
         }
         let mut vm = build::virtual_machine(names, spec, &extras);
-        let when = if mend { When::Always } else { When::Absent };
-        if mend && let Some(properties) = vm.properties.as_mut() {
+        let retry = when == When::Always;
+        if let (true, Some(properties)) = (retry, vm.properties.as_mut()) {
             // What the guest was given first cannot be changed.
             properties.os_profile = None;
         }
         let Put { value: made, operation } = match account.client.put_vm(&names.group, &names.machine, &vm, when).await
         {
-            Err(error) if error.is_precondition_failed() && !mend => return self.look(work).await,
-            Err(error) => return Err(self.refused(work, &target, error).await),
+            Err(error) if error.is_precondition_failed() && !retry => {
+                state.may_exist = true;
+                return Ok(Outcome::Observe);
+            }
+            Err(error) => return Err(self.explain_rejection(&target, state, error).await),
             Ok(put) => put,
         };
-        self.memory.keep_making(&work.uid, None);
-        self.memory.follow(&work.uid, operation.clone());
-        let now = Timestamp::now();
-        let after = status::provisioning(&work.machine, names, &made, operation.as_ref(), addresses, now);
-        self.write_status(work, &after).await?;
-        match operation {
-            Some(operation) => Ok(Flow::Rest(Next::After(operation.due_in(Timestamp::now())))),
-            None => self.settle(work).await,
+        state.dependencies = None;
+        state.follow(operation.clone());
+        let after = status::provisioning(&scope.object, names, &made, operation.as_ref(), addresses, scope.now());
+        self.write_status(scope, &after).await?;
+        match (operation, made.provisioning_state().as_str()) {
+            (Some(operation), _) => Ok(Outcome::Wait(Some(operation.due_in(scope.now())))),
+            (None, "Failed" | "Canceled") => Err(Error::NotReady(format!(
+                "Azure could not finish vm {}: it ended {}",
+                names.machine,
+                made.provisioning_state()
+            ))),
+            (None, _) => self.record_provisioned(observed, scope, state).await,
         }
     }
 
-    /// Everything is looked at before the first resource is made; then come those that the virtual machine needs.
-    async fn surrounded(&self, work: &Work, target: &Target, making: &mut Making) -> Result<Surrounded, Error> {
-        let (machine, spec) = (&work.machine, &target.spec);
-        let mut custom_data = None;
-        if making.extras.is_none() {
-            let size = self.size(target).await?;
-            self.unobstructed(work, target).await?;
-            custom_data = Some(self.custom_data(machine, spec).await?);
-            let mut extras = Extras {
-                ipv6: self.subnets.is_dual_stack(target).await?,
-                ..Extras::default()
-            };
-            balancers(target, &mut extras).await?;
-            extras.availability_set = availability_set(target, size.as_ref()).await?;
-            making.extras = Some(extras);
-        }
-        if let Some(after) = making.advance(target, status::is_inherited(machine)).await? {
-            return Ok(Surrounded::NotYet(after));
-        }
-        let custom_data = match custom_data {
-            Some(custom_data) => custom_data,
-            None => self.custom_data(machine, spec).await?,
-        };
-        Ok(Surrounded::By(Extras {
-            custom_data,
-            ..making.extras.clone().unwrap_or_default()
-        }))
-    }
-
-    /// What the size can do there; refused where it cannot do what the spec asks for.
+    /// Returns what the size can do in the region. Refuses a spec that asks for more.
     async fn size(&self, target: &Target) -> Result<Option<Size>, Error> {
         let Target { spec, names, account } = target;
         match sizes::look_up(&account.client, spec, &names.location).await {
             Ok(sizes::Verdict { size, refusals }) => match refusals.into_iter().next() {
-                Some(refusal) => Err(Error::Refused(refusal)),
+                Some(refusal) => Err(Error::Invalid(refusal)),
                 None => Ok(size),
             },
             Err(error) if sizes::is_unreadable(&error) => {
-                tracing::warn!(machine = names.machine, %error, "the size is not checked beforehand");
+                tracing::warn!(machine = names.machine, %error, "the account may not read sizes: Azure checks the size itself");
                 Ok(None)
             }
-            Err(error) => Err(Error::doing("reading the sizes that azure has")(error)),
+            Err(error) => Err(Error::doing("reading Azure's sizes")(error)),
         }
     }
 
-    /// Nothing is begun while a disk is in the way that somebody else has to decide about: one that an earlier attempt ran
-    /// into, or one that our request for a disk of its own would quietly take over, old data and all.
-    async fn unobstructed(&self, work: &Work, target: &Target) -> Result<(), Error> {
+    /// Begins nothing while a disk is in the way that somebody else has to decide about: one that an earlier attempt ran
+    /// into, or one that our request for a disk of its own would take over, old data and all.
+    async fn check_conflicting_disks(&self, target: &Target, state: &mut State) -> Result<(), Error> {
         let Target { spec, names, account } = target;
         let first = spec.data_disks.iter().filter(|disk| build::made_first(disk));
         let first = first.map(|disk| names.data_disk(&disk.name_suffix));
-        for disk in self.memory.obstacles(&work.uid).into_iter().chain(first) {
+        for disk in state.conflicting_disks.clone().into_iter().chain(first) {
             let found = account.client.get_disk(&names.group, &disk).await;
-            match found.map_err(Error::doing(format!("looking for disk {disk}")))? {
+            match found.map_err(Error::doing(format!("reading disk {disk}")))? {
                 Some(found) if !names.made(found.tags.as_ref()) => {
-                    return Err(Error::NotYet(left_behind(
+                    return Err(Error::NotReady(conflict(
                         &disk,
                         found.id.as_deref().unwrap_or_default(),
                     )));
@@ -146,18 +187,18 @@ impl Controller {
                 _ => {}
             }
         }
-        self.memory.set_obstacles(&work.uid, Vec::new());
+        state.conflicting_disks.clear();
         Ok(())
     }
 
-    /// Why Azure did not take the virtual machine. Its conflicts are told by what stands in the way, if that is known.
-    async fn refused(&self, work: &Work, target: &Target, error: capstan_azure::Error) -> Error {
+    /// Returns why Azure did not take the virtual machine. A conflict is explained by the disks in the way, if any.
+    async fn explain_rejection(&self, target: &Target, state: &mut State, error: capstan_azure::Error) -> Error {
         let Target { spec, names, account } = target;
         if error.arm().is_none_or(|arm| arm.code != "ConflictingUserInput") {
-            return refusal(names, error);
+            return rejection(names, error);
         }
-        let Ok(listing) = self.disk_lists.get(&account.client, &names.group).await else {
-            return refusal(names, error);
+        let Ok(Some(listing)) = self.disk_lists.get(&account.client, &names.group).await else {
+            return rejection(names, error);
         };
         let wanted = spec.data_disks.iter().map(|disk| names.data_disk(&disk.name_suffix));
         let in_the_way = wanted.filter_map(|disk| {
@@ -166,40 +207,32 @@ impl Controller {
         });
         let in_the_way: Vec<(String, String)> = in_the_way.collect();
         if in_the_way.is_empty() {
-            return refusal(names, error);
+            return rejection(names, error);
         }
-        let text: Vec<String> = in_the_way.iter().map(|(disk, id)| left_behind(disk, id)).collect();
-        let disks = in_the_way.into_iter().map(|(disk, _)| disk).collect();
-        self.memory.set_obstacles(&work.uid, disks);
-        Error::NotYet(text.join("; "))
+        let text: Vec<String> = in_the_way.iter().map(|(disk, id)| conflict(disk, id)).collect();
+        state.conflicting_disks = in_the_way.into_iter().map(|(disk, _)| disk).collect();
+        Error::NotReady(text.join("; "))
     }
 
-    /// The user data as it is, encoded once; with the mounts that the machine's annotation asks for.
-    async fn custom_data(&self, machine: &Machine, spec: &AzureMachineProviderSpec) -> Result<String, Error> {
+    /// Returns the user data as the request has it: encoded once, with the mounts that the annotation asks for.
+    async fn custom_data(&self, scope: &Scope<Machine>, spec: &AzureMachineProviderSpec) -> Result<String, Error> {
         let reference = spec.user_data_secret.clone().unwrap_or_default();
-        let name = reference.name.unwrap_or_default();
-        let namespace = machine.namespace().unwrap_or_default();
-        let key = account::Key { namespace, name };
-        let secret = account::read_bytes(&self.ctx.client, &key, "user data").await?;
+        let key = account::Key {
+            namespace: scope.key.namespace.clone(),
+            name: reference.name.unwrap_or_default(),
+        };
+        let secret = account::read_bytes(&self.context.client, &key, "user data").await?;
         let data = secret.get("userData").cloned().ok_or_else(|| {
             let account::Key { namespace, name } = &key;
-            Error::NotYet(format!("user data secret {namespace}/{name} has no key userData"))
+            Error::NotReady(format!("user data secret {namespace}/{name} has no key userData"))
         })?;
-        let Some(mounts) = machine.annotations().get(init::MOUNTS_ANNOTATION) else {
+        let Some(mounts) = scope.object.annotations().get(init::MOUNTS_ANNOTATION) else {
             return Ok(STANDARD.encode(data));
         };
         let rendered = mounted(&data, mounts, spec)
-            .map_err(|error| Error::Refused(format!("annotation {}: {error}", init::MOUNTS_ANNOTATION)))?;
+            .map_err(|error| Error::Invalid(format!("annotation {}: {error}", init::MOUNTS_ANNOTATION)))?;
         Ok(STANDARD.encode(rendered))
     }
-}
-
-/// How far the things are that a virtual machine needs.
-enum Surrounded {
-    /// Look again after this long.
-    NotYet(Duration),
-    /// All there, with what the virtual machine's request needs besides the spec.
-    By(Extras),
 }
 
 fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result<String, init::InitError> {
@@ -212,18 +245,18 @@ fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result
     init::merge(text, &init::resolve(&init::parse_requests(mounts)?, &disks)?)
 }
 
-/// What a disk in the way is called in condition and event.
-fn left_behind(disk: &str, id: &str) -> String {
+/// The message about a disk in the way.
+fn conflict(disk: &str, id: &str) -> String {
     format!(
         "Data Disk {disk} remains from an earlier machine of this name (deletionPolicy Detach) as {id}: delete it, or \
          choose another nameSuffix or another machine name; the machine is created as soon as the disk is out of the way"
     )
 }
 
-/// Azure's refusal of the virtual machine, in the words that users search for; anything else as it is.
-fn refusal(names: &Names, error: capstan_azure::Error) -> Error {
+/// Azure's rejection of the virtual machine, in the words that users search for; other errors as they are.
+fn rejection(names: &Names, error: capstan_azure::Error) -> Error {
     match (error.class(), error.arm()) {
-        (Class::Terminal, Some(arm)) => Error::Refused(check::refused(&names.machine, arm)),
+        (Class::Terminal, Some(arm)) => Error::Invalid(check::refused(&names.machine, arm)),
         _ => Error::Azure {
             doing: format!("cannot create vm {}", names.machine),
             source: error,
@@ -231,12 +264,12 @@ fn refusal(names: &Names, error: capstan_azure::Error) -> Error {
     }
 }
 
-/// Long and mixed enough for Azure; nobody ever learns it.
+/// Returns a password that Azure accepts. Nobody learns it.
 fn password() -> String {
     format!("Aa1!{}", uuid::Uuid::new_v4().simple())
 }
 
-/// The backend pools and address translation rules of the load balancers that the spec names.
+/// Reads the backend pools and address translation rules of the load balancers that the spec names.
 async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
     let Target { spec, names, account } = target;
     let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
@@ -256,7 +289,7 @@ async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
             ..
         }) = found
         else {
-            return Err(Error::NotYet(format!(
+            return Err(Error::NotReady(format!(
                 "load balancer {name} does not exist in {}",
                 names.group
             )));
@@ -272,14 +305,15 @@ async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
     Ok(())
 }
 
-/// The availability set: the spec's own, or one for the machine's set where the region has no zones.
+/// Returns the availability set: the spec's own, or one for the machine's set where the region has no zones. One that is
+/// there is used as it is: its number of fault domains cannot change.
 async fn availability_set(target: &Target, size: Option<&Size>) -> Result<Option<String>, Error> {
     let Target { spec, names, account } = target;
     let id = |name: &str| {
         capstan_azure::ResourceId::compute(&names.subscription, &names.group, "availabilitySets", name).to_string()
     };
     if let Some(name) = spec.availability_set.as_deref().filter(|name| !name.is_empty()) {
-        return Ok(Some(if name.starts_with("/subscriptions/") {
+        return Ok(Some(if name.starts_with('/') {
             name.to_owned()
         } else {
             id(name)
@@ -294,8 +328,18 @@ async fn availability_set(target: &Target, size: Option<&Size>) -> Result<Option
     let Some(name) = names.availability_set() else {
         return Ok(None);
     };
-    let set = build::availability_set(names, spec);
-    let made = account.client.put_availability_set(&names.group, &name, &set).await;
-    made.map_err(Error::doing(format!("failed to create availability set {name}")))?;
+    let doing = || Error::doing(format!("failed to create availability set {name}"));
+    let client = &account.client;
+    let found = client
+        .get_availability_set(&names.group, &name)
+        .await
+        .map_err(doing())?;
+    if found.is_none() {
+        let set = build::availability_set(names, spec);
+        client
+            .put_availability_set(&names.group, &name, &set)
+            .await
+            .map_err(doing())?;
+    }
     Ok(Some(id(&name)))
 }

@@ -1,24 +1,22 @@
-//! Why a pass over a machine ended early.
+//! Why a reconcile of a machine failed.
 
-use capstan_core::Class;
-use capstan_kube::Classified;
+use capstan_core::{Class, Classified};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Kube(#[from] capstan_kube::Error),
-    /// Azure did not do what we asked.
     #[error("{doing}: {source}")]
     Azure {
         doing: String,
         source: capstan_azure::Error,
     },
-    /// The spec cannot become a machine.
+    /// The user has to change something.
     #[error("{0}")]
-    Refused(String),
-    /// Something that the machine needs is not there yet, or is in the way.
+    Invalid(String),
+    /// The machine waits for something.
     #[error("{0}")]
-    NotYet(String),
+    NotReady(String),
 }
 
 impl Error {
@@ -28,24 +26,20 @@ impl Error {
         move |source| Self::Azure { doing, source }
     }
 
-    /// Nothing was sent: an earlier answer asked for a pause.
-    pub fn is_held(&self) -> bool {
-        let source = match self {
-            Self::Azure { source, .. } => source,
-            _ => return false,
-        };
-        matches!(source, capstan_azure::Error::Throttled { .. })
+    /// Whether nothing was sent, because an earlier answer of Azure asked for a pause.
+    pub fn is_throttled_locally(&self) -> bool {
+        matches!(self, Self::Azure { source, .. } if matches!(source, capstan_azure::Error::Throttled { .. }))
     }
 
-    /// An interface could not be deleted, because a virtual machine has it.
+    /// Whether an interface could not be deleted because a virtual machine uses it.
     pub fn is_interface_in_use(&self) -> bool {
-        matches!(self, Self::Azure { source, .. } if super::leaving::is_in_use(source))
+        matches!(self, Self::Azure { source, .. } if super::network::is_in_use(source))
     }
 
-    /// The same, but retried whatever it is: for deletions, which nobody can mend by changing the spec.
-    pub fn retried(self) -> Self {
-        if Classified::class(&self) == Class::Terminal {
-            Self::NotYet(self.to_string())
+    /// The same error, retried whatever its class: for what no change of the spec can mend.
+    pub fn retryable(self) -> Self {
+        if self.class() == Class::Terminal {
+            Self::NotReady(self.to_string())
         } else {
             self
         }
@@ -63,8 +57,8 @@ impl Classified for Error {
         match self {
             Self::Kube(error) => error.class(),
             Self::Azure { source, .. } => source.class(),
-            Self::Refused(_) => Class::Terminal,
-            Self::NotYet(_) => Class::Transient,
+            Self::Invalid(_) => Class::Terminal,
+            Self::NotReady(_) => Class::Transient,
         }
     }
 }

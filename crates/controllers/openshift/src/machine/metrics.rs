@@ -1,10 +1,11 @@
-//! What machines tell Prometheus, under the names that dashboards and alerts already use.
+//! Metrics of machines, under the names that dashboards and alerts already use.
 
-use super::{provider_spec, status};
+use super::spec::provider_spec;
+use super::status;
 use capstan_api::openshift::Machine;
+use capstan_core::Clock;
 use capstan_core::disks::azure::ultra_enabled;
 use capstan_kube::Cache;
-use jiff::Timestamp;
 use kube::ResourceExt as _;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
@@ -43,6 +44,7 @@ struct CapabilityLabels {
 
 #[derive(Clone)]
 pub struct Metrics {
+    clock: Clock,
     // They only ever rise, but a counter's name would get an ending that dashboards do not know.
     create_failed: Family<Failure, Gauge>,
     update_failed: Family<Failure, Gauge>,
@@ -51,7 +53,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(shared: &capstan_kube::Metrics, machines: Cache<Machine>) -> Self {
+    pub fn new(shared: &capstan_kube::Metrics, machines: Cache<Machine>, clock: Clock) -> Self {
         // From a quick test to a machine that took most of an hour.
         let buckets = || {
             Histogram::new([
@@ -59,6 +61,7 @@ impl Metrics {
             ])
         };
         let metrics = Self {
+            clock,
             create_failed: Family::default(),
             update_failed: Family::default(),
             delete_failed: Family::default(),
@@ -117,13 +120,13 @@ impl Metrics {
         if before == Some(phase.as_str()) || phase.is_empty() {
             return;
         }
-        let since = if phase == super::plan::phase::DELETING {
+        let since = if phase == capstan_core::machine::phase::DELETING {
             machine.metadata.deletion_timestamp.as_ref()
         } else {
             machine.metadata.creation_timestamp.as_ref()
         };
         if let Some(since) = since {
-            let seconds = Timestamp::now().duration_since(since.0).as_secs_f64().max(0.0);
+            let seconds = self.clock.now().duration_since(since.0).as_secs_f64().max(0.0);
             self.transitions.get_or_create(&Phase { phase }).observe(seconds);
         }
     }

@@ -1,4 +1,4 @@
-//! A machine's spec as it is worked with. Pure.
+//! A machine's provider spec. Pure.
 
 use super::error::Error;
 use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, FieldError, Machine};
@@ -6,9 +6,9 @@ use capstan_core::validate::openshift::with_defaults;
 use kube::ResourceExt as _;
 use serde_json::{Map, Value};
 
-/// The spec with admission's defaults in it. A machine that goes is found by whatever is left of its spec.
+/// Returns the spec with admission's defaults. Of a machine that is being deleted, whatever can be read of it.
 pub fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Error> {
-    let refused = |error: FieldError| Error::Refused(error.to_string());
+    let refused = |error: FieldError| Error::Invalid(error.to_string());
     let given = machine.spec.provider_spec.value.clone();
     let mut raw = given.unwrap_or_else(|| Value::Object(Map::new()));
     if machine.metadata.deletion_timestamp.is_some() {
@@ -23,6 +23,7 @@ pub fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Erro
     AzureMachineProviderSpec::from_raw(&with_defaults(&raw, &spec, cluster)).map_err(refused)
 }
 
+/// Whether the spec cannot be read.
 pub fn is_unreadable(machine: &Machine) -> bool {
     let raw = machine.spec.provider_spec.value.as_ref();
     raw.is_some_and(|raw| AzureMachineProviderSpec::from_raw(raw).is_err())

@@ -1,11 +1,13 @@
-//! What a machine's status says. Pure changes of the object; whoever applies them writes only what differs.
+//! The status of a machine. Pure changes of the object; the writer sends only what differs.
 
-use super::fate::{self, Attached};
-use super::names::Names;
-use super::plan::{describe_hooks, phase};
-use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, LifecycleHook, Machine, MachineStatus};
-use capstan_azure::model::{NetworkInterface, ProvisioningState, VirtualMachine};
+use super::disks;
+use super::names::Ids as _;
+use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineStatus};
+use capstan_azure::model::{NetworkInterface, VirtualMachine};
 use capstan_azure::{Operation, ResourceId};
+use capstan_core::machine::disks::{Attached, recorded};
+use capstan_core::machine::names::Names;
+use capstan_core::machine::{describe_hooks, phase};
 use capstan_kube::conditions::{self, Severity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeAddress;
@@ -60,7 +62,7 @@ pub fn recorded_vm(machine: &Machine) -> Option<ResourceId> {
     id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
 }
 
-/// The controller before this one has worked on it: only that one keeps conditions in the provider's status.
+/// Whether the controller before this one worked on the machine: only that one keeps conditions in the provider's status.
 pub fn is_inherited(machine: &Machine) -> bool {
     !provider(machine).conditions.is_empty()
 }
@@ -70,18 +72,23 @@ pub fn id_of(vm: &VirtualMachine) -> Option<String> {
     vm.id.clone()
 }
 
-/// It was given a public address, whatever the spec says by now.
-pub fn has_public_ip(machine: &Machine) -> bool {
-    let addresses = machine.status.iter().flat_map(|status| &status.addresses);
-    addresses.into_iter().any(|address| address.type_ == "ExternalIP")
+/// Whether the machine may have a public address although its spec asks for none: it shows one, no virtual machine was
+/// ever recorded for it, or somebody changed its spec. The API server counts changes of the spec: the creation is the
+/// first, then the controller sets the provider id, then the deletion counts.
+pub fn may_have_public_ip(machine: &Machine) -> bool {
+    let shown = machine.status.iter().flat_map(|status| &status.addresses);
+    let shown = shown.into_iter().any(|address| address.type_ == "ExternalIP");
+    let own =
+        1 + i64::from(machine.spec.provider_id.is_some()) + i64::from(machine.metadata.deletion_timestamp.is_some());
+    shown || recorded_vm(machine).is_none() || machine.metadata.generation.unwrap_or_default() > own
 }
 
-/// The operation that an earlier process was following.
+/// Returns the operation that an earlier process was polling.
 pub fn operation(machine: &Machine) -> Option<Operation> {
     serde_json::from_value(provider(machine).extra.get(OPERATION)?.clone()).ok()
 }
 
-/// The disks that the virtual machine is known to have had.
+/// Returns the disks that the virtual machine is known to have had.
 pub fn attached(machine: &Machine) -> Vec<Attached> {
     let kept = provider(machine).extra.get(DATA_DISKS).cloned();
     kept.and_then(|kept| serde_json::from_value(kept).ok())
@@ -118,10 +125,10 @@ fn keep_disks(provider: &mut AzureMachineProviderStatus, disks: &[Attached]) {
     }
 }
 
-/// The virtual machine is about to go; these are the disks that it has.
+/// The virtual machine is about to be deleted; these are the disks that it has.
 pub fn holding(machine: &Machine, vm: &VirtualMachine, disks: Vec<Attached>, now: Timestamp) -> Machine {
     let mut status = of(machine);
-    let disks = fate::recorded(&attached(machine), disks);
+    let disks = recorded(&attached(machine), disks);
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
         provider.vm_id = id_of(vm);
@@ -163,7 +170,7 @@ pub fn provisioning(
     if !addresses.is_empty() {
         status.addresses = addresses;
     }
-    let disks = fate::recorded(&attached(machine), fate::attached(names, vm));
+    let disks = recorded(&attached(machine), disks::attached(names, vm));
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
         provider.vm_id = id_of(vm);
@@ -180,8 +187,8 @@ pub fn provisioning(
     stamped(machine, status, now)
 }
 
-/// Making it did not work, for now: the phase says that it goes on.
-pub fn hindered(machine: &Machine, message: &str, now: Timestamp) -> Machine {
+/// The virtual machine could not be created for now; the phase says that it is tried again.
+pub fn create_failed(machine: &Machine, message: &str, now: Timestamp) -> Machine {
     let mut status = of(machine);
     if status.phase.is_none() {
         status.phase = Some(phase::PROVISIONING.to_owned());
@@ -206,7 +213,7 @@ pub fn hindered(machine: &Machine, message: &str, now: Timestamp) -> Machine {
     stamped(machine, status, now)
 }
 
-/// What stands in the object itself once the virtual machine is there.
+/// Returns the object with everything that identifies its virtual machine.
 pub fn identified(
     machine: &Machine,
     names: &Names,
@@ -272,11 +279,11 @@ pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectRefere
     stamped(machine, status, now)
 }
 
-/// The virtual machine's state in the words that `vmState` has for it: what is being done to it, else how it runs.
-/// `None` where Azure does not tell.
+/// Returns the virtual machine's state in the words of `vmState`: its provisioning state, else its power state. `None`
+/// where Azure shows neither.
 pub fn state_of(vm: &VirtualMachine) -> Option<String> {
     let provisioning = vm.provisioning_state();
-    if provisioning != ProvisioningState::Succeeded {
+    if !matches!(provisioning.as_str(), "Succeeded" | "") {
         return Some(provisioning.to_string());
     }
     let state = match vm.power_state()?.as_str() {
@@ -291,7 +298,7 @@ pub fn state_of(vm: &VirtualMachine) -> Option<String> {
     Some(state.to_owned())
 }
 
-/// The state that Azure shows has changed.
+/// Azure showed the virtual machine.
 pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
     let mut status = of(machine);
     if let Some(state) = state.filter(|state| provider(machine).vm_state.as_deref() != Some(*state)) {
@@ -307,7 +314,7 @@ pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>,
     stamped(machine, status, now)
 }
 
-/// It has failed for good.
+/// The machine has failed.
 pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) -> Machine {
     let mut status = of(machine);
     let gone = reason != "InvalidConfiguration";
@@ -337,24 +344,30 @@ pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) ->
 
 /// How far a deletion has come.
 #[derive(Clone, Debug, Default)]
-pub struct Ending<'a> {
-    pub pre_drain: &'a [LifecycleHook],
-    pub pre_terminate: &'a [LifecycleHook],
-    /// `None`: not come to that yet. `Err`: the pods in the way.
+pub struct Deletion<'a> {
+    /// `None`: nothing new. `Err`: the pods in the way.
     pub drained: Option<Result<(), String>>,
     pub operation: Option<&'a Operation>,
     pub vm_id: Option<&'a str>,
-    /// Why it does not go on.
-    pub hindrance: Option<&'a str>,
+    /// Why the last step failed.
+    pub error: Option<&'a str>,
 }
 
-pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
+/// The operation in the status is over.
+pub fn without_operation(machine: &Machine, now: Timestamp) -> Machine {
+    let mut status = of(machine);
+    set_provider(&mut status, |provider| keep_operation(provider, None));
+    stamped(machine, status, now)
+}
+
+pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machine {
     let mut status = of(machine);
     status.phase = Some(phase::DELETING.to_owned());
+    let hooks = &machine.spec.lifecycle_hooks;
     let list = &mut status.conditions;
     for (condition, hooks, when) in [
-        (DRAINABLE, ending.pre_drain, "Drain"),
-        (TERMINABLE, ending.pre_terminate, "Terminate"),
+        (DRAINABLE, &hooks.pre_drain, "Drain"),
+        (TERMINABLE, &hooks.pre_terminate, "Terminate"),
     ] {
         if hooks.is_empty() {
             conditions::mark_true(list, condition, now);
@@ -363,16 +376,16 @@ pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
             conditions::mark_false(list, condition, Severity::Warning, "HookPresent", &message, now);
         }
     }
-    let _changed = match &ending.drained {
+    let _changed = match &deletion.drained {
         None => false,
         Some(Ok(())) => conditions::mark_true_because(list, DRAINED, "DrainComplete", "Drain completed", now),
         Some(Err(pods)) => conditions::mark_false(list, DRAINED, Severity::Warning, "Draining", pods, now),
     };
-    if ending.operation.is_some() || ending.vm_id.is_some() {
+    if deletion.operation.is_some() || deletion.vm_id.is_some() {
         set_provider(&mut status, |provider| {
-            keep_operation(provider, ending.operation);
+            keep_operation(provider, deletion.operation);
             if provider.vm_id.is_none() {
-                provider.vm_id = ending.vm_id.map(ToOwned::to_owned);
+                provider.vm_id = deletion.vm_id.map(ToOwned::to_owned);
             }
         });
         if status.last_operation.as_ref().and_then(|last| last.type_.as_deref()) != Some("Delete") {
@@ -385,7 +398,7 @@ pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
             );
         }
     }
-    if let Some(why) = ending.hindrance {
+    if let Some(why) = deletion.error {
         let last = status.last_operation.as_ref();
         if last.and_then(|last| last.description.as_deref()) != Some(why) {
             did(&mut status, "Delete", "Failed", why, now);
@@ -394,7 +407,7 @@ pub fn deleting(machine: &Machine, ending: &Ending, now: Timestamp) -> Machine {
     stamped(machine, status, now)
 }
 
-/// A machine's addresses: its name, and what its interface and its public address got.
+/// Returns a machine's addresses: its name, and those of its interface and its public address.
 pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) -> Vec<NodeAddress> {
     let address = |kind: &str, value: &str| NodeAddress {
         type_: kind.to_owned(),

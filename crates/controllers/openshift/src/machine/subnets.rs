@@ -1,56 +1,50 @@
-//! Which subnets have IPv6 addresses. Read once for all machines that are made in a subnet at about the same time.
+//! Which subnets have IPv6 addresses. Read once for all machines that are created in a subnet at about the same time.
 
 use super::Target;
 use super::error::Error;
 use capstan_azure::model::Subnet;
-use capstan_core::Class;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use capstan_core::{Class, Clock, Memo};
+use std::time::Duration;
 
-/// A subnet gets a second address space once in its life, if ever; machines made this soon after it may miss it.
+/// A subnet gets a second address space once in its life, if ever; machines created this soon after it may miss it.
 const FRESH: Duration = Duration::from_secs(300);
 
-type Slot = Arc<tokio::sync::Mutex<Option<(Instant, bool)>>>;
+/// More subnets than one cluster has machines in.
+const SUBNETS: usize = 100;
 
 /// By subscription, group, network and subnet.
-#[derive(Default)]
-pub struct Subnets(Mutex<HashMap<[String; 4], Slot>>);
+pub struct Subnets(Memo<[String; 4], bool>);
 
 impl Subnets {
+    pub fn new(clock: Clock) -> Self {
+        Self(Memo::new(clock, SUBNETS))
+    }
+
     /// Whether interfaces in the machine's subnet get an IPv6 address too.
     pub async fn is_dual_stack(&self, target: &Target) -> Result<bool, Error> {
         let Target { spec, names, account } = target;
         let vnet = spec.vnet.as_deref().unwrap_or_default();
         let (subscription, group) = (names.subscription.as_str(), names.network_group.as_str());
         let key = [subscription, group, vnet, spec.subnet.as_str()].map(str::to_lowercase);
-        let slot = {
-            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            slots.entry(key).or_default().clone()
+        let read = async {
+            let found = account.client.get_subnet(group, vnet, &spec.subnet).await?;
+            Ok(found.is_some_and(|subnet| has_ipv6(&subnet)))
         };
-        let mut slot = slot.lock().await;
-        if let Some((read, dual)) = *slot
-            && read.elapsed() < FRESH
-        {
-            return Ok(dual);
+        match self.0.get(&key, FRESH, read).await {
+            Ok(dual) => Ok(dual),
+            // Who may join a network need not be allowed to read it; and what is wrong with it, the answer to the
+            // interface's own request says. The next machine asks again: rights take minutes to spread.
+            Err(error) => unreadable(error, &names.machine, &spec.subnet),
         }
-        let found = account
-            .client
-            .get_subnet(&names.network_group, vnet, &spec.subnet)
-            .await;
-        let dual = match found {
-            Ok(found) => found.is_some_and(|subnet| has_ipv6(&subnet)),
-            // Who may join a network need not be allowed to read it; and what is wrong with it, the interface's own
-            // request is told. The next machine asks again: rights take minutes to spread.
-            Err(error) if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) => {
-                tracing::warn!(machine = names.machine, %error, "the subnet is taken for one without IPv6");
-                return Ok(false);
-            }
-            Err(error) => return Err(Error::doing(format!("reading subnet {}", spec.subnet))(error)),
-        };
-        *slot = Some((Instant::now(), dual));
-        Ok(dual)
     }
+}
+
+fn unreadable(error: capstan_azure::Error, machine: &str, subnet: &str) -> Result<bool, Error> {
+    if error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403) {
+        tracing::warn!(machine, %error, "the subnet cannot be read and is taken for one without IPv6");
+        return Ok(false);
+    }
+    Err(Error::doing(format!("reading subnet {subnet}"))(error))
 }
 
 fn has_ipv6(subnet: &Subnet) -> bool {

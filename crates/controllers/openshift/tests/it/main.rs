@@ -8,6 +8,7 @@
 
 mod crash;
 mod disks;
+mod edges;
 mod hostile;
 mod machines;
 mod machineset;

@@ -216,7 +216,7 @@ async fn where_there_are_no_zones_the_machines_of_a_set_share_an_availability_se
         world.until_phase(name, "Provisioned").await?;
         let vm = world.vm(name).context("no virtual machine")?;
         let set = vm["properties"]["availabilitySet"]["id"].as_str().unwrap_or_default();
-        assert!(set.to_lowercase().ends_with("/availabilitysets/workers-as"), "{set}");
+        assert!(set.to_lowercase().ends_with("/availabilitysets/c_workers-as"), "{set}");
     }
     let spot = world.name("spot");
     let mut over = west.clone();
@@ -478,7 +478,7 @@ async fn an_availability_set_goes_even_if_the_catalogue_could_not_be_read_at_fir
     let first = world.start().await?;
     world.create(manifest).await?;
     world.until_phase(&name, "Provisioned").await?;
-    assert_eq!(world.azure("availabilitySets"), ["workers-as"]);
+    assert_eq!(world.azure("availabilitySets"), ["c_workers-as"]);
     first.kill().await;
     world.sim.fault(Fault::answer(503).policy("GetSkus").times(1))?;
     let _second = world.start().await?;

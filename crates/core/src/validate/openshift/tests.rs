@@ -103,7 +103,7 @@ fn each_rule_of_the_spec_names_field_value_and_remedy(#[case] change: SpecChange
 #[case("subnet", |s: &mut AzureMachineProviderSpec, v: &str| { s.vnet = Some("vnet".into()); s.subnet = v.into() })]
 #[case("publicLoadBalancer", |s: &mut AzureMachineProviderSpec, v: &str| s.public_load_balancer = Some(v.into()))]
 #[case("internalLoadBalancer", |s: &mut AzureMachineProviderSpec, v: &str| s.internal_load_balancer = Some(v.into()))]
-#[case("availabilitySet", |s: &mut AzureMachineProviderSpec, v: &str| s.availability_set = Some(v.into()))]
+#[case("availabilitySet", |s: &mut AzureMachineProviderSpec, v: &str| { s.data_disks.clear(); s.availability_set = Some(v.into()) })]
 #[case("securityGroup", |s: &mut AzureMachineProviderSpec, v: &str| s.security_group = Some(v.into()))]
 #[case("applicationSecurityGroups[0]", |s: &mut AzureMachineProviderSpec, v: &str| s.application_security_groups = vec![v.into()])]
 #[case("managedIdentity", |s: &mut AzureMachineProviderSpec, v: &str| s.managed_identity = Some(v.into()))]

@@ -1,8 +1,8 @@
 //! What a virtual machine needs before Azure can be asked for it: its public address, its interface, and the disks that
 //! have to be made on their own.
 //!
-//! Invariants: nothing that somebody else made under our names is changed; and nobody waits here for Azure's work: a
-//! machine is left alone until Azure may be asked again, and others have their turn meanwhile.
+//! Invariants: a resource with our name that somebody else made is never changed; and no reconcile waits here for Azure:
+//! it ends, and the machine is reconciled again when Azure may be asked.
 
 use super::Target;
 use super::build::{self, Extras};
@@ -11,36 +11,61 @@ use capstan_api::openshift::Machine;
 use capstan_azure::client::When;
 use capstan_azure::model::{NetworkInterface, PublicIpAddress};
 use capstan_azure::{Error as AzureError, Put, Request};
+use capstan_core::machine::{self, Progress};
+use jiff::Timestamp;
 use std::time::Duration;
 
-/// How far a machine's surroundings are. Kept between the passes that it takes to make them.
+/// How far a machine's dependencies are.
 #[derive(Clone, Debug, Default)]
-pub struct Making {
+pub struct Dependencies {
     generation: Option<i64>,
     /// What the requests need besides the spec, without the user data; read before the first of them.
     pub extras: Option<Extras>,
+    wants_address: bool,
     public_ip: Request<PublicIpAddress>,
     nic: Request<NetworkInterface>,
     disks: Vec<(String, Request<()>)>,
-    /// Seen to be ours by this process: a further request need not ask again.
+    /// Known to be the machine's: a further request need not ask again.
     own_address: bool,
     own_interface: bool,
 }
 
-impl Making {
-    /// Begins anew where the spec has changed since.
-    pub fn of(self, machine: &Machine) -> Self {
-        if self.generation == machine.metadata.generation {
-            return self;
-        }
+impl Dependencies {
+    /// Whether they were made for the spec as it is now.
+    pub fn is_of(&self, machine: &Machine) -> bool {
+        self.generation == machine.metadata.generation
+    }
+
+    /// Everything was checked and read for this spec. Operations that run for the same spec are kept.
+    pub fn prepared(self, machine: &Machine, target: &Target, extras: Extras) -> Self {
+        let before = if self.is_of(machine) { self } else { self.again() };
+        let first = target.spec.data_disks.iter().filter(|disk| build::made_first(disk));
+        let names = first.map(|disk| target.names.data_disk(&disk.name_suffix));
+        let disks = match before.disks.is_empty() {
+            true => names.map(|name| (name, Request::NotSent)).collect(),
+            false => before.disks,
+        };
         Self {
             generation: machine.metadata.generation,
-            ..self.again()
+            extras: Some(extras),
+            wants_address: target.spec.public_ip,
+            disks,
+            ..before
         }
     }
 
-    /// As it is kept after trouble: what Azure works on is followed further, everything else is sent again.
-    pub fn after_trouble(self) -> Self {
+    pub fn progress(&self, now: Timestamp) -> machine::Dependencies {
+        let disks = self.disks.iter().map(|(_, stage)| progress(stage, now));
+        machine::Dependencies {
+            prepared: self.extras.is_some(),
+            address: self.wants_address.then(|| progress(&self.public_ip, now)),
+            interface: progress(&self.nic, now),
+            disks: disks.fold(Progress::Done, least),
+        }
+    }
+
+    /// As they are kept after an error: what Azure works on is polled further, everything else is sent again.
+    pub fn after_error(self) -> Self {
         let disks = self.disks.iter().map(|(_, stage)| matches!(stage, Request::Running(_)));
         let network = [
             matches!(self.public_ip, Request::Running(_)),
@@ -71,27 +96,46 @@ impl Making {
         properties.ip_address.as_deref()
     }
 
-    /// Goes on as far as that is possible now: how long to leave it alone, or nothing once all of it is there.
-    pub async fn advance(&mut self, target: &Target, inherited: bool) -> Result<Option<Duration>, Error> {
-        let extras = self.extras.clone().unwrap_or_default();
-        if target.spec.public_ip {
-            let address = self.address(target, inherited).await?;
-            if address.is_some() {
-                return Ok(address);
-            }
-        }
-        let nic = interface(&mut self.nic, &mut self.own_interface, target, &extras, inherited);
-        // Both are heard out: what Azure has begun is not to be forgotten.
-        let (nic, disks) = futures::join!(nic, disks(&mut self.disks, target));
-        Ok([nic?, disks?].into_iter().flatten().min())
-    }
-
-    async fn address(&mut self, target: &Target, inherited: bool) -> Result<Option<Duration>, Error> {
+    /// Advances the public address. Returns how long to wait, or nothing once it is there.
+    pub async fn ensure_address(&mut self, target: &Target, inherited: bool) -> Result<Option<Duration>, Error> {
         let name = target.names.public_ip();
         let send = put_address(target, inherited, &mut self.own_address);
         let advanced = self.public_ip.advance(&target.account.client, send).await;
         let what = format!("failed to create public ip {name} for machine {}", target.names.machine);
         advanced.map_err(|error| refused(error, &format!("a public ip address named {name}"), what))
+    }
+
+    /// Advances interface and disks. Returns how long to wait, or nothing once they are there.
+    pub async fn ensure_interface_and_disks(
+        &mut self,
+        target: &Target,
+        inherited: bool,
+    ) -> Result<Option<Duration>, Error> {
+        let extras = self.extras.clone().unwrap_or_default();
+        let nic = interface(&mut self.nic, &mut self.own_interface, target, &extras, inherited);
+        // Both are awaited whatever one of them answers: an operation that runs must not be forgotten.
+        let (nic, disks) = futures::join!(nic, disks(&mut self.disks, target));
+        Ok([nic?, disks?].into_iter().flatten().min())
+    }
+}
+
+fn progress<T>(stage: &Request<T>, now: Timestamp) -> Progress {
+    match stage {
+        Request::NotSent => Progress::NotRequested,
+        Request::Running(operation) => Progress::Pending(operation.due_in(now)),
+        Request::Done(_) => Progress::Done,
+    }
+}
+
+/// Returns the one of two that can be advanced first.
+fn least(one: Progress, other: Progress) -> Progress {
+    match (one, other) {
+        (Progress::NotRequested, _) | (_, Progress::NotRequested) => Progress::NotRequested,
+        (Progress::Pending(one), Progress::Pending(other)) => Progress::Pending(one.min(other)),
+        (Progress::Pending(wait), Progress::Done) | (Progress::Done, Progress::Pending(wait)) => {
+            Progress::Pending(wait)
+        }
+        (Progress::Done, Progress::Done) => Progress::Done,
     }
 }
 
@@ -106,14 +150,23 @@ async fn interface(
     let send = put_interface(target, extras, inherited, own);
     let advanced = stage.advance(&target.account.client, send).await;
     let what = format!("failed to create nic {name} for machine {}", target.names.machine);
-    advanced.map_err(|error| refused(error, &format!("a network interface named {name}"), what))
+    let wait = advanced.map_err(|error| refused(error, &format!("a network interface named {name}"), what.clone()))?;
+    let properties = stage.value().and_then(|nic| nic.properties.as_ref());
+    if properties.is_some_and(|properties| properties.provisioning_state.as_deref() == Some("Failed")) {
+        // Azure accepted the request and could not finish it. In a balancer's pool such an interface blocks the balancer.
+        *stage = Request::NotSent;
+        return Err(Error::NotReady(format!(
+            "{what}: Azure could not finish it, it ended Failed"
+        )));
+    }
+    Ok(wait)
 }
 
 fn when(own: bool) -> When {
     if own { When::Always } else { When::Absent }
 }
 
-/// Puts the address there, unless somebody else has put one there.
+/// Creates or updates the address, unless it is somebody else's.
 async fn put_address(target: &Target, inherited: bool, own: &mut bool) -> Result<Put<PublicIpAddress>, AzureError> {
     let Target { spec, names, account } = target;
     let (client, name) = (&account.client, names.public_ip());
@@ -134,7 +187,7 @@ async fn put_address(target: &Target, inherited: bool, own: &mut bool) -> Result
     client.put_public_ip(&names.group, &name, &wanted, When::Always).await
 }
 
-/// The same for the interface.
+/// Creates or updates the interface, unless it is somebody else's.
 async fn put_interface(
     target: &Target,
     extras: &Extras,
@@ -162,21 +215,17 @@ async fn put_interface(
 
 fn refused(error: AzureError, what: &str, doing: String) -> Error {
     if error.is_precondition_failed() {
-        return Error::Refused(format!("{what} exists already and was not made for this machine"));
+        return Error::Invalid(format!("{what} exists already and was not made for this machine"));
     }
     Error::doing(doing)(error)
 }
 
-/// Disks with a performance of their own; all at once.
-async fn disks(stages: &mut Vec<(String, Request<()>)>, target: &Target) -> Result<Option<Duration>, Error> {
+/// Advances the disks with a performance of their own, all at once.
+async fn disks(stages: &mut [(String, Request<()>)], target: &Target) -> Result<Option<Duration>, Error> {
     let (spec, names) = (&target.spec, &target.names);
     let client = &target.account.client;
-    let wanted: Vec<_> = spec.data_disks.iter().filter(|disk| build::made_first(disk)).collect();
-    if stages.is_empty() {
-        let names = wanted.iter().map(|disk| names.data_disk(&disk.name_suffix));
-        *stages = names.map(|name| (name, Request::NotSent)).collect();
-    }
-    let made = wanted.into_iter().zip(stages).map(|(disk, (name, stage))| async move {
+    let wanted = spec.data_disks.iter().filter(|disk| build::made_first(disk));
+    let made = wanted.zip(stages).map(|(disk, (name, stage))| async move {
         let send = async {
             let put = client
                 .put_disk(&names.group, name, &build::disk(names, spec, disk))

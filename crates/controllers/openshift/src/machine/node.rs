@@ -1,10 +1,10 @@
-//! A machine and its Node: which Node it is, and what the machine wants on it. Pure.
+//! A machine and its Node: which Node it is, and the machine's metadata on it. Pure.
 
 use capstan_api::openshift::Machine;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference, Taint};
 use kube::ResourceExt as _;
 
-/// Says on a Node which machine it runs on.
+/// Names a Node's machine.
 pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
 
 pub fn provider_id(node: &Node) -> Option<&str> {
@@ -34,7 +34,7 @@ pub fn belongs(node: &Node, provider: &str, machine_addresses: &[NodeAddress]) -
     }
 }
 
-/// Whether the kubelet has fallen silent or says that it is not well.
+/// Whether the Node is not ready, or its kubelet does not report.
 pub fn is_unwell(node: &Node) -> bool {
     let conditions = node
         .status
@@ -55,16 +55,16 @@ pub fn is_control_plane(node: &Node) -> bool {
     .any(|role| node.labels().contains_key(*role))
 }
 
-/// The Node with the machine's annotation, labels, annotations and taints on it. What others put there stays.
-pub fn dressed(machine: &Machine, node: &Node) -> Node {
-    let mut dressed = node.clone();
+/// Returns the Node with the machine's annotation, labels, annotations and taints. What others put there stays.
+pub fn with_machine_metadata(machine: &Machine, node: &Node) -> Node {
+    let mut after = node.clone();
     let owner = format!("{}/{}", machine.namespace().unwrap_or_default(), machine.name_any());
-    let annotations = dressed.annotations_mut();
+    let annotations = after.annotations_mut();
     annotations.extend(machine.spec.metadata.annotations.clone());
     annotations.insert(MACHINE_ANNOTATION.to_owned(), owner);
-    dressed.labels_mut().extend(machine.spec.metadata.labels.clone());
+    after.labels_mut().extend(machine.spec.metadata.labels.clone());
     if !machine.spec.taints.is_empty() {
-        let taints = dressed.spec.get_or_insert_default().taints.get_or_insert_default();
+        let taints = after.spec.get_or_insert_default().taints.get_or_insert_default();
         for taint in &machine.spec.taints {
             let same = |other: &Taint| other.key == taint.key && other.effect == taint.effect;
             if !taints.iter().any(same) {
@@ -72,7 +72,7 @@ pub fn dressed(machine: &Machine, node: &Node) -> Node {
             }
         }
     }
-    dressed
+    after
 }
 
 pub fn reference(node: &Node) -> ObjectReference {
@@ -84,11 +84,12 @@ pub fn reference(node: &Node) -> ObjectReference {
     }
 }
 
-/// What of a Node makes a difference to its machine; heartbeats do not.
+/// Returns a hash of what matters to the Node's machine. Heartbeats do not change it.
 pub fn fingerprint(node: &Node) -> u64 {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let mut hasher = DefaultHasher::new();
-    (node.uid(), provider_id(node), is_unwell(node)).hash(&mut hasher);
+    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+    (node.uid(), provider_id(node), is_unwell(node), cordoned).hash(&mut hasher);
     (node.labels(), node.annotations().get(MACHINE_ANNOTATION)).hash(&mut hasher);
     internal_ips(addresses(node)).for_each(|ip| ip.hash(&mut hasher));
     let taints = node
@@ -145,7 +146,7 @@ mod tests {
             "metadata": {"name": "node", "labels": {"other": "1"}},
             "spec": {"taints": [{"key": "k", "effect": "NoSchedule", "value": "kept"}]},
         }));
-        let after = dressed(&machine, &before);
+        let after = with_machine_metadata(&machine, &before);
         assert_eq!(after.annotations()[MACHINE_ANNOTATION], "n/m");
         assert_eq!(
             (after.labels()["other"].as_str(), after.labels()["disktype"].as_str()),
@@ -153,6 +154,10 @@ mod tests {
         );
         let taints = after.spec.as_ref().unwrap().taints.as_ref().unwrap();
         assert_eq!((taints.len(), taints[0].value.as_deref()), (2, Some("kept")));
-        assert_eq!(dressed(&machine, &after), after, "doing it again changes nothing");
+        assert_eq!(
+            with_machine_metadata(&machine, &after),
+            after,
+            "doing it again changes nothing"
+        );
     }
 }

@@ -1,0 +1,337 @@
+//! Carries out the steps of a plan, and reports what could not be done.
+
+use super::error::Error;
+use super::names::Ids as _;
+use super::state::State;
+use super::{Controller, Observed, Target, check, node, observe, status};
+use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
+use capstan_azure::client::When;
+use capstan_azure::operation::Follow;
+use capstan_azure::{Operation, Progress};
+use capstan_core::machine::{NodeLookup, Step};
+use capstan_core::{Class, Classified as _};
+use capstan_kube::patch::{self, Lock};
+use capstan_kube::runtime::{Outcome, Scope};
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
+use kube::{Api, ResourceExt as _};
+use std::time::Duration;
+
+/// How soon to ask again about a change that Azure shows no operation for.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+const VM_RUNNING: &str = "Running";
+
+impl Controller {
+    pub(super) async fn apply_step(
+        &self,
+        step: Step,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        match step {
+            Step::AddFinalizer => {
+                scope.add_finalizer(MACHINE_FINALIZER).await?;
+                Ok(Outcome::Observe)
+            }
+            Step::PollVm => self.poll_vm(observed, scope, state).await,
+            Step::Prepare => {
+                let result = self.prepare(observed, scope, state).await;
+                self.created(result, scope, state).await
+            }
+            Step::EnsureAddress => {
+                let result = self.ensure_address(observed, scope, state).await;
+                self.created(result, scope, state).await
+            }
+            Step::EnsureInterfaceAndDisks => {
+                let result = self.ensure_interface_and_disks(observed, scope, state).await;
+                self.created(result, scope, state).await
+            }
+            Step::CreateVm => {
+                let result = self.request_vm(When::Absent, observed, scope, state).await;
+                self.created(result, scope, state).await
+            }
+            Step::RetryVm => {
+                let result = self.request_vm(When::Always, observed, scope, state).await;
+                self.created(result, scope, state).await
+            }
+            Step::AwaitVm => {
+                let target = self.target(scope, observed).await?;
+                state.follow(Some(Operation {
+                    method: "PUT".to_owned(),
+                    resource: format!("{}?api-version=2024-07-01", target.names.vm_id()),
+                    follow: Follow::Resource,
+                    not_before: scope.now() + POLL_INTERVAL,
+                }));
+                Ok(Outcome::Wait(Some(POLL_INTERVAL)))
+            }
+            Step::RecordRequested => self.record_requested(observed, scope).await,
+            Step::RecordProvisioned => self.record_provisioned(observed, scope, state).await,
+            Step::RecordObservation => self.record_observation(observed, scope, state).await,
+            Step::LinkNode(node) => self.link_node(scope, &node).await,
+            Step::FailMissing => {
+                let message = "can't find created instance";
+                self.fail(scope, state, "UpdateError", message, "FailedUpdate").await
+            }
+            Step::FailNameConflict => {
+                let name = scope.name();
+                let why = format!("a virtual machine named {name} exists already and was not made for this machine");
+                self.refuse(scope, state, &why).await
+            }
+            Step::ReportHooks
+            | Step::AwaitControlPlane(_)
+            | Step::Drain(_)
+            | Step::DeleteVm(_)
+            | Step::PollVmDeletion
+            | Step::DeleteResources
+            | Step::DeleteAvailabilitySet
+            | Step::Release(_) => self.apply_teardown(step, observed, scope, state).await,
+        }
+    }
+
+    /// Judges a step of the creation. A machine that can never be created has failed; others are tried again.
+    async fn created(
+        &self,
+        result: Result<Outcome, Error>,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let error = match result {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        state.user_data = None;
+        match (&error, error.class()) {
+            (Error::Kube(_), _) => Err(error),
+            (_, Class::Terminal) => self.refuse(scope, state, &error.to_string()).await,
+            (_, Class::Transient | Class::Throttled(_)) => Err(self.report_retryable(scope, error).await),
+        }
+    }
+
+    pub(super) async fn write_status(&self, scope: &mut Scope<Machine>, after: &Machine) -> Result<(), Error> {
+        let before = status::of(&scope.object).phase;
+        if scope.write_status(after).await? {
+            self.metrics.phase(before.as_deref(), &scope.object);
+        }
+        Ok(())
+    }
+
+    async fn write_object(&self, scope: &mut Scope<Machine>, state: &mut State, after: &Machine) -> Result<(), Error> {
+        if scope.write_object(after, Lock::Open).await? {
+            state.wrote(&scope.object);
+        }
+        Ok(())
+    }
+
+    async fn poll_vm(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let Some(mut operation) = observe::operation(scope, state) else {
+            return Ok(Outcome::Observe);
+        };
+        let target = self.target(scope, observed).await?;
+        match target.account.client.poll(&mut operation).await {
+            Ok(Progress::Running(after)) => {
+                state.follow(Some(operation));
+                Ok(Outcome::Wait(Some(after)))
+            }
+            Ok(Progress::Done(_)) => {
+                state.follow(None);
+                if status::vm_id(&scope.object).is_none() {
+                    // The status was never written: it is filled from the virtual machine.
+                    state.may_exist = true;
+                    return Ok(Outcome::Observe);
+                }
+                state.observed(&scope.object, scope.instant());
+                self.record_provisioned(observed, scope, state).await
+            }
+            Err(error) if error.ended_operation() => {
+                state.follow(None);
+                let arm = error.arm().map(|arm| check::refused(&scope.name(), arm));
+                let text = arm.unwrap_or_else(|| error.to_string());
+                match error.class() {
+                    // One that is not there any more was deleted by somebody else: it is created again.
+                    Class::Terminal if !error.is_not_found() => self.refuse(scope, state, &text).await,
+                    _ => {
+                        state.operation_over = true;
+                        Err(self.report_retryable(scope, Error::NotReady(text)).await)
+                    }
+                }
+            }
+            Err(source) => Err(Error::Azure {
+                doing: "polling the virtual machine's creation".into(),
+                source,
+            }),
+        }
+    }
+
+    async fn record_requested(&self, observed: &mut Observed, scope: &mut Scope<Machine>) -> Result<Outcome, Error> {
+        let target = self.target(scope, observed).await?;
+        let addresses = self.addresses_of(&target).await?;
+        let vm = observed.vm.clone().unwrap_or_default();
+        let after = status::provisioning(&scope.object, &target.names, &vm, None, addresses, scope.now());
+        self.write_status(scope, &after).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Writes what has changed about a virtual machine that was ready before.
+    async fn record_observation(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let vm_state = observed.vm.as_ref().and_then(status::state_of);
+        if let Some(vm_state) = &vm_state {
+            let mut marked = Machine::clone(&scope.object);
+            marked
+                .annotations_mut()
+                .insert(status::INSTANCE_STATE.to_owned(), vm_state.clone());
+            self.write_object(scope, state, &marked).await?;
+        }
+        let known = scope.object.status.as_ref();
+        let addresses = if known.is_none_or(|status| status.addresses.is_empty()) {
+            let target = self.target(scope, observed).await?;
+            self.addresses_of(&target).await.map_err(Error::retryable)?
+        } else {
+            Vec::new()
+        };
+        let after = status::seen(&scope.object, vm_state.as_deref(), addresses, scope.now());
+        self.write_status(scope, &after).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn addresses_of(&self, target: &Target) -> Result<Vec<NodeAddress>, Error> {
+        let Target { spec, names, account } = target;
+        let client = &account.client;
+        let nic = client.get_nic(&names.group, &names.nic()).await;
+        let nic = nic
+            .map_err(Error::doing(format!("reading nic {}", names.nic())))?
+            .unwrap_or_default();
+        let mut public = None;
+        if spec.public_ip {
+            let found = client.get_public_ip(&names.group, &names.public_ip()).await;
+            let found = found.map_err(Error::doing(format!("reading public ip {}", names.public_ip())))?;
+            public = found.and_then(|found| found.properties?.ip_address);
+        }
+        Ok(status::addresses(&names.machine, &nic, public.as_deref()))
+    }
+
+    pub(super) async fn record_provisioned(
+        &self,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        let target = self.target(scope, observed).await?;
+        let Target { spec, names, .. } = target.as_ref();
+        let spot = spec.spot_vm_options.is_some();
+        let zone = spec.zone.as_deref();
+        let after = status::identified(&scope.object, names, spec.vm_size.as_deref(), zone, spot, VM_RUNNING);
+        self.write_object(scope, state, &after).await?;
+        let mut after = status::provisioned(&scope.object, VM_RUNNING, scope.now());
+        // Where the Node came before Azure's last answer, Provisioned would be over as it is written.
+        if let Some(node) = self.node_of(&scope.object) {
+            self.apply_node_metadata(&scope.object, &node).await?;
+            after = status::running(&after, node::reference(&node), scope.now());
+        }
+        self.write_status(scope, &after).await?;
+        state.observed(&scope.object, scope.instant());
+        let text = format!("Created machine {:?}", names.machine);
+        self.events.normal(scope.object.as_ref(), "Created", text).await;
+        Ok(Outcome::Observe)
+    }
+
+    async fn link_node(&self, scope: &mut Scope<Machine>, node: &Node) -> Result<Outcome, Error> {
+        self.apply_node_metadata(&scope.object, node).await?;
+        let after = status::running(&scope.object, node::reference(node), scope.now());
+        self.write_status(scope, &after).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn apply_node_metadata(&self, machine: &Machine, node: &Node) -> Result<(), Error> {
+        let after = node::with_machine_metadata(machine, node);
+        let api: Api<Node> = Api::all(self.context.client.clone());
+        let taints = |node: &Node| node.spec.as_ref().and_then(|spec| spec.taints.clone());
+        // Taints are one list that others write too.
+        let lock = if taints(&after) == taints(node) {
+            Lock::Open
+        } else {
+            Lock::Version
+        };
+        patch::object(&api, node, &after, lock).await?;
+        Ok(())
+    }
+
+    /// The machine can never be created: it has failed, with the message that users search for.
+    pub(super) async fn refuse(
+        &self,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+        why: &str,
+    ) -> Result<Outcome, Error> {
+        let name = scope.name();
+        let message = format!("failed to reconcile machine {name:?}: failed to create vm {name}: {why}");
+        self.fail(scope, state, "InvalidConfiguration", &message, "FailedCreate")
+            .await
+    }
+
+    async fn fail(
+        &self,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+        reason: &str,
+        message: &str,
+        event: &str,
+    ) -> Result<Outcome, Error> {
+        let mut marked = Machine::clone(&scope.object);
+        marked
+            .annotations_mut()
+            .insert(status::INSTANCE_STATE.to_owned(), "Unknown".to_owned());
+        self.write_object(scope, state, &marked).await?;
+        let after = status::failed(&scope.object, reason, message, scope.now());
+        self.write_status(scope, &after).await?;
+        self.metrics.failed(event, scope.object.as_ref(), reason);
+        self.events
+            .warning(scope.object.as_ref(), event, format!("{reason}: {message}"))
+            .await;
+        Ok(Outcome::Wait(None))
+    }
+
+    /// Reports what keeps the machine from being created for now, and returns the error for the retry.
+    async fn report_retryable(&self, scope: &mut Scope<Machine>, error: Error) -> Error {
+        let begun = scope
+            .object
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase.is_some());
+        if begun && error.is_throttled_locally() {
+            // Reported when Azure asked for the pause.
+            return error;
+        }
+        let name = scope.name();
+        let message = format!("failed to reconcile machine {name:?}: failed to create vm {name}: {error}");
+        let after = status::create_failed(&scope.object, &message, scope.now());
+        if let Err(error) = self.write_status(scope, &after).await {
+            return error;
+        }
+        self.metrics
+            .failed("FailedCreate", scope.object.as_ref(), "CreateError");
+        self.events
+            .warning(scope.object.as_ref(), "FailedCreate", format!("CreateError: {message}"))
+            .await;
+        error
+    }
+
+    /// Returns the name of the Node whose drain may still run.
+    pub(super) fn drained_node(&self, observed: &Observed, machine: &Machine) -> Option<String> {
+        let linked = machine.status.as_ref().and_then(|status| status.node_ref.as_ref());
+        match &observed.plan.node {
+            NodeLookup::Found(node) => Some(node.name_any()),
+            NodeLookup::NotCached | NodeLookup::Absent => linked.and_then(|reference| reference.name.clone()),
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! OpenShift machines on Azure: the next step for one ([`plan`]), the names of its resources, and the disks that go with it.
+
+pub mod control_plane;
+pub mod disks;
+pub mod names;
+mod plan;
+
+pub use plan::*;
+
+pub mod phase {
+    pub const PROVISIONING: &str = "Provisioning";
+    pub const PROVISIONED: &str = "Provisioned";
+    pub const RUNNING: &str = "Running";
+    pub const DELETING: &str = "Deleting";
+    pub const FAILED: &str = "Failed";
+}

@@ -6,15 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::openshift::{
-    AzureMachineProviderSpec, LifecycleHook, MACHINE_FINALIZER, Machine, MachineAuthority, MachineStatus,
-};
+use capstan_api::openshift::{LifecycleHook, MACHINE_FINALIZER, Machine, MachineAuthority, MachineStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 
 use super::phase;
 use crate::drain::{self, Assessment, Drained, NodeState};
 use crate::plan::Plan;
+use crate::validate::openshift::is_azure;
 
 /// A machine with this annotation is deleted without a drain.
 pub const EXCLUDE_DRAIN: &str = "machine.openshift.io/exclude-node-draining";
@@ -375,19 +374,22 @@ fn has_finalizer(machine: &Machine) -> bool {
 }
 
 /// Whether the machine is for this controller: machines of other platforms, and those that Cluster API manages, are not.
-/// A new object says so in its spec; the status says so while a migration runs.
 pub fn is_managed(machine: &Machine) -> bool {
-    let value = machine.spec.provider_spec.value.as_ref();
-    let kind = value.and_then(|value| value.get("kind")?.as_str());
-    let known =
-        |authority: Option<&MachineAuthority>| authority.filter(|authority| !authority.as_str().is_empty()).cloned();
     let status = machine
         .status
         .as_ref()
         .and_then(|status| status.authoritative_api.as_ref());
-    let authority = known(status).or_else(|| known(machine.spec.authoritative_api.as_ref()));
-    kind.is_none_or(|kind| kind == AzureMachineProviderSpec::KIND)
-        && authority.is_none_or(|authority| authority == MachineAuthority::MachineApi)
+    machine.spec.provider_spec.value.as_ref().is_none_or(is_azure)
+        && is_machine_apis(machine.spec.authoritative_api.as_ref(), status)
+}
+
+/// Whether the Machine API manages an object. A new object says so in its spec; the status says so from then on, and
+/// while a migration runs.
+pub fn is_machine_apis(spec: Option<&MachineAuthority>, status: Option<&MachineAuthority>) -> bool {
+    let known =
+        |authority: Option<&MachineAuthority>| authority.filter(|authority| !authority.as_str().is_empty()).cloned();
+    let authority = known(status).or_else(|| known(spec));
+    authority.is_none_or(|authority| authority == MachineAuthority::MachineApi)
 }
 
 /// Whether the virtual machine is known to have been ready once.

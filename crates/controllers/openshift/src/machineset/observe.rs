@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::openshift::{DeletePolicy, Machine, MachineAuthority, MachineSet};
+use capstan_api::openshift::{DeletePolicy, Machine, MachineSet};
+use capstan_core::machine::is_machine_apis;
 use capstan_core::machineset::{self, Desired, Member, Owner};
+use capstan_core::validate::openshift::is_azure;
 use capstan_kube::runtime::Scope;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -23,7 +25,7 @@ const DELETE_ANNOTATIONS: [&str; 2] = [
 impl Controller {
     pub(super) async fn observe_set(&self, scope: &mut Scope<MachineSet>) -> Result<Option<Observed>, Error> {
         let set = scope.object.clone();
-        if scope.is_deleting() || is_managed_elsewhere(&set) {
+        if scope.is_deleting() || !is_managed(&set) {
             return Ok(None);
         }
         let selector = selector(&set)?;
@@ -74,13 +76,12 @@ async fn is_there(scope: &Scope<MachineSet>) -> Result<bool, Error> {
     }))
 }
 
-/// Whether the set moves to, or has moved to, Cluster API.
-fn is_managed_elsewhere(set: &MachineSet) -> bool {
-    let authority = set.status.as_ref().and_then(|status| status.authoritative_api.as_ref());
-    matches!(
-        authority,
-        Some(MachineAuthority::ClusterApi | MachineAuthority::Migrating)
-    )
+/// Whether the set is for this controller: sets of other platforms, and those that Cluster API manages, are not. Another
+/// controller reconciles them; two would each create what is missing.
+fn is_managed(set: &MachineSet) -> bool {
+    let status = set.status.as_ref().and_then(|status| status.authoritative_api.as_ref());
+    let value = set.spec.template.spec.provider_spec.value.as_ref();
+    value.is_none_or(is_azure) && is_machine_apis(set.spec.authoritative_api.as_ref(), status)
 }
 
 pub fn node_name(machine: &Machine) -> Option<&str> {
@@ -182,6 +183,22 @@ mod tests {
         assert!(selector(&good).is_ok());
         assert!(selector(&set(json!({"matchLabels": {"a": "b"}}), json!({"a": "x"}))).is_err());
         assert!(selector(&set(json!({}), json!({"a": "b"}))).is_err());
+    }
+
+    #[test]
+    fn sets_of_other_platforms_and_of_cluster_api_are_left_alone() {
+        let of = |kind: &str, spec: Option<&str>, status: Option<&str>| {
+            let mut set = set(json!({"matchLabels": {"a": "b"}}), json!({"a": "b"}));
+            set.spec.template.spec.provider_spec.value = Some(json!({"kind": kind}));
+            set.spec.authoritative_api = spec.map(Into::into);
+            set.status = status.map(|status| serde_json::from_value(json!({"authoritativeAPI": status})).unwrap());
+            is_managed(&set)
+        };
+        assert!(of("AzureMachineProviderSpec", None, None));
+        assert!(of("AzureMachineProviderSpec", Some("MachineAPI"), Some("MachineAPI")));
+        assert!(!of("VSphereMachineProviderSpec", None, None));
+        assert!(!of("AzureMachineProviderSpec", Some("ClusterAPI"), None));
+        assert!(!of("AzureMachineProviderSpec", Some("MachineAPI"), Some("Migrating")));
     }
 
     #[test]

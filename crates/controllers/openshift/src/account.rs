@@ -24,10 +24,10 @@ const REVOKED_AFTER: Duration = Duration::from_secs(3600);
 /// `*` stands for all.
 const ALLOWED_NAMESPACES: &str = "capstan.dev/allowed-namespaces";
 
-/// Where workload identity mounts its token unless the secret says otherwise.
+/// The path of workload identity's token, unless the secret has one.
 const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
 
-/// What the credentials secret says about where machines go, for specs that leave it open.
+/// Subscription, group and region of a credentials secret, for specs that name none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub subscription: String,

@@ -1,7 +1,7 @@
-//! VM sizes held against specs: one set of rules for the controller, admission and `capstan check --azure`.
+//! Compares specs with VM sizes: one set of rules for the controller, admission and `capstan check --azure`.
 //!
-//! Invariant: what the catalogue does not speak of is left to Azure. Admission refuses nothing by it, for a catalogue may
-//! be older than a size, and waits no longer than [`WAIT`] for it.
+//! Invariant: Azure judges what the catalogue does not mention. Admission refuses nothing by the catalogue, which may be
+//! older than a size, and waits no longer than [`WAIT`] for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::{Api, PostParams};
 
-/// Users wait for admission: a catalogue that takes longer than this to read is there for the next of them.
+/// Users wait for admission: a catalogue that takes longer than this to read is there for the next request.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// What a size can do, and why it cannot carry the spec.
+/// The abilities of a size, and the reasons why it does not fit the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// `None` where the catalogue is empty: Azure itself will judge.
@@ -33,12 +33,12 @@ pub fn region(location: &str) -> String {
     location.replace(' ', "").to_lowercase()
 }
 
-/// An account that may not read the catalogue may still make machines: Azure will check by itself.
+/// Whether the account may not read the catalogue. It may still create machines: Azure checks the size itself.
 pub fn is_unreadable(error: &capstan_azure::Error) -> bool {
     error.class() == Class::Terminal || error.arm().is_some_and(|arm| arm.status == 403)
 }
 
-/// Holds a spec against the catalogue of the region that its machine is to be in.
+/// Compares a spec with the catalogue of its machine's region.
 pub async fn look_up(
     client: &Client,
     spec: &AzureMachineProviderSpec,
@@ -55,7 +55,7 @@ pub async fn look_up(
     Ok(Verdict { size, refusals })
 }
 
-/// What the size cannot do where the machine is to be. `None`: Azure does not have the size there.
+/// Returns why the size does not fit the spec in the machine's region. `None`: Azure does not have the size there.
 pub fn refusals(spec: &AzureMachineProviderSpec, location: &str, size: Option<&Size>) -> Vec<String> {
     let wanted = spec.vm_size.as_deref().unwrap_or_default();
     let zone = spec.zone.as_deref().filter(|zone| !zone.is_empty());
@@ -93,7 +93,7 @@ pub fn refusals(spec: &AzureMachineProviderSpec, location: &str, size: Option<&S
     refusals
 }
 
-/// What a spec asks of its size, in words, and how to do without it.
+/// Returns the abilities that a spec asks of its size, with their names and with what to do without them.
 fn wishes(spec: &AzureMachineProviderSpec) -> Vec<(Ability, &'static str, &'static str)> {
     let data = spec
         .data_disks

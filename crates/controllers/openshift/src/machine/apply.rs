@@ -153,7 +153,7 @@ impl Controller {
                 let arm = error.arm().map(|arm| check::refused(&scope.name(), arm));
                 let text = arm.unwrap_or_else(|| error.to_string());
                 match error.class() {
-                    // One that is not there any more was deleted by somebody else: it is created again.
+                    // Another client deleted the virtual machine: it is created again.
                     Class::Terminal if !error.is_not_found() => self.refuse(scope, state, &text).await,
                     _ => {
                         state.operation_over = true;

@@ -1,4 +1,4 @@
-//! What a machine's spec is in Azure's words. Pure: the same spec always makes the same request.
+//! Builds Azure's requests from a machine's spec. Pure: the same spec always makes the same request.
 
 use super::names::Ids as _;
 use capstan_api::disk::{DeletionPolicy, StorageAccountType};
@@ -15,7 +15,7 @@ use capstan_core::machine::names::{MACHINE_TAG, Names, POLICY_TAG, UID_TAG};
 /// The user that the image's own provisioning makes.
 const ADMIN_USER: &str = "capi";
 
-/// What the request needs besides the spec.
+/// Input of the requests besides the spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     /// The user data, encoded.

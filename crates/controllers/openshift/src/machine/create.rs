@@ -29,7 +29,7 @@ impl Controller {
         state: &mut State,
     ) -> Result<Outcome, Error> {
         let machine = scope.object.clone();
-        // First what needs nobody else: a bad spec is refused even while its secrets are missing.
+        // The spec comes first: a bad one is refused even while its secrets are missing.
         let spec = provider_spec(&machine)?;
         check::spec(&scope.key.name, &spec).map_err(Error::Invalid)?;
         check::mounts(&machine).map_err(Error::Invalid)?;
@@ -126,7 +126,7 @@ impl Controller {
         let mut vm = build::virtual_machine(names, spec, &extras);
         let retry = when == When::Always;
         if let (true, Some(properties)) = (retry, vm.properties.as_mut()) {
-            // What the guest was given first cannot be changed.
+            // Azure refuses changes of the guest's first settings.
             properties.os_profile = None;
         }
         let Put { value: made, operation } = match account.client.put_vm(&names.group, &names.machine, &vm, when).await

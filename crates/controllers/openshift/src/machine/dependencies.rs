@@ -1,5 +1,5 @@
-//! What a virtual machine needs before Azure can be asked for it: its public address, its interface, and the disks that
-//! have to be made on their own.
+//! The dependencies of a virtual machine: its public address, its interface, and the disks that have to be made on their
+//! own. Azure needs them before it can be asked for the virtual machine.
 //!
 //! Invariants: a resource with our name that somebody else made is never changed; and no reconcile waits here for Azure:
 //! it ends, and the machine is reconciled again when Azure may be asked.
@@ -19,7 +19,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Dependencies {
     generation: Option<i64>,
-    /// What the requests need besides the spec, without the user data; read before the first of them.
+    /// Input of the requests besides the spec, without the user data; read before the first of them.
     pub extras: Option<Extras>,
     wants_address: bool,
     public_ip: Request<PublicIpAddress>,

@@ -132,7 +132,7 @@ impl Metrics {
     }
 }
 
-/// The machines that there are, read from the cache when somebody asks.
+/// All machines, read from the cache for each scrape.
 struct Machines(Cache<Machine>);
 
 impl std::fmt::Debug for Machines {

@@ -128,7 +128,7 @@ pub(crate) struct Observed {
     target: Option<Arc<Target>>,
 }
 
-/// What is needed to talk to Azure about one machine.
+/// Everything that requests to Azure about one machine need.
 pub(crate) struct Target {
     spec: AzureMachineProviderSpec,
     names: Names,

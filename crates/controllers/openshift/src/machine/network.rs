@@ -8,7 +8,7 @@ use capstan_azure::{Error as AzureError, Operation, Owned, Request};
 use capstan_core::machine::names::{Names, Tags};
 use std::time::Duration;
 
-/// What is known of a machine's network before it is deleted.
+/// The facts that decide whether a part of the network is the machine's.
 #[derive(Clone, Copy, Debug)]
 pub struct Ownership {
     /// The machine may have a public address.

@@ -1,5 +1,5 @@
-//! What this process keeps of a machine between reconciles. Losing it costs a few calls, never a machine: everything in
-//! it can be read again from the API server or from Azure.
+//! The state of a machine that this process keeps between reconciles. Losing it costs a few calls, never a machine:
+//! everything in it can be read again from the API server or from Azure.
 
 use super::dependencies::Dependencies;
 use super::teardown::Teardown;
@@ -98,7 +98,7 @@ fn share(machine: &Machine) -> f64 {
     (hasher.finish() % 900) as f64 / 1000.0
 }
 
-/// What users change.
+/// Returns a hash of everything that users change.
 fn fingerprint(machine: &Machine) -> u64 {
     let mut hasher = DefaultHasher::new();
     (machine.metadata.generation, machine.labels(), machine.annotations()).hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! What machine sets tell Prometheus, under the names that dashboards already use.
+//! Metrics of MachineSets, under the names that dashboards already use.
 
 use capstan_api::openshift::MachineSet;
 use capstan_kube::Cache;
@@ -20,7 +20,7 @@ struct CreatedLabels {
     api_version: &'static str,
 }
 
-/// The sets that there are, read from the cache when somebody asks.
+/// All MachineSets, read from the cache for each scrape.
 pub struct Sets(pub Cache<MachineSet>);
 
 impl std::fmt::Debug for Sets {

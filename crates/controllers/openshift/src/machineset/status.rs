@@ -1,4 +1,4 @@
-//! What users see of a MachineSet.
+//! The status of a MachineSet.
 
 use std::time::Duration;
 

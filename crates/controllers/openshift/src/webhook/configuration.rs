@@ -17,7 +17,7 @@ pub const VALIDATE: &str = "/validate";
 const TIMEOUT_SECONDS: i32 = 5;
 const FIELD_MANAGER: &str = "capstan-webhook";
 
-/// What the two configurations say.
+/// The content of the two configurations.
 pub struct Registration<'a> {
     /// Name of both configurations.
     pub name: &'a str,

@@ -1,6 +1,6 @@
 //! Admission for Machines and MachineSets: the rules of `capstan_core::validate::openshift` as an admission webhook.
 //!
-//! Invariant: the program needs nobody to set it up: it makes its certificate, renews it, and keeps the webhook
+//! Invariant: the webhook needs no setup: it makes its certificate, renews it, and keeps the webhook
 //! configurations pointed at itself. Several copies share one certificate through a Secret.
 
 mod certificate;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_azure::Clients;
-use capstan_core::Clock;
 use capstan_kube::serve::ServerCertificate;
 use capstan_kube::{Context, backoff};
 use jiff::Timestamp;
@@ -28,8 +27,8 @@ use crate::sizes::Sizes;
 use certificate::Certificate;
 use configuration::Registration;
 
-/// The configurations and the certificate are looked at this often, should somebody have changed or removed them.
-const LOOK: Duration = Duration::from_secs(300);
+/// How often the configurations and the certificate are checked: others may change or remove them.
+const CHECK_INTERVAL: Duration = Duration::from_secs(300);
 /// The API server has heard of a new CA after this long; until then the certificate before it is served, which the new
 /// bundle trusts as well.
 const NOTICE: Duration = Duration::from_secs(5);
@@ -69,12 +68,12 @@ pub struct Options {
     pub secret_namespace: Option<String>,
     /// Name of the two webhook configurations.
     pub name: String,
-    /// What new machines are labelled with when they do not say which cluster they belong to.
+    /// The cluster's name, for the label of new machines that do not name their cluster.
     pub cluster_id: String,
     /// Whom to ask about VM sizes, for warnings.
     pub azure: Option<Clients>,
-    /// How often the certificate and the configurations are looked at.
-    pub look: Duration,
+    /// How often the certificate and the configurations are checked.
+    pub check_interval: Duration,
 }
 
 impl Default for Options {
@@ -86,7 +85,7 @@ impl Default for Options {
             name: "capstan-machine-api".to_owned(),
             cluster_id: String::new(),
             azure: None,
-            look: LOOK,
+            check_interval: CHECK_INTERVAL,
         }
     }
 }
@@ -115,7 +114,7 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         sizes: options
             .azure
             .clone()
-            .map(|clients| Sizes::new(context.client.clone(), clients, Clock::system())),
+            .map(|clients| Sizes::new(context.client.clone(), clients, context.clock)),
     };
     let bound = serve::start(options.listen, rules, current.clone(), context.shutdown.clone()).await?;
     let address = options
@@ -132,20 +131,20 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
     };
     let mut failures = 0;
     loop {
-        let wait = match keeper.look(Timestamp::now()).await {
+        let wait = match keeper.ensure(context.clock.now()).await {
             Ok(()) => {
                 failures = 0;
-                keeper.options.look
+                keeper.options.check_interval
             }
             Err(error) => {
                 failures += 1;
                 tracing::warn!(%error, "webhook not registered");
-                backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(LOOK)
+                backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(CHECK_INTERVAL)
             }
         };
         tokio::select! {
             () = context.shutdown.cancelled() => return keeper.end().await,
-            () = tokio::time::sleep(wait) => {}
+            () = context.clock.sleep(wait) => {}
         }
     }
 }
@@ -171,9 +170,9 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// See that the certificate is good, served and trusted. It is trusted before it is served, and a copy that wrote down
-    /// an older bundle than the shared one, because both looked at once, sees that and writes the newer.
-    async fn look(&mut self, now: Timestamp) -> Result<(), Error> {
+    /// Ensures that the certificate is valid, served and trusted. It is trusted before it is served. A replica that wrote
+    /// an older bundle than the shared one, because both checked at once, sees that and writes the newer.
+    async fn ensure(&mut self, now: Timestamp) -> Result<(), Error> {
         let mut certificate = self.certificate(now).await?;
         if self.held.is_none() {
             self.serve(&certificate)?;
@@ -190,7 +189,7 @@ impl Keeper {
         if renewed.is_some_and(|before| before != certificate) {
             tracing::info!(renew_after = %certificate.renew_after, "the webhook has a new certificate");
             tokio::select! {
-                () = tokio::time::sleep(NOTICE) => {}
+                () = self.context.clock.sleep(NOTICE) => {}
                 () = self.context.shutdown.cancelled() => {}
             }
         }
@@ -226,7 +225,7 @@ impl Keeper {
         registration.apply(&self.context.client).await
     }
 
-    /// The certificate that all copies share; made or renewed by whoever finds it missing or old first.
+    /// Returns the certificate that all replicas share. The first replica that finds it missing or old renews it.
     async fn shared(&self, namespace: &str, now: Timestamp) -> Result<Certificate, Error> {
         let api: Api<Secret> = Api::namespaced(self.context.client.clone(), namespace);
         let found = api.get_opt(SECRET).await.map_err(capstan_kube::Error::from)?;
@@ -234,7 +233,7 @@ impl Keeper {
         if let Some(certificate) = read.clone().filter(|certificate| now < certificate.renew_after) {
             return Ok(certificate);
         }
-        // A Secret that somebody deleted does not make others distrust what is served.
+        // After the Secret was deleted, the bundle still trusts the certificate that other replicas serve.
         let made = self.made(read.as_ref().or(self.held.as_ref()), now)?;
         let secret = to_secret(&made, found.as_ref());
         let written = match &secret.metadata.resource_version {

@@ -302,7 +302,7 @@ fn default_provider_spec(provider: &ProviderSpec, path: &str, cluster_id: &str) 
     })
 }
 
-/// As long as the API server passes it on.
+/// Returns a warning of the length that the API server passes on.
 pub fn shorten(mut warning: String) -> String {
     if let Some((cut, _)) = warning.char_indices().nth(LONGEST_WARNING) {
         warning.truncate(cut);

@@ -6,13 +6,13 @@
     reason = "a test that cannot go on should say where"
 )]
 
-mod crash;
+mod crashes;
 mod disks;
 mod edges;
+mod failures;
 mod hostile;
-mod machines;
+mod lifecycle;
 mod machineset;
 mod network;
 mod support;
-mod trouble;
 mod webhook;

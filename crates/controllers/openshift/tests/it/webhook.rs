@@ -320,7 +320,7 @@ async fn two_copies_behind_a_service_renew_their_certificate_once_and_no_machine
             name: "capstan-webhook".into(),
             port,
         }),
-        look: Duration::from_millis(300),
+        check_interval: Duration::from_millis(300),
         ..world.options()
     };
     let port = loop {

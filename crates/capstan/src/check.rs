@@ -106,6 +106,9 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
         (openshift::Machine::GROUP, openshift::Machine::KIND) => machine(object),
         (openshift::Machine::GROUP, openshift::MachineSet::KIND) => machine_set(object),
         (_, azure::AzureMachinePool::KIND) => object.typed().map(|pool| validate::azure_pool::validate(&pool)),
+        (_, azure::AzureCluster::KIND) => object
+            .typed::<azure::AzureCluster>()
+            .map(|cluster| validate::azure_cluster::validate(&cluster.spec)),
         (_, azure::AzureClusterIdentity::KIND) => object
             .typed::<azure::AzureClusterIdentity>()
             .map(|identity| validate::azure_identity::validate(&identity.spec)),

@@ -15,7 +15,7 @@ pub mod machineset;
 pub mod memo;
 pub mod order;
 pub mod plan;
-pub mod rollout;
+pub mod pool;
 pub mod validate;
 pub mod vm;
 

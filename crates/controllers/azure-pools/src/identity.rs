@@ -97,7 +97,7 @@ impl SignIn {
     pub async fn credential(&self, client: &kube::Client, cluster: &AzureCluster) -> Result<Credential, Error> {
         let namespace = cluster.namespace().unwrap_or_default();
         let Some(reference) = &cluster.spec.identity_ref else {
-            return self.from_environment(cluster, &namespace);
+            return self.environment_credential(cluster, &namespace);
         };
         let name = reference.name.clone().unwrap_or_default();
         let home = reference.namespace.clone().filter(|home| !home.is_empty());
@@ -118,7 +118,7 @@ impl SignIn {
         self.read(client, &identity).await
     }
 
-    fn from_environment(&self, cluster: &AzureCluster, namespace: &str) -> Result<Credential, Error> {
+    fn environment_credential(&self, cluster: &AzureCluster, namespace: &str) -> Result<Credential, Error> {
         let allowed = self.environment_identity.contain(namespace);
         let credential = self.environment.as_ref().filter(|_| allowed).cloned();
         credential.ok_or_else(|| {
@@ -339,7 +339,7 @@ mod tests {
             environment_identity,
             ..SignIn::from_vars(|_| None).unwrap()
         };
-        let found = sign_in.from_environment(&cluster(), "team-a");
+        let found = sign_in.environment_credential(&cluster(), "team-a");
         match expected {
             true => assert_eq!(found.unwrap(), Credential::ManagedIdentity { client_id: None }),
             false => {

@@ -19,12 +19,12 @@ use std::time::Duration;
 use capstan_api::azure::{AzureCluster, AzureMachinePool, AzureMachinePoolMachine};
 use capstan_kube::expectations::Expectations;
 use capstan_kube::workload::{NodeEvent, Workloads};
-use capstan_kube::{Cache, Context, Reconciler, Recorder, Trigger, capi};
+use capstan_kube::{Cache, Context, Reconciler, Recorder, Trigger, capi, runtime};
 use futures::StreamExt;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
-/// Nodes that change within this time of each other are looked at together.
+/// Nodes that change within this time of each other ask for one reconcile.
 const TOGETHER: Duration = Duration::from_millis(250);
 const COMPONENT: &str = "azuremachinepool-controller";
 
@@ -45,8 +45,8 @@ impl Default for Options {
     }
 }
 
-/// What all passes share.
-pub struct World {
+/// What all reconciles share.
+pub struct Controller {
     pub(crate) context: Context,
     pub(crate) options: Options,
     pub(crate) azure: capstan_azure::Clients,
@@ -60,21 +60,18 @@ pub struct World {
     pub(crate) azure_clusters: Cache<AzureCluster>,
     pub(crate) expectations: Expectations<String>,
     pub(crate) trigger: Trigger<AzureMachinePool>,
-    memories: Mutex<HashMap<String, Arc<tokio::sync::Mutex<pool::Memory>>>>,
+    states: Mutex<HashMap<String, Arc<tokio::sync::Mutex<pool::State>>>>,
 }
 
-impl World {
-    pub(crate) fn memory(&self, pool: &AzureMachinePool) -> Arc<tokio::sync::Mutex<pool::Memory>> {
-        let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        memories.entry(pool.uid().unwrap_or_default()).or_default().clone()
+impl Controller {
+    pub(crate) fn state(&self, pool: &AzureMachinePool) -> Arc<tokio::sync::Mutex<pool::State>> {
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        states.entry(pool.uid().unwrap_or_default()).or_default().clone()
     }
 
     pub(crate) fn forget(&self, pool: &AzureMachinePool) {
         let uid = pool.uid().unwrap_or_default();
-        self.memories
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&uid);
+        self.states.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
         self.expectations.forget(&uid);
     }
 
@@ -102,7 +99,7 @@ impl World {
     }
 }
 
-impl World {
+impl Controller {
     /// The pools of the clusters that stand on an AzureCluster.
     fn pools_on(&self, azure_cluster: &AzureCluster) -> Vec<ObjectRef<AzureMachinePool>> {
         let namespace = azure_cluster.namespace();
@@ -145,8 +142,8 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
     let pools = context.cache::<AzureMachinePool>();
     let clusters = context.cache::<AzureCluster>();
     let reconciler = Reconciler::new("azuremachinepool", &context, pools.clone());
-    let azure_clusters = Reconciler::new("azurecluster", &context, clusters.clone());
-    let world = Arc::new(World {
+    let azure_clusters = runtime::Reconciler::new(&context, clusters.clone());
+    let controller = Arc::new(Controller {
         azure,
         options,
         workloads: Workloads::new(&context),
@@ -159,21 +156,21 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
         azure_clusters: clusters,
         expectations: Expectations::default(),
         trigger: reconciler.trigger(),
-        memories: Mutex::default(),
+        states: Mutex::default(),
         context,
     });
-    world.ready().await?;
-    world.workloads.forget_with(&world.clusters);
+    controller.ready().await?;
+    controller.workloads.forget_with(&controller.clusters);
     tokio::select! {
-        () = pools_controller(world.clone(), reconciler) => {}
-        () = clusters_controller(world.clone(), azure_clusters) => {}
-        () = follow_nodes(world.clone()) => {}
-        () = follow_deletions(world.clone()) => {}
+        () = pools_controller(controller.clone(), reconciler) => {}
+        () = clusters_controller(controller.clone(), azure_clusters) => {}
+        () = follow_nodes(controller.clone()) => {}
+        () = follow_deletions(controller.clone()) => {}
     }
     Ok(())
 }
 
-impl World {
+impl Controller {
     /// Decisions are made from complete caches only.
     async fn ready(&self) -> Result<(), Error> {
         let all = async {
@@ -194,30 +191,32 @@ impl World {
     }
 }
 
-async fn pools_controller(world: Arc<World>, reconciler: Reconciler<AzureMachinePool>) {
-    let (of_cluster, of_azure) = (world.clone(), world.clone());
-    let of_owner = world.clone();
+async fn pools_controller(controller: Arc<Controller>, reconciler: Reconciler<AzureMachinePool>) {
+    let (of_cluster, of_azure) = (controller.clone(), controller.clone());
+    let of_owner = controller.clone();
     let reconciler = reconciler
-        .watches(&world.machines, owner)
-        .watches(&world.machine_pools, infrastructure)
-        .watches(&world.clusters, move |cluster: &capi::Cluster| {
+        .watches(&controller.machines, owner)
+        .watches(&controller.machine_pools, infrastructure)
+        .watches(&controller.clusters, move |cluster: &capi::Cluster| {
             of_cluster.pools_of(cluster.namespace().as_deref(), &cluster.name_any())
         })
-        .watches(&world.azure_clusters, move |cluster: &AzureCluster| {
+        .watches(&controller.azure_clusters, move |cluster: &AzureCluster| {
             of_azure.pools_on(cluster)
         })
-        .watches(&world.owner_machines, move |machine: &capi::Machine| {
+        .watches(&controller.owner_machines, move |machine: &capi::Machine| {
             let (namespace, reference) = (machine.namespace(), &machine.spec.infrastructure_ref);
             match of_owner.machines.get(namespace.as_deref(), &reference.name) {
                 Some(found) => owner(&found),
                 None => of_owner.pool_of(machine),
             }
         });
-    reconciler.run(move |pool| pool::pass(world.clone(), pool)).await;
+    reconciler
+        .run(move |pool| pool::reconcile(controller.clone(), pool))
+        .await;
 }
 
-async fn clusters_controller(world: Arc<World>, reconciler: Reconciler<AzureCluster>) {
-    let reconciler = reconciler.watches(&world.clusters, |cluster: &capi::Cluster| {
+async fn clusters_controller(controller: Arc<Controller>, reconciler: runtime::Reconciler<AzureCluster>) {
+    let reconciler = reconciler.watches(&controller.clusters, |cluster: &capi::Cluster| {
         let namespace = cluster.namespace().unwrap_or_default();
         let reference = cluster
             .spec
@@ -228,12 +227,12 @@ async fn clusters_controller(world: Arc<World>, reconciler: Reconciler<AzureClus
             .map(|reference| ObjectRef::new(&reference.name).within(&namespace))
             .collect()
     });
-    reconciler.run(move |object| cluster::pass(world.clone(), object)).await;
+    reconciler.run(Arc::new(cluster::Clusters(controller))).await;
 }
 
-/// A node that comes, goes or changes its readiness calls for a look at its pool; many at once call for one.
-async fn follow_nodes(world: Arc<World>) {
-    let mut events = std::pin::pin!(world.workloads.events());
+/// A node that comes, goes or changes its readiness asks for a reconcile of its pool; many at once ask for one.
+async fn follow_nodes(controller: Arc<Controller>) {
+    let mut events = std::pin::pin!(controller.workloads.events());
     let mut readiness: HashMap<String, (bool, bool)> = HashMap::new();
     let mut poke: HashSet<ObjectRef<AzureMachinePool>> = HashSet::new();
     let mut due: Option<tokio::time::Instant> = None;
@@ -247,31 +246,26 @@ async fn follow_nodes(world: Arc<World>) {
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return std::future::pending().await };
-                poke.extend(concerned(&world, event, &mut readiness));
+                poke.extend(concerned(&controller, event, &mut readiness));
                 due = due.or_else(|| (!poke.is_empty()).then(|| tokio::time::Instant::now() + TOGETHER));
             }
             () = flush => {
-                poke.drain().for_each(|pool| world.trigger.poke(pool));
+                poke.drain().for_each(|pool| controller.trigger.poke(pool));
                 due = None;
             }
         }
     }
 }
 
-/// The pools that an event is news for: heartbeats are none.
+/// Returns the pools that an event concerns: a heartbeat concerns none.
 fn concerned(
-    world: &World,
+    controller: &Controller,
     event: NodeEvent,
     readiness: &mut HashMap<String, (bool, bool)>,
 ) -> Vec<ObjectRef<AzureMachinePool>> {
     match event {
         NodeEvent::Node { cluster, node, gone } => {
-            let unschedulable = node
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.unschedulable)
-                .unwrap_or_default();
-            let now = (capstan_kube::workload::is_ready(&node), unschedulable);
+            let now = (capstan_kube::workload::is_ready(&node), pool::takes_pods(&node));
             let key = format!("{cluster}/{}", node.name_any());
             let before = if gone {
                 readiness.remove(&key)
@@ -287,7 +281,7 @@ fn concerned(
                 .and_then(|spec| spec.provider_id.clone())
                 .unwrap_or_default();
             let id = id.to_ascii_lowercase();
-            let mut pools = world.pools_of(Some(&cluster.namespace), &cluster.name);
+            let mut pools = controller.pools_of(Some(&cluster.namespace), &cluster.name);
             // A node of a scale set that is named after one of the pools concerns that pool only.
             let named = |pool: &ObjectRef<AzureMachinePool>| {
                 id.contains(&format!("/virtualmachinescalesets/{}/", pool.name.to_ascii_lowercase()))
@@ -297,8 +291,8 @@ fn concerned(
             }
             pools
         }
-        NodeEvent::Cluster(cluster) => world.pools_of(Some(&cluster.namespace), &cluster.name),
-        NodeEvent::Missed => world
+        NodeEvent::Cluster(cluster) => controller.pools_of(Some(&cluster.namespace), &cluster.name),
+        NodeEvent::Missed => controller
             .pools
             .select(None, |_| true)
             .iter()
@@ -307,13 +301,13 @@ fn concerned(
     }
 }
 
-/// Machines that are gone are not waited for any more.
-async fn follow_deletions(world: Arc<World>) {
-    let machines = world
+/// The caches' writes of machines that are gone are not waited for any more.
+async fn follow_deletions(controller: Arc<Controller>) {
+    let machines = controller
         .machines
         .subscribe()
         .filter(|change| std::future::ready(change.gone));
-    let owners = world
+    let owners = controller
         .owner_machines
         .subscribe()
         .filter(|change| std::future::ready(change.gone));
@@ -321,7 +315,7 @@ async fn follow_deletions(world: Arc<World>) {
     let owners = owners.map(|change| change.object.uid());
     let mut gone = std::pin::pin!(futures::stream::select(machines, owners));
     while let Some(uid) = gone.next().await {
-        world.expectations.gone(&uid.unwrap_or_default());
+        controller.expectations.gone(&uid.unwrap_or_default());
     }
     std::future::pending().await
 }

@@ -11,9 +11,11 @@ use capstan_api::azure::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::azure_cluster::name_error;
 use super::{FieldError, Findings};
+use crate::azure_names::AzureName;
 use crate::disks::azure::{iops_range, is_name_suffix, mbps_range, size_range};
-use crate::rollout::{Amount, Budget, BudgetError};
+use crate::pool::{Amount, Budget, BudgetError};
 
 /// Azure names instances after the pool: the longest computer name prefix for Linux leaves room for six characters.
 const LONGEST_NAME: usize = 57;
@@ -32,7 +34,20 @@ pub fn validate(pool: &AzureMachinePool) -> Findings {
         ));
     }
     spec(&pool.spec, &mut findings);
+    names(&pool.spec.template, &mut findings.errors);
     findings
+}
+
+/// Names that become part of Resource Manager addresses.
+fn names(template: &AzureMachinePoolTemplate, errors: &mut Vec<FieldError>) {
+    let own = ("spec.template.subnetName".to_owned(), template.subnet_name.as_deref());
+    let interfaces = template.network_interfaces.iter().enumerate();
+    let interfaces = interfaces.map(|(n, interface)| {
+        let path = format!("spec.template.networkInterfaces[{n}].subnetName");
+        (path, interface.subnet_name.as_deref())
+    });
+    let named = std::iter::once(own).chain(interfaces);
+    errors.extend(named.filter_map(|(path, name)| name_error(path, AzureName::Subnet, name)));
 }
 
 /// The two bounds of a rollout as written, or their defaults.

@@ -51,6 +51,11 @@ fn a_good_pool_is_accepted(#[case] change: Value) {
 }
 
 #[rstest]
+#[case::a_subnet_that_leaves_its_address(
+    json!({ "template": { "subnetName": "a/../b" } }), "spec.template.subnetName: Invalid value")]
+#[case::a_subnet_of_an_interface(
+    json!({ "template": { "networkInterfaces": [{ "subnetName": "a?b" }] } }),
+    "spec.template.networkInterfaces[0].subnetName: Invalid value")]
 #[case::both_zero(json!({ "strategy": { "rollingUpdate": { "maxSurge": 0, "maxUnavailable": 0 } } }), "both zero")]
 #[case::both_zero_in_percent(json!({ "strategy": { "rollingUpdate": { "maxSurge": "0%", "maxUnavailable": 0 } } }),
     "maxSurge 0% and maxUnavailable 0 are both zero")]

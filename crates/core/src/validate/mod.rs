@@ -1,6 +1,7 @@
 //! One set of rules for three callers: admission, the controllers and `capstan check` all ask these pure functions, so that an
 //! object is refused with the same words wherever it is met. Every rule names the field, the value and what to do.
 
+pub mod azure_cluster;
 pub mod azure_identity;
 pub mod azure_pool;
 pub mod openshift;

@@ -6,6 +6,6 @@
     reason = "a test that cannot go on should say where"
 )]
 
-mod rollout_model;
-mod rollout_properties;
+mod pool_model;
+mod pool_properties;
 mod world;

@@ -1,8 +1,8 @@
 //! The scale set that a pool asks for, and the hash by which machines of an older model are told apart.
 //!
 //! Invariant: everything in the spec that makes an instance what it is goes into the hash; what changes by itself (the
-//! capacity, bootstrap tokens, what Azure's catalogue says) does not. So a change of any field reaches the instances,
-//! and a rotated bootstrap token, which only new instances need, replaces none.
+//! capacity, bootstrap tokens, Azure's catalogue, our own defaults) does not. So a change of any field reaches the
+//! instances, and neither a rotated bootstrap token nor a newer version of this program replaces one.
 
 mod profile;
 mod replacing;
@@ -15,7 +15,10 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use capstan_api::azure::{AzureCluster, AzureMachinePool, AzureMachinePoolSpec, Image, OrchestrationMode, VmIdentity};
+use capstan_api::azure::{
+    AzureCluster, AzureMachinePool, AzureMachinePoolSpec, AzureMachinePoolTemplate, Image, OrchestrationMode,
+    VmIdentity,
+};
 use capstan_api::capi::MachinePool;
 use capstan_azure::model::{
     ManagedIdentities, ScaleInPolicy, ScaleSet, ScaleSetProperties, Sku, Tags, UpgradePolicy, VirtualMachineProfile,
@@ -168,7 +171,7 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
         properties: Some(properties),
         ..Default::default()
     };
-    let hash = model_hash(input, &set, &image);
+    let hash = model_hash(input, &set);
     let custom_data_hash = digest(input.bootstrap);
     let tags = set.tags.get_or_insert_default();
     tags.insert(HASH_TAG.to_owned(), hash.clone());
@@ -260,54 +263,88 @@ fn tags(input: &Input<'_>) -> Tags {
         "sigs.k8s.io_cluster-api-provider-azure_role".to_owned(),
         "node".to_owned(),
     );
+    // The cloud provider knows the cluster's resources by it.
+    tags.insert(format!("kubernetes.io_cluster_{cluster}"), "owned".to_owned());
     tags.insert("Name".to_owned(), input.name());
     tags
 }
 
-/// What the hash is taken of: the set as it is wanted, but for what changes by itself.
+/// What the hash is taken of: the user's wishes, and never our own defaults. A later version that fills them in otherwise
+/// gets the same hash, so that an upgrade replaces no machine. A field that is added here must be left out of the text
+/// while it is unset.
 #[derive(Serialize)]
 struct Hashed<'a> {
-    set: &'a ScaleSet,
+    location: &'a str,
+    template: &'a AzureMachinePoolTemplate,
+    orchestration_mode: &'a Option<OrchestrationMode>,
+    identity: Option<&'a VmIdentity>,
+    user_assigned_identities: Vec<&'a str>,
+    platform_fault_domain_count: Option<i32>,
+    zone_balance: Option<bool>,
+    zones: Vec<String>,
+    /// The Kubernetes version, where it chooses the image.
+    version: Option<&'a str>,
+    tags: BTreeMap<&'a str, &'a str>,
+    /// The subnets and backend pools of the network interfaces.
+    network: Vec<String>,
     custom_data: String,
-    accelerated: Vec<Option<bool>>,
 }
 
-fn model_hash(input: &Input<'_>, set: &ScaleSet, image: &Image) -> String {
-    let mut set = set.clone();
-    set.sku = set.sku.map(|sku| Sku { capacity: None, ..sku });
-    let profile = set
-        .properties
-        .as_mut()
-        .and_then(|properties| properties.virtual_machine_profile.as_mut());
-    if let Some(profile) = profile {
-        profile.os_profile.iter_mut().for_each(|os| os.custom_data = None);
-        let network = profile
-            .network_profile
-            .iter_mut()
-            .flat_map(|n| &mut n.network_interface_configurations);
-        for interface in network.flatten() {
-            interface
-                .properties
-                .iter_mut()
-                .for_each(|p| p.enable_accelerated_networking = None);
-        }
-    }
-    let template = &input.pool.spec.template;
-    let interfaces = template
-        .network_interfaces
-        .iter()
-        .map(|interface| interface.accelerated_networking);
+/// The version of [`Hashed`], in front of the hash. A scale set whose hash is of another version is taken over like one
+/// that somebody else made.
+const HASH_VERSION: &str = "2-";
+
+/// Whether this version of the program wrote the hash.
+pub fn is_of_this_version(hash: &str) -> bool {
+    hash.starts_with(HASH_VERSION)
+}
+
+fn model_hash(input: &Input<'_>, set: &ScaleSet) -> String {
+    let spec = &input.pool.spec;
+    let tags = [&input.azure_cluster.spec.additional_tags, &spec.additional_tags];
+    let tags = tags.into_iter().flatten();
+    let version = input.machine_pool.spec.template.spec.version.as_deref();
+    let identity = spec.identity.as_ref().filter(|kind| **kind != VmIdentity::None);
     let hashed = Hashed {
-        set: &set,
+        location: &spec.location,
+        template: &spec.template,
+        orchestration_mode: &spec.orchestration_mode,
+        identity,
+        user_assigned_identities: spec
+            .user_assigned_identities
+            .iter()
+            .map(|identity| identity.provider_id.as_str())
+            .collect(),
+        platform_fault_domain_count: spec.platform_fault_domain_count,
+        zone_balance: spec.zone_balance,
+        zones: input.zones(),
+        version: version.filter(|_| spec.template.image.is_none()),
+        tags: tags.map(|(name, value)| (name.as_str(), value.as_str())).collect(),
+        network: network_ids(set),
         custom_data: digest(mask_tokens(&String::from_utf8_lossy(input.bootstrap)).as_bytes()),
-        accelerated: interfaces.chain([template.accelerated_networking]).collect(),
     };
-    // A value of plain data always serializes; should it not, the image alone still tells models apart.
-    digest(
-        &serde_json::to_vec(&hashed)
-            .or_else(|_| serde_json::to_vec(image))
-            .unwrap_or_default(),
-    )
+    // A value of plain data always serializes.
+    let text = serde_json::to_vec(&hashed).unwrap_or_default();
+    format!("{HASH_VERSION}{}", digest(&text))
+}
+
+/// The ids of the subnets and backend pools that a scale set's interfaces are in.
+fn network_ids(set: &ScaleSet) -> Vec<String> {
+    let profile = set.properties.as_ref().and_then(|p| p.virtual_machine_profile.as_ref());
+    let network = profile.and_then(|profile| profile.network_profile.as_ref());
+    let interfaces = network.and_then(|network| network.network_interface_configurations.as_ref());
+    let interfaces = interfaces.into_iter().flatten().filter_map(|i| i.properties.as_ref());
+    let addresses = interfaces.flat_map(|interface| interface.ip_configurations.iter().flatten());
+    let addresses = addresses.filter_map(|address| address.properties.as_ref());
+    let ids = addresses.flat_map(|address| {
+        let pools = address.load_balancer_backend_address_pools.iter().flatten();
+        address
+            .subnet
+            .iter()
+            .chain(pools)
+            .filter_map(|resource| resource.id.clone())
+    });
+    ids.collect()
 }
 
 fn digest(bytes: &[u8]) -> String {

@@ -16,8 +16,9 @@ use super::{Input, NETWORK_API, encode};
 use crate::error::Error;
 
 const ADMIN: &str = "capi";
-/// Azure adds six characters of its own; Windows has names of up to 15.
-const LINUX_PREFIX: usize = 15;
+/// Azure adds six characters of its own. Linux has names of up to 64, Windows of up to 15. A shorter prefix for Linux
+/// would give the machines of two pools the same names.
+const LINUX_PREFIX: usize = 58;
 const WINDOWS_PREFIX: usize = 9;
 /// Where Cluster API publishes images for every Kubernetes version.
 const COMMUNITY_GALLERY: &str = "ClusterAPI-f72ceb4f-5159-4c26-a0fe-2ea738f0d019";
@@ -255,7 +256,8 @@ fn network_interface(
             enable_accelerated_networking: Some(
                 interface.accelerated_networking.unwrap_or(input.accelerated_networking),
             ),
-            enable_ip_forwarding: Some(false),
+            // Network plugins without encapsulation route pods' packets through the interfaces.
+            enable_ip_forwarding: Some(true),
             ip_configurations: Some(ips.collect()),
             ..Default::default()
         }),

@@ -73,6 +73,12 @@ fn profile(new: &mut VirtualMachineProfile, old: &VirtualMachineProfile) {
     if let (Some(new), Some(old)) = (new.storage_profile.as_mut(), old.storage_profile.as_ref()) {
         storage(new, old);
     }
+    // Azure does not let the prefix of an existing scale set change.
+    if let (Some(new), Some(old)) = (new.os_profile.as_mut(), old.os_profile.as_ref())
+        && old.computer_name_prefix.is_some()
+    {
+        new.computer_name_prefix.clone_from(&old.computer_name_prefix);
+    }
     spot(new, old);
     end!(new, old, security_profile: "securityProfile");
     if let (Some(new), Some(old)) = (new.security_profile.as_mut(), old.security_profile.as_ref()) {

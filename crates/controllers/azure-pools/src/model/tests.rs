@@ -176,3 +176,41 @@ fn without_an_image_the_version_chooses_one() {
         ("capi-ubun2-2404", "1.35.0")
     );
 }
+
+#[test]
+fn the_hash_is_the_same_in_every_version() {
+    // Written once: who has to change this text rolls every pool of every user.
+    assert_eq!(model(&world(json!({}))).hash, "2-25746e02b1995a25");
+}
+
+#[test]
+fn pools_of_one_cluster_have_machines_of_different_names() {
+    let named = |name: &str| {
+        let mut world = world(json!({}));
+        world.pool.metadata.name = Some(name.to_owned());
+        let profile = model(&world).set.properties.unwrap().virtual_machine_profile.unwrap();
+        profile.os_profile.unwrap().computer_name_prefix.unwrap()
+    };
+    assert_eq!(named("capi-quickstart-mp-0"), "capi-quickstart-mp-0");
+    assert_ne!(named("capi-quickstart-mp-0"), named("capi-quickstart-mp-1"));
+}
+
+#[test]
+fn a_new_model_keeps_the_prefix_that_azure_does_not_let_change() {
+    let old = model(&world(json!({}))).set;
+    let mut existing = old.clone();
+    let profile = existing
+        .properties
+        .as_mut()
+        .unwrap()
+        .virtual_machine_profile
+        .as_mut()
+        .unwrap();
+    profile.os_profile.as_mut().unwrap().computer_name_prefix = Some("work".to_owned());
+    let new = replacing(old, &existing);
+    let profile = new.properties.unwrap().virtual_machine_profile.unwrap();
+    assert_eq!(
+        profile.os_profile.unwrap().computer_name_prefix.as_deref(),
+        Some("work")
+    );
+}

@@ -1,4 +1,4 @@
-//! The Azure side of a pool: looking at it as seldom as possible, and changing it in batches.
+//! The Azure side of a pool: read as seldom as possible, and changed in batches.
 //!
 //! Invariant: what Azure was asked for is remembered before anything else happens, and an operation is over only when
 //! Azure says so, or when the list shows its whole effect.
@@ -12,9 +12,10 @@ use capstan_azure::model::{
 };
 use capstan_azure::{Client, Operation, Owned, Progress};
 use capstan_core::Class;
+use capstan_core::pool::DrainedInstance;
 use jiff::Timestamp;
 
-use super::memory::{Ask, Kind, Look, Memory, Seen, Set, Tracked};
+use super::state::{Ask, InstanceSnapshot, Kind, ScaleSetSnapshot, Snapshot, State, Tracked};
 use crate::error::Error;
 use crate::model::{self, CUSTOM_DATA_TAG, HASH_TAG, Model};
 
@@ -23,7 +24,7 @@ pub struct Cloud<'a> {
     pub client: Client,
     pub group: String,
     pub name: String,
-    pub memory: &'a mut Memory,
+    pub state: &'a mut State,
 }
 
 /// An operation that Azure ended with an error.
@@ -35,20 +36,23 @@ pub struct Failure {
 }
 
 impl Cloud<'_> {
-    /// Polls what is due, then looks at the scale set and its instances as far as anything may have changed.
+    /// Polls what is due, then reads the scale set and its instances as far as anything may have changed.
     pub async fn refresh(&mut self, resync: std::time::Duration) -> Result<Vec<Failure>, Error> {
         let failures = self.poll().await?;
         let now = Instant::now();
-        self.memory.follow(now);
+        self.state.check_untracked(now);
+        if self.state.recheck_in(now).is_some_and(|left| left.is_zero()) {
+            (self.state.instances_stale, self.state.recheck_at) = (true, None);
+        }
         let due = self
-            .memory
-            .look
+            .state
+            .snapshot
             .as_ref()
-            .is_none_or(|look| now.duration_since(look.at) >= resync);
-        if due || self.memory.reread {
+            .is_none_or(|snapshot| now.duration_since(snapshot.at) >= resync);
+        if due || self.state.set_stale {
             self.read_set().await?;
         }
-        if due || self.memory.stale {
+        if due || self.state.instances_stale {
             self.list().await?;
         }
         Ok(failures)
@@ -58,7 +62,7 @@ impl Cloud<'_> {
         let mut failures = Vec::new();
         let mut kept = Vec::new();
         let mut trouble = None;
-        for mut tracked in std::mem::take(&mut self.memory.operations) {
+        for mut tracked in std::mem::take(&mut self.state.operations) {
             if trouble.is_some() || !tracked.operation.due_in(Timestamp::now()).is_zero() {
                 kept.push(tracked);
                 continue;
@@ -81,7 +85,7 @@ impl Cloud<'_> {
                 }
             }
         }
-        self.memory.operations = kept;
+        self.state.operations = kept;
         match trouble {
             Some(error) => Err(error.into()),
             None => Ok(failures),
@@ -89,12 +93,13 @@ impl Cloud<'_> {
     }
 
     fn ended(&mut self, tracked: &Tracked, failed: bool) {
-        self.memory.stale = true;
-        self.memory.unsure |= failed;
+        self.state.etag_stale = true;
+        self.state.instances_stale = true;
+        self.state.ambiguous |= failed;
         // A change that ended well needs no second read: the list shows the rest.
-        self.memory.reread |= failed || tracked.kind == Kind::Remove || self.flexible();
-        if let (Kind::Change, Some(look)) = (tracked.kind, self.memory.look.as_mut())
-            && let Some(set) = look.set.as_mut()
+        self.state.set_stale |= failed || tracked.kind == Kind::Remove || self.flexible();
+        if let (Kind::Change, Some(snapshot)) = (tracked.kind, self.state.snapshot.as_mut())
+            && let Some(set) = snapshot.set.as_mut()
         {
             set.state = "Succeeded".to_owned();
         }
@@ -102,112 +107,125 @@ impl Cloud<'_> {
 
     async fn read_set(&mut self) -> Result<(), Error> {
         let set = self.client.get_scale_set(&self.group, &self.name).await?;
-        let set = set.as_ref().map(Set::read);
-        self.memory.reread = false;
-        let unsure = self.memory.unsure;
-        self.memory.unsure &= set.as_ref().is_some_and(Set::moves);
-        let capacity = |set: &Option<Set>| set.as_ref().map(|set| set.capacity);
-        match self.memory.look.as_mut() {
-            Some(look) => {
+        let mut set = set.as_ref().map(ScaleSetSnapshot::read);
+        (self.state.set_stale, self.state.etag_stale) = (false, false);
+        let ambiguous = self.state.ambiguous;
+        self.state.ambiguous &= set.as_ref().is_some_and(ScaleSetSnapshot::in_progress);
+        let capacity = |set: &Option<ScaleSetSnapshot>| set.as_ref().map(|set| set.capacity);
+        let old = self
+            .state
+            .snapshot
+            .as_ref()
+            .and_then(|snapshot| capacity(&snapshot.set));
+        if let (Some(old), Some(set)) = (old, set.as_mut()) {
+            // Azure may lower the capacity only when a delete of ours ends.
+            let ours = set.capacity.saturating_sub(old).min(self.state.deleting().len());
+            set.capacity -= ours;
+        }
+        match self.state.snapshot.as_mut() {
+            Some(snapshot) => {
                 // What we did not do ourselves, somebody else did.
-                if let (Some(old), Some(new)) = (capacity(&look.set), capacity(&set))
-                    && !unsure
-                    && (self.memory.operations.is_empty() || new > old)
-                    && let Some(external) = self.memory.external.as_mut()
+                if let (Some(old), Some(new)) = (capacity(&snapshot.set), capacity(&set))
+                    && !ambiguous
+                    && let Some(external) = self.state.external.as_mut()
                 {
                     *external = (*external + new).saturating_sub(old);
                 }
-                look.set = set;
+                snapshot.set = set;
             }
             None => {
-                self.memory.look = Some(Look {
-                    set,
-                    instances: Vec::new(),
-                    at: Instant::now(),
-                });
-                self.memory.stale = true;
+                self.state.snapshot = Some(Snapshot::new(set, Instant::now()));
+                self.state.instances_stale = true;
             }
         }
         Ok(())
     }
 
     async fn list(&mut self) -> Result<(), Error> {
-        let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.clone()) else {
-            self.memory.stale = false;
-            if let Some(look) = self.memory.look.as_mut() {
-                (look.instances, look.at) = (Vec::new(), Instant::now());
+        let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone()) else {
+            self.state.instances_stale = false;
+            if let Some(snapshot) = self.state.snapshot.as_mut() {
+                snapshot.listed(Vec::new(), Instant::now());
             }
             return Ok(());
         };
         let instances = self.instances(&set).await?;
-        self.memory.stale = false;
-        if let Some(look) = self.memory.look.as_mut() {
-            (look.instances, look.at) = (instances, Instant::now());
+        self.state.instances_stale = false;
+        if let Some(snapshot) = self.state.snapshot.as_mut() {
+            snapshot.listed(instances, Instant::now());
         }
         self.settle();
-        self.doubt();
-        if self.memory.reread {
+        self.check_capacity();
+        if self.state.set_stale {
             self.read_set().await?;
         }
         Ok(())
     }
 
-    async fn instances(&self, set: &Set) -> Result<Vec<Seen>, Error> {
+    async fn instances(&mut self, set: &ScaleSetSnapshot) -> Result<Vec<InstanceSnapshot>, Error> {
         if set.flexible {
             let vms = self.client.list_flexible_vms(&self.group, &set.id).await?;
             let owned = set.owned().ok();
-            let seen = |vm: &VirtualMachine| Seen::flexible(vm, &set.id, owned.as_ref());
-            return Ok(vms.iter().filter_map(seen).collect());
+            let member = |vm: &VirtualMachine| InstanceSnapshot::flexible(vm, &set.id, owned.as_ref());
+            return Ok(vms.iter().filter_map(member).collect());
         }
         let listed = match self.client.list_instances(&self.group, &self.name).await {
-            Err(error) if error.is_not_found() => Vec::new(),
+            // The list belongs to the scale set: without it there are no instances, with it the answer is wrong.
+            Err(error) if error.is_not_found() => match self.client.get_scale_set(&self.group, &self.name).await? {
+                Some(_) => return Err(error.into()),
+                None => {
+                    self.state.set_stale = true;
+                    Vec::new()
+                }
+            },
             listed => listed?,
         };
-        Ok(listed.iter().filter_map(Seen::uniform).collect())
+        Ok(listed.iter().filter_map(InstanceSnapshot::uniform).collect())
     }
 
     /// Proof that the scale set, as last read, belongs to a cluster of ours.
     fn owned(&self) -> Result<Owned<ScaleSet>, Error> {
-        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         let set = set.ok_or_else(|| Error::NotReady(format!("scale set {} was not read yet", self.name)))?;
         Ok(set.owned()?)
     }
 
     fn flexible(&self) -> bool {
-        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         set.is_some_and(|set| set.flexible)
     }
 
     /// Ends operations whose whole effect the list shows: that saves polling them.
     fn settle(&mut self) {
-        let Some(look) = &self.memory.look else { return };
-        let capacity = look.set.as_ref().map_or(0, |set| set.capacity);
-        let deleting = self.memory.deleting();
-        let gone = |ids: &BTreeSet<String>| !look.instances.iter().any(|instance| ids.contains(&instance.id));
-        let live = look
+        let Some(snapshot) = &self.state.snapshot else { return };
+        let capacity = snapshot.set.as_ref().map_or(0, |set| set.capacity);
+        let deleting = self.state.deleting();
+        let gone = |ids: &BTreeSet<String>| !snapshot.instances.iter().any(|instance| ids.contains(&instance.id));
+        let live = snapshot
             .instances
             .iter()
             .filter(|i| !i.is("Deleting") && !deleting.contains(&i.id));
         let made = live.clone().count() == capacity && live.clone().all(|instance| instance.is("Succeeded"));
         let updated = |ids: &BTreeSet<String>| {
-            let mut theirs = look.instances.iter().filter(|instance| ids.contains(&instance.id));
+            let mut theirs = snapshot.instances.iter().filter(|instance| ids.contains(&instance.id));
             theirs.all(|instance| instance.latest && instance.is("Succeeded"))
         };
-        let before = self.memory.operations.len();
-        self.memory.operations.retain(|tracked| match tracked.kind {
+        let before = self.state.operations.len();
+        self.state.operations.retain(|tracked| match tracked.kind {
             Kind::Change => !made,
             Kind::Delete => !gone(&tracked.ids),
             Kind::Update => !updated(&tracked.ids),
             Kind::Remove => true,
         });
-        let changed = self.memory.operations.len() != before;
+        let changed = self.state.operations.len() != before;
+        self.state.etag_stale |= changed;
         // A VM that goes by itself need not lower its set's capacity.
-        self.memory.reread |= changed && self.flexible();
+        self.state.set_stale |= changed && self.flexible();
         if let Some(set) = self
-            .memory
-            .look
+            .state
+            .snapshot
             .as_mut()
-            .and_then(|look| look.set.as_mut())
+            .and_then(|snapshot| snapshot.set.as_mut())
             .filter(|_| changed && made)
         {
             set.state = "Succeeded".to_owned();
@@ -216,34 +234,35 @@ impl Cloud<'_> {
 
     /// When the instances are not as many as were asked for and nothing is under way, the capacity may have been changed
     /// behind our back.
-    fn doubt(&mut self) {
-        let Some(look) = &self.memory.look else { return };
-        let capacity = look.set.as_ref().map_or(0, |set| set.capacity);
-        let live = look
+    fn check_capacity(&mut self) {
+        let Some(snapshot) = &self.state.snapshot else { return };
+        let capacity = snapshot.set.as_ref().map_or(0, |set| set.capacity);
+        let live = snapshot
             .instances
             .iter()
             .filter(|instance| !instance.is("Deleting"))
             .count();
-        self.memory.reread |= (self.memory.operations.is_empty() && live != capacity) || live > capacity;
+        let differs = (self.state.operations.is_empty() && live != capacity) || live > capacity;
+        let confirmed = snapshot.confirmed;
+        self.state.set_stale |= differs;
+        if differs && !confirmed {
+            self.state.recheck_instances(Instant::now());
+        }
     }
 
     fn track(&mut self, kind: Kind, ids: BTreeSet<String>, operation: Option<Operation>) {
-        self.memory.stale = true;
+        self.state.instances_stale = true;
         if let Some(operation) = operation {
-            self.memory.operations.push(Tracked { kind, ids, operation });
+            self.state.operations.push(Tracked { kind, ids, operation });
         }
     }
 
     fn remember(&mut self, set: &ScaleSet) {
-        let set = Some(Set::read(set));
-        match self.memory.look.as_mut() {
-            Some(look) => look.set = set,
+        let set = Some(ScaleSetSnapshot::read(set));
+        match self.state.snapshot.as_mut() {
+            Some(snapshot) => snapshot.set = set,
             None => {
-                self.memory.look = Some(Look {
-                    set,
-                    instances: Vec::new(),
-                    at: Instant::now(),
-                })
+                self.state.snapshot = Some(Snapshot::new(set, Instant::now()));
             }
         }
     }
@@ -257,20 +276,44 @@ impl Cloud<'_> {
     /// Gives the scale set a new model, with that capacity. Azure keeps what a PUT does not name: what is not wanted any
     /// more is named, and of the tags only those that we `applied` before go.
     pub async fn replace(&mut self, model: &Model, capacity: usize, applied: &BTreeSet<String>) -> Result<(), Error> {
+        let when = self.unchanged().await?;
         let mut wanted = with_capacity(&model.set, capacity);
-        if let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.as_ref()) {
+        if let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) {
             let mut tags = set.tags.clone();
             tags.retain(|name, _| !applied.contains(name));
             tags.extend(wanted.tags.take().unwrap_or_default());
             wanted.tags = Some(tags);
             wanted = model::replacing(wanted, &set.whole);
         }
-        self.put(model, wanted, When::Always).await
+        self.put(model, wanted, when).await
+    }
+
+    /// Only if nobody has changed the scale set since it was last read. What our own operations have changed is read
+    /// first.
+    async fn unchanged(&mut self) -> Result<When, Error> {
+        if self.state.etag_stale {
+            self.read_set().await?;
+        }
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        Ok(set
+            .and_then(|set| set.etag.clone())
+            .map_or(When::Always, When::Unchanged))
+    }
+
+    /// Reads the scale set again where our own operations have changed it since the last read. Whether its capacity is
+    /// another one than the plan was made for: somebody else has set it.
+    pub async fn capacity_changed(&mut self) -> Result<bool, Error> {
+        let capacity = |state: &State| Some(state.snapshot.as_ref()?.set.as_ref()?.capacity);
+        let planned = capacity(&*self.state);
+        if self.state.etag_stale {
+            self.read_set().await?;
+        }
+        Ok(capacity(&*self.state) != planned)
     }
 
     async fn put(&mut self, model: &Model, wanted: ScaleSet, when: When) -> Result<(), Error> {
-        let ask = Ask::new(model, wanted.capacity());
-        self.memory.refusal(&ask)?;
+        let ask = Ask::new(model, wanted.capacity(), true);
+        self.state.refusal(&ask)?;
         let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
         self.changed(put, Some(ask))?;
         self.none_is_latest();
@@ -279,8 +322,8 @@ impl Cloud<'_> {
 
     /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
     pub async fn scale(&mut self, model: &Model, capacity: usize, custom_data: bool) -> Result<(), Error> {
-        let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX));
-        self.memory.refusal(&ask)?;
+        let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX), false);
+        self.state.refusal(&ask)?;
         let mut change = ScaleSet {
             sku: with_capacity(&model.set, capacity).sku,
             ..ScaleSet::default()
@@ -289,9 +332,10 @@ impl Cloud<'_> {
             change.properties = Some(custom_data_only(&model.set));
             change.tags = Some(self.tags(model));
         }
+        let when = self.unchanged().await?;
         let patched = self
             .client
-            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .patch_scale_set(&self.group, &self.name, &change, when)
             .await;
         self.changed(patched, Some(ask))?;
         if custom_data {
@@ -300,9 +344,29 @@ impl Cloud<'_> {
         Ok(())
     }
 
+    /// Gives new instances newer custom data, and changes nothing else.
+    pub async fn refresh_custom_data(&mut self, model: &Model) -> Result<(), Error> {
+        let change = ScaleSet {
+            properties: Some(custom_data_only(&model.set)),
+            tags: Some(self.tags(model)),
+            ..ScaleSet::default()
+        };
+        let patched = self
+            .client
+            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .await;
+        self.changed(patched, None)?;
+        self.none_is_latest();
+        Ok(())
+    }
+
     /// A new model makes every instance that exists one of an older model, as the next list will say.
     fn none_is_latest(&mut self) {
-        let instances = self.memory.look.iter_mut().flat_map(|look| &mut look.instances);
+        let instances = self
+            .state
+            .snapshot
+            .iter_mut()
+            .flat_map(|snapshot| &mut snapshot.instances);
         instances.for_each(|instance| instance.latest = false);
     }
 
@@ -321,7 +385,7 @@ impl Cloud<'_> {
 
     /// All tags that are there, whoever set them, and ours.
     fn tags(&self, model: &Model) -> Tags {
-        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         let mut tags = set.map(|set| set.tags.clone()).unwrap_or_default();
         tags.extend(model.set.tags.clone().unwrap_or_default());
         tags.insert(HASH_TAG.to_owned(), model.hash.clone());
@@ -337,27 +401,31 @@ impl Cloud<'_> {
         let put = match put {
             Ok(put) => put,
             Err(error) => {
-                self.doubt_ours();
+                if error.is_precondition_failed() {
+                    self.state.set_stale = true;
+                    return Err(error.into());
+                }
+                self.mark_ambiguous();
                 if error.class() == Class::Terminal {
-                    self.memory
-                        .refused
-                        .retain(|(refused, ..)| Some(refused) != ask.as_ref());
+                    self.state.refused.retain(|(refused, ..)| Some(refused) != ask.as_ref());
                     let refused = ask.map(|ask| (ask, error.to_string(), Instant::now()));
-                    self.memory.refused.extend(refused);
+                    self.state.refused.extend(refused);
                 }
                 return Err(error.into());
             }
         };
-        self.memory.refused.clear();
+        // A capacity that Azure takes does not make it take a model that it refused.
+        let whole = ask.is_some_and(|ask| ask.is_whole());
+        self.state.refused.retain(|(refused, ..)| refused.is_whole() && !whole);
         self.remember(&put.value);
-        self.memory.operations.retain(|tracked| tracked.kind != Kind::Change);
+        self.state.operations.retain(|tracked| tracked.kind != Kind::Change);
         self.track(Kind::Change, BTreeSet::new(), put.operation);
         Ok(())
     }
 
     /// The answer to what we asked for may have been lost after the work was done: what is different now is our doing.
-    fn doubt_ours(&mut self) {
-        (self.memory.reread, self.memory.stale, self.memory.unsure) = (true, true, true);
+    fn mark_ambiguous(&mut self) {
+        (self.state.set_stale, self.state.instances_stale, self.state.ambiguous) = (true, true, true);
     }
 
     /// Azure's words for why instances were not made.
@@ -376,14 +444,15 @@ impl Cloud<'_> {
     }
 
     /// Deletes these instances, all in one call where Azure offers one.
-    pub async fn delete(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
-        if ids.is_empty() {
-            return Ok(());
-        }
+    pub async fn delete(&mut self, drained: Vec<DrainedInstance>) -> Result<(), Error> {
+        let ids: BTreeSet<String> = drained.into_iter().map(|instance| instance.id).collect();
+        self.state.drained_since = None;
         if self.flexible() {
             for id in &ids {
-                let listed = self.memory.look.iter().flat_map(|look| &look.instances);
-                let found = listed.filter(|seen| seen.id == *id).find_map(|seen| seen.vm.clone());
+                let listed = self.state.snapshot.iter().flat_map(|snapshot| &snapshot.instances);
+                let found = listed
+                    .filter(|instance| instance.id == *id)
+                    .find_map(|instance| instance.vm.clone());
                 let vm = found.ok_or_else(|| {
                     Error::NotReady(format!(
                         "virtual machine {id} is not a proven member of scale set {}",
@@ -393,7 +462,7 @@ impl Cloud<'_> {
                 match self.client.delete_vm(&vm).await {
                     Ok(operation) => self.deleted(BTreeSet::from([id.clone()]), operation),
                     Err(error) => {
-                        self.doubt_ours();
+                        self.mark_ambiguous();
                         return Err(error.into());
                     }
                 }
@@ -404,10 +473,10 @@ impl Cloud<'_> {
         let set = self.owned()?;
         match self.client.delete_instances(&set, &list).await {
             Ok(operation) => self.deleted(ids, operation),
-            // One of them is gone already: look before asking again.
-            Err(error) if is_about_instances(&error) => self.memory.stale = true,
+            // One of them is gone already: list before asking again.
+            Err(error) if is_about_instances(&error) => self.state.instances_stale = true,
             Err(error) => {
-                self.doubt_ours();
+                self.mark_ambiguous();
                 return Err(error.into());
             }
         }
@@ -416,35 +485,37 @@ impl Cloud<'_> {
 
     /// The instances are as good as gone, and so is their part of the capacity.
     fn deleted(&mut self, ids: BTreeSet<String>, operation: Option<Operation>) {
-        if let Some(look) = self.memory.look.as_mut() {
-            let listed = look
+        self.state.etag_stale = true;
+        if let Some(snapshot) = self.state.snapshot.as_mut() {
+            let listed = snapshot
                 .instances
                 .iter_mut()
                 .filter(|i| ids.contains(&i.id) && !i.is("Deleting"));
             let count = listed.map(|instance| instance.state = "Deleting".to_owned()).count();
-            if let Some(set) = look.set.as_mut() {
+            if let Some(set) = snapshot.set.as_mut() {
                 set.capacity = set.capacity.saturating_sub(count);
             }
         }
         let over = operation.is_none();
         self.track(Kind::Delete, ids, operation);
-        self.memory.stale = over;
+        self.state.instances_stale = over;
     }
 
     /// Brings these instances to the newest model.
-    pub async fn update(&mut self, ids: BTreeSet<String>) -> Result<(), Error> {
+    pub async fn update(&mut self, drained: Vec<DrainedInstance>) -> Result<(), Error> {
+        let ids: BTreeSet<String> = drained.into_iter().map(|instance| instance.id).collect();
         let list: Vec<String> = ids.iter().cloned().collect();
         let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
-        let operation = upgrade.inspect_err(|_| self.doubt_ours())?;
+        let operation = upgrade.inspect_err(|_| self.mark_ambiguous())?;
         let over = operation.is_none();
         self.track(Kind::Update, ids, operation);
-        self.memory.stale = over;
+        self.state.instances_stale = over;
         Ok(())
     }
 
     /// Deletes the scale set. Whether it is gone.
     pub async fn remove(&mut self) -> Result<bool, Error> {
-        if self.memory.busy(Kind::Remove) {
+        if self.state.busy(Kind::Remove) {
             return Ok(false);
         }
         let operation = self.client.delete_scale_set(&self.owned()?).await?;
@@ -456,12 +527,17 @@ impl Cloud<'_> {
     /// Deletes the scale set unless it is gone, whatever else is under way. Whether it is.
     pub async fn end(&mut self) -> Result<bool, Error> {
         self.poll().await?;
-        self.memory.operations.retain(|tracked| tracked.kind == Kind::Remove);
-        if self.memory.busy(Kind::Remove) {
+        self.state.operations.retain(|tracked| tracked.kind == Kind::Remove);
+        if self.state.busy(Kind::Remove) {
             return Ok(false);
         }
         self.read_set().await?;
-        if self.memory.look.as_ref().is_none_or(|look| look.set.is_none()) {
+        if self
+            .state
+            .snapshot
+            .as_ref()
+            .is_none_or(|snapshot| snapshot.set.is_none())
+        {
             return Ok(true);
         }
         self.remove().await

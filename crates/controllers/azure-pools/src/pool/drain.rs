@@ -1,30 +1,39 @@
-//! Emptying the nodes of machines that leave or are updated.
+//! Drains the nodes of machines that are deleted or updated.
 //!
-//! Invariant: an instance is let go only when its node was seen drained or is in no list of the cluster's own, when its
+//! Invariant: a [`Drained`] is made only when the node was seen drained or is in no list of the cluster's own, when the
 //! drain timeout has passed, or when Cluster API's core has drained it. A cluster that does not answer is none of these.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_core::drain::{ObstacleReason, Options, describe};
+use capstan_core::drain::{ObstacleReason, Options, Reason, describe};
+use capstan_core::pool::{Drain, Drained};
 use capstan_kube::drain::{Outcome, Wake};
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
 
-use super::observe::{Member, NodeState};
+use super::member::{Member, NodeState};
 use crate::error::Error;
 
-/// How a drain stands.
+/// How far a drain is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
-    Done,
-    /// What is in the way, and when to look again at the latest.
-    Waiting {
-        why: String,
-        blocked: bool,
-        again: Duration,
-    },
+pub struct Progress {
+    pub drain: Drain,
+    /// Whether it waits for more than pods that are terminating.
+    pub stuck: bool,
+    /// When to look again at the latest.
+    pub again: Duration,
+}
+
+impl Progress {
+    fn done(drained: Drained) -> Self {
+        Self {
+            drain: Drain::Done(drained),
+            stuck: false,
+            again: Duration::MAX,
+        }
+    }
 }
 
 /// While the cluster does not answer, or core drains, nobody wakes us for certain.
@@ -42,51 +51,54 @@ const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-dr
 /// How and until when to drain.
 pub struct Terms {
     pub timeout: Option<Duration>,
-    /// The whole cluster goes: nothing can be moved anywhere.
-    pub pointless: bool,
+    /// The whole cluster is deleted: pods have nowhere to go.
+    pub cluster_deleted: bool,
     pub wake: Wake,
 }
 
-/// One pass over a machine's node, counted from `since`.
-pub async fn pass(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Result<Progress, Error> {
+/// Cordons a machine's node and evicts its pods, counted from `since`.
+pub async fn run(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Result<Progress, Error> {
     let now = Timestamp::now();
     let deadline = terms.timeout.and_then(|timeout| since.checked_add(timeout).ok());
     let late = deadline.is_some_and(|deadline| now >= deadline);
-    if terms.pointless {
-        return Ok(Progress::Done);
+    if terms.cluster_deleted {
+        return Ok(Progress::done(Drained::ClusterDeleted));
     }
-    match &member.node {
-        NodeState::Missing => Ok(Progress::Done),
-        NodeState::Unknown(_) if late => Ok(Progress::Done),
-        NodeState::Unknown(why) => Ok(waiting(why.clone(), deadline, now)),
-        NodeState::Ready(node) | NodeState::NotReady(node) => {
-            let connection = match cluster.connection().await {
-                Ok(connection) => connection,
-                Err(_) if late => return Ok(Progress::Done),
-                Err(error) => return Ok(waiting(error.to_string(), deadline, now)),
-            };
-            let options = Options {
-                deadline,
-                ..Options::default()
-            };
-            let drain = connection
-                .drainer
-                .drain(&member.name, node, options, terms.wake.clone());
-            match drain.await {
-                Ok(Outcome::Drained(_)) => Ok(Progress::Done),
-                Ok(Outcome::Draining { obstacles, again, .. }) => {
-                    let blocked = obstacles
-                        .iter()
-                        .any(|obstacle| obstacle.reason != ObstacleReason::Terminating);
-                    Ok(Progress::Waiting {
-                        why: describe(&obstacles),
-                        blocked,
-                        again,
-                    })
-                }
-                Err(error) => Ok(waiting(error.to_string(), deadline, now)),
-            }
-        }
+    let node = match &member.node {
+        NodeState::Missing => return Ok(Progress::done(Drained::NoNode)),
+        NodeState::Unknown(_) if late => return Ok(Progress::done(Drained::TimedOut)),
+        NodeState::Unknown(why) => return Ok(waiting(why.clone(), deadline, now)),
+        NodeState::Ready(node) | NodeState::NotReady(node) => node,
+    };
+    let connection = match cluster.connection().await {
+        Ok(connection) => connection,
+        Err(_) if late => return Ok(Progress::done(Drained::TimedOut)),
+        Err(error) => return Ok(waiting(error.to_string(), deadline, now)),
+    };
+    let options = Options {
+        deadline,
+        ..Options::default()
+    };
+    let id = member
+        .instance
+        .as_ref()
+        .map_or(member.name.as_str(), |instance| &instance.id);
+    let drain = connection.drainer.drain(id, node, options, terms.wake.clone());
+    match drain.await {
+        Ok(Outcome::Drained(proof)) => Ok(Progress::done(match proof.reason() {
+            Reason::Empty | Reason::NotNeeded(_) => Drained::Empty,
+            Reason::TimedOut { .. } => Drained::TimedOut,
+        })),
+        Ok(Outcome::Draining { obstacles, again, .. }) => Ok(Progress {
+            drain: Drain::Running {
+                why: describe(&obstacles),
+            },
+            stuck: obstacles
+                .iter()
+                .any(|obstacle| obstacle.reason != ObstacleReason::Terminating),
+            again,
+        }),
+        Err(error) => Ok(waiting(error.to_string(), deadline, now)),
     }
 }
 
@@ -109,9 +121,9 @@ pub fn not_missing(provider_id: &str, listed: &Result<BTreeSet<String>, String>)
 fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Progress {
     let left = deadline.and_then(|deadline| Duration::try_from(deadline.duration_since(now)).ok());
     let again = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
-    Progress::Waiting {
-        why,
-        blocked: true,
+    Progress {
+        drain: Drain::Running { why },
+        stuck: true,
         again,
     }
 }

@@ -1,4 +1,4 @@
-//! The AzureMachinePoolMachines of a pool: made when an instance is seen, gone when it is gone, and telling its state.
+//! The AzureMachinePoolMachines of a pool: created for each instance, released when it is gone, with its state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use capstan_api::azure::{
     MACHINE_POOL_LABEL, UPDATE_INSTANCE_ANNOTATION,
 };
 use capstan_api::capi::CLUSTER_NAME_LABEL;
+use capstan_core::pool::Drain;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::{capi, patch};
 use jiff::Timestamp;
@@ -16,9 +17,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt};
 
-use super::memory::Seen;
-use super::observe::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL};
-use crate::World;
+use super::member::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL};
+use super::state::InstanceSnapshot;
+use crate::Controller;
 use crate::error::Error;
 
 pub const FINALIZER: &str = "azuremachinepoolmachine.infrastructure.cluster.x-k8s.io";
@@ -41,7 +42,7 @@ impl Member {
 
 /// The kube writes of one pool.
 pub struct Writer<'a> {
-    pub world: &'a World,
+    pub controller: &'a Controller,
     pub pool: &'a AzureMachinePool,
     pub cluster_name: &'a str,
     pub machine_pool: &'a str,
@@ -53,7 +54,7 @@ impl Writer<'_> {
     }
 
     fn api(&self) -> Api<AzureMachinePoolMachine> {
-        self.world.context.api(&self.namespace())
+        self.controller.context.api(&self.namespace())
     }
 
     fn uid(&self) -> String {
@@ -62,7 +63,7 @@ impl Writer<'_> {
 
     fn expect(&self, object: &AzureMachinePoolMachine) {
         if let (Some(uid), Some(version)) = (object.uid(), object.resource_version()) {
-            self.world.expectations.wrote(&self.uid(), uid, version);
+            self.controller.expectations.wrote(&self.uid(), uid, version);
         }
     }
 
@@ -70,7 +71,7 @@ impl Writer<'_> {
     pub async fn create(
         &self,
         name: &str,
-        instance: &Seen,
+        instance: &InstanceSnapshot,
         model: Option<&str>,
     ) -> Result<Option<AzureMachinePoolMachine>, Error> {
         let mut labels = BTreeMap::from([
@@ -110,7 +111,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Asks for the end of several machines, in one call for all that can be named by one. VM ids are never used twice, so
+    /// Deletes several machines, in one call for all that can be named by one. VM ids are never used twice, so
     /// that no other machine can be meant.
     pub async fn delete_all(&self, members: &[&Member]) -> Result<(), Error> {
         let by_id = |member: &&&Member| member.owner.is_none() && !member.object_deleting() && member.vm_id().is_some();
@@ -141,12 +142,12 @@ impl Writer<'_> {
         }
         for object in members.iter().filter_map(|member| member.object.as_ref()) {
             let uid = object.uid().unwrap_or_default();
-            self.world.expectations.deleted(&self.uid(), uid);
+            self.controller.expectations.deleted(&self.uid(), uid);
         }
         Ok(true)
     }
 
-    /// Asks for a machine's end: through the Machine that owns it where there is one, so that core drains.
+    /// Deletes a machine: through the Machine that owns it where there is one, so that core drains.
     pub async fn delete(&self, member: &Member) -> Result<(), Error> {
         if let Some(owner) = &member.owner {
             return self.delete_owner(owner).await;
@@ -155,7 +156,7 @@ impl Writer<'_> {
             return Ok(());
         };
         if delete(&self.api(), object.as_ref()).await? {
-            self.world
+            self.controller
                 .expectations
                 .deleted(&self.uid(), object.uid().unwrap_or_default());
         }
@@ -166,16 +167,16 @@ impl Writer<'_> {
         if owner.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        let api: Api<capi::Machine> = self.world.context.api(&self.namespace());
+        let api: Api<capi::Machine> = self.controller.context.api(&self.namespace());
         if delete(&api, owner.as_ref()).await? {
-            self.world
+            self.controller
                 .expectations
                 .deleted(&self.uid(), owner.uid().unwrap_or_default());
         }
         Ok(())
     }
 
-    /// Lets go of an object whose instance is gone.
+    /// Releases an object whose instance is gone.
     pub async fn release(&self, member: &Member) -> Result<(), Error> {
         let Some(object) = &member.object else { return Ok(()) };
         if let Some(owner) = &member.owner {
@@ -187,7 +188,7 @@ impl Writer<'_> {
             delete(&self.api(), object.as_ref()).await?;
         }
         if released.is_some() || !member.object_deleting() {
-            self.world
+            self.controller
                 .expectations
                 .deleted(&self.uid(), object.uid().unwrap_or_default());
         }
@@ -212,7 +213,7 @@ impl Writer<'_> {
     }
 
     /// Gives up on an update in place: the machine is replaced instead.
-    pub async fn give_up_update(&self, member: &Member, why: &str) -> Result<(), Error> {
+    pub async fn abandon_update(&self, member: &Member, why: &str) -> Result<(), Error> {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
             notes.insert(IRREPARABLE_ANNOTATION.to_owned(), why.to_owned());
@@ -221,7 +222,7 @@ impl Writer<'_> {
     }
 
     /// Notes the model of an instance that Azure says is of the latest.
-    pub async fn note_model(&self, member: &Member, model: &str) -> Result<(), Error> {
+    pub async fn record_model(&self, member: &Member, model: &str) -> Result<(), Error> {
         self.annotate(member, |notes| {
             notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
         })
@@ -241,7 +242,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the member's status, if it differs. The drain as far as it was waited for.
+    /// Writes the member's status, if it differs.
     pub async fn report(&self, member: &Member, model_is_latest: bool, version: Option<&str>) -> Result<(), Error> {
         let Some(object) = &member.object else { return Ok(()) };
         let mut after = object.as_ref().clone();
@@ -296,7 +297,7 @@ fn status(member: &Member, latest: bool, version: Option<&str>, now: Timestamp) 
         } else {
             instance.state.clone()
         });
-        let failed = instance.is("Failed") && !ready;
+        let failed = member.failed && !ready;
         after.failure_reason = failed.then(|| "CreateError".to_owned());
         after.failure_message = failed.then(|| {
             instance
@@ -371,15 +372,15 @@ fn mark(list: &mut Vec<capstan_api::Condition>, member: &Member, now: Timestamp)
             conditions::mark_false(list, NODE_HEALTHY, severity, reason, "", now)
         }
     };
-    match &member.blocked {
-        Some(why) => {
+    match &member.drain {
+        Drain::Running { why } => {
             let message = if member.stuck { why.as_str() } else { "" };
             conditions::mark_false(list, DRAINING, Severity::Info, "Draining", message, now);
         }
-        None if !member.leaving() && !member.updating() => {
+        Drain::NotRun | Drain::Done(_) if !member.leaving() && !member.updating() => {
             conditions::remove(list, DRAINING);
         }
-        None => {}
+        Drain::NotRun | Drain::Done(_) => {}
     }
     conditions::summarize(list, &[BOOTSTRAP_SUCCEEDED, NODE_HEALTHY], now);
 }

@@ -1,29 +1,33 @@
-//! One pool and its machines. One actor does all the work for them, so that one look at Azure serves all.
+//! One pool and its machines. One actor does all the work for them, so that one read of Azure serves all.
 //!
-//! A pass observes (caches, Azure as far as anything may have changed, nodes), plans (the pure planner of `capstan-core`)
-//! and applies. It may be killed anywhere: the next one sees what was done.
+//! A reconcile observes (caches, Azure as far as anything may have changed, nodes), plans (`capstan_core::pool`) and
+//! applies the steps. It may be killed anywhere: the next one observes what was done.
 
 mod apply;
 mod cloud;
-mod delete;
 mod drain;
-mod foreign;
-mod look;
+mod external;
 mod machines;
-mod memory;
+mod member;
+mod nodes;
 mod observe;
+mod orphan;
 mod owners;
 mod report;
+mod state;
 mod status;
 
-pub use memory::Memory;
+pub(crate) use member::takes_pods;
+pub use state::State;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::AzureMachinePool;
 use capstan_core::Class;
-use capstan_core::validate::azure_pool;
+use capstan_core::pool::{self, Mode, Plan};
+use capstan_core::validate::{azure_cluster, azure_pool};
 use capstan_kube::expectations::{Expectations, Shown, Version};
 use capstan_kube::workload::Cluster as Workload;
 use capstan_kube::{Next, patch};
@@ -32,11 +36,13 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::MutexGuard;
 
-use crate::World;
+use crate::Controller;
 use crate::error::Error;
 use crate::model::{self, Model};
 use cloud::Cloud;
 use machines::Writer;
+use member::Member;
+use observe::View;
 use owners::{Found, Owners};
 use status::Draft;
 
@@ -49,67 +55,72 @@ const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);
 /// The cache shows our own writes within milliseconds; this is for a watch that was cut off.
 const LAG: Duration = Duration::from_secs(2);
-/// A pool that cannot go on is not looked at more often than this by itself: what it asks for is refused each time.
+/// A pool that cannot go on is not reconciled more often than this by itself: what it asks for is refused each time.
 const NOT_SOONER: Duration = Duration::from_secs(15);
+/// While objects go away, their watch wakes us; this is for a watch that was cut off.
+const DELETION_RECHECK: Duration = Duration::from_secs(30);
 /// What a cache has not shown by then it never will: it was made and removed while nobody watched.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// One pass over a pool.
-pub async fn pass(world: Arc<World>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
-    // What asked for the pass may be older than what the cache has by now.
-    let Some(pool) = world.pools.get(pool.namespace().as_deref(), &pool.name_any()) else {
+/// Reconciles a pool.
+pub async fn reconcile(controller: Arc<Controller>, pool: Arc<AzureMachinePool>) -> Result<Next, Error> {
+    // The object that asked for the reconcile may be older than what the cache has by now.
+    let Some(pool) = controller.pools.get(pool.namespace().as_deref(), &pool.name_any()) else {
         return Ok(Next::Wait);
     };
-    let memory = world.memory(&pool);
-    let mut memory = memory.lock().await;
-    let owners = match owners::find(&world, &pool) {
+    let state = controller.state(&pool);
+    let mut state = state.lock().await;
+    let owners = match owners::find(&controller, &pool) {
         Found::All(owners) => owners,
         Found::Paused => return Ok(Next::Wait),
         Found::Missing(what) if pool.metadata.deletion_timestamp.is_none() => {
             tracing::debug!(pool = %pool.name_any(), "{what}");
             return Ok(Next::Wait);
         }
-        Found::Missing(what) => return delete::orphaned(&world, &pool, &mut memory, &what).await,
+        Found::Missing(what) => return orphan::orphaned(&controller, &pool, &mut state, &what).await,
     };
     let mut draft = Draft::new(&pool);
-    let mut actor = Actor::new(&world, &pool, &owners, memory);
+    let mut actor = Actor::new(&controller, &pool, &owners, state);
     let result = actor.attempt(&mut draft).await;
     if let Err(error) = &result {
         draft.trouble(error);
         if error.is_about_credentials() {
-            actor.memory.client = None;
+            actor.state.client = None;
         }
         if error.class() == Class::Terminal || error.is_about_the_identity() {
             let message = error.to_string();
-            world.recorder.warning(pool.as_ref(), error.reason(), message).await;
+            controller
+                .recorder
+                .warning(pool.as_ref(), error.reason(), message)
+                .await;
         }
     }
-    draft.operations(&actor.memory, &actor.group());
-    let unsaid = actor.tell(&draft, result.is_err()).await?;
-    // What only a change of the spec can mend does not hold up what has begun.
+    draft.operations(&actor.state, &actor.group());
+    let pending = actor.write_status(&draft, result.is_err()).await?;
+    // An error that only a change of the spec can mend holds up nothing that is under way.
     let next = match result {
         Err(error) if error.class() == Class::Terminal => Next::After(actor.again),
         result => result?,
     };
-    Ok(sooner(next, unsaid))
+    Ok(sooner(next, pending))
 }
 
-/// Whether what was written is not shown yet, and may still be.
+/// Whether the caches do not show our last writes yet, and may still do.
 fn lags(
     expectations: &Expectations<String>,
     uid: &String,
     patience: Duration,
-    look: impl Fn(&str) -> Option<Shown>,
+    shown: impl Fn(&str) -> Option<Shown>,
 ) -> bool {
     if expectations.overdue(uid, patience) {
         expectations.forget(uid);
     }
-    expectations.pending(uid, look)
+    expectations.pending(uid, shown)
 }
 
-/// Comes back in time to say what could not be said yet.
-fn sooner(next: Next, unsaid: Option<Instant>) -> Next {
-    let Some(due) = unsaid else { return next };
+/// Reconciles again in time to write what waits.
+fn sooner(next: Next, pending: Option<Instant>) -> Next {
+    let Some(due) = pending else { return next };
     let wait = due.saturating_duration_since(Instant::now());
     match next {
         Next::After(other) => Next::After(other.min(wait)),
@@ -117,44 +128,47 @@ fn sooner(next: Next, unsaid: Option<Instant>) -> Next {
     }
 }
 
-/// A pool with everything that a pass needs at hand.
+/// A pool with everything that a reconcile needs.
 struct Actor<'a> {
-    world: &'a Arc<World>,
+    controller: &'a Arc<Controller>,
     pool: &'a AzureMachinePool,
     owners: &'a Owners,
-    memory: MutexGuard<'a, Memory>,
+    state: MutexGuard<'a, State>,
     workload: Workload,
     /// When the list of provider ids may be written, if it has changed and was not written yet.
     ids_again: Option<Instant>,
-    /// When to look again at what goes on while the rest of the pass cannot be carried out.
+    /// When to reconcile again while a part of the plan cannot be carried out.
     again: Duration,
+    /// When to reconcile again, once the whole plan was carried out as far as Azure let us.
+    executed: Option<Duration>,
 }
 
 impl<'a> Actor<'a> {
     fn new(
-        world: &'a Arc<World>,
+        controller: &'a Arc<Controller>,
         pool: &'a AzureMachinePool,
         owners: &'a Owners,
-        mut memory: MutexGuard<'a, Memory>,
+        mut state: MutexGuard<'a, State>,
     ) -> Self {
         let namespace = pool.namespace().unwrap_or_default();
-        let workload = world.workloads.cluster(&namespace, &owners.cluster.name_any());
-        if !memory.resumed {
+        let workload = controller.workloads.cluster(&namespace, &owners.cluster.name_any());
+        if !state.resumed {
             let kept = pool
                 .status
                 .iter()
                 .flat_map(|status| &status.long_running_operation_states);
-            memory.operations = kept.filter_map(memory::Tracked::resume).collect();
-            memory.resumed = true;
+            state.operations = kept.filter_map(state::Tracked::resume).collect();
+            state.resumed = true;
         }
         Self {
-            world,
+            controller,
             pool,
             owners,
-            memory,
+            state,
             workload,
             ids_again: None,
-            again: world.options.resync,
+            again: controller.options.resync,
+            executed: None,
         }
     }
 
@@ -163,27 +177,27 @@ impl<'a> Actor<'a> {
     }
 
     fn subscription(&self) -> Result<String, Error> {
-        self.world.options.sign_in.subscription(&self.owners.azure_cluster)
+        self.controller.options.sign_in.subscription(&self.owners.azure_cluster)
     }
 
     async fn client(&mut self) -> Result<capstan_azure::Client, Error> {
-        if let Some((client, read)) = &self.memory.client
+        if let Some((client, read)) = &self.state.client
             && read.elapsed() < CREDENTIAL_AGE
         {
             return Ok(client.clone());
         }
         let credential = self
-            .world
+            .controller
             .options
             .sign_in
-            .credential(&self.world.context.client, &self.owners.azure_cluster)
+            .credential(&self.controller.context.client, &self.owners.azure_cluster)
             .await?;
         let client = self
-            .world
+            .controller
             .azure
             .client(&credential, &self.subscription()?)
             .at(&self.pool.spec.location);
-        self.memory.client = Some((client.clone(), Instant::now()));
+        self.state.client = Some((client.clone(), Instant::now()));
         Ok(client)
     }
 
@@ -193,13 +207,13 @@ impl<'a> Actor<'a> {
             client,
             group,
             name,
-            memory: &mut self.memory,
+            state: &mut self.state,
         })
     }
 
     fn writer(&self) -> Writer<'a> {
         Writer {
-            world: self.world,
+            controller: self.controller,
             pool: self.pool,
             cluster_name: self.owners.cluster.metadata.name.as_deref().unwrap_or_default(),
             machine_pool: self.owners.machine_pool.metadata.name.as_deref().unwrap_or_default(),
@@ -207,52 +221,202 @@ impl<'a> Actor<'a> {
     }
 
     fn wake(&self) -> capstan_kube::drain::Wake {
-        let (trigger, pool) = (self.world.trigger.clone(), ObjectRef::from_obj(self.pool));
+        let (trigger, pool) = (self.controller.trigger.clone(), ObjectRef::from_obj(self.pool));
         Arc::new(move || trigger.poke(pool.clone()))
     }
 
-    /// A whole pass; while Azure asks for patience, as much of one as needs nothing of Azure.
+    /// Reconciles as much as possible: without the cloud while Azure asks for patience or does not answer, and only what
+    /// is under way while the spec is invalid.
     async fn attempt(&mut self, draft: &mut Draft) -> Result<Next, Error> {
         if self.lagging() {
             return Ok(Next::After(LAG));
         }
-        if let Some(left) = self.memory.held_for(Instant::now()) {
-            return Ok(Next::After(self.go_on().await?.min(left)));
+        if let Some(left) = self.state.throttled_for(Instant::now()) {
+            return Ok(Next::After(self.carry_on(Mode::WithoutCloud).await?.min(left)));
         }
         let error = match self.run(draft).await {
             Err(error) if !matches!(error, Error::Kube(_)) => error,
             done => return done,
         };
-        let wait = match &error {
-            Error::Invalid(_) => self.carry_on().await?,
-            _ => self.go_on().await?,
+        let mode = match &error {
+            Error::Invalid(_) => Mode::FinishOnly,
+            Error::Azure(_) | Error::Kube(_) | Error::Identity { .. } | Error::NotReady(_) => Mode::WithoutCloud,
         };
-        let poll = self.memory.next_poll(Timestamp::now()).unwrap_or(wait);
+        let wait = match self.executed {
+            Some(wait) => wait,
+            None => self.carry_on(mode).await?,
+        };
+        let poll = self.state.next_poll(Timestamp::now()).unwrap_or(wait);
         self.again = wait.min(poll).max(NOT_SOONER);
         let Class::Throttled(after) = error.class() else {
             return Err(error);
         };
-        tracing::warn!(pool = %self.pool.name_any(), %error, retry = ?after, "azure is not asked for a while");
-        self.memory.held = Some(Instant::now() + after);
+        tracing::warn!(pool = %self.pool.name_any(), %error, retry = ?after, "Azure throttles the pool");
+        self.state.throttled_until = Some(Instant::now() + after);
         draft.trouble(&error);
         Ok(Next::After(wait.min(after)))
     }
 
+    /// Carries out a part of the plan where the whole cannot be. Returns when to reconcile again.
+    async fn carry_on(&mut self, mode: Mode) -> Result<Duration, Error> {
+        let known = self.state.snapshot.is_some();
+        let exists = known || self.pool.spec.provider_id.is_some();
+        let deleted = self.pool.metadata.deletion_timestamp.is_some();
+        let finish = mode == Mode::FinishOnly && exists && !deleted;
+        if finish {
+            match self.execute(Mode::FinishOnly, None).await {
+                Ok((view, _)) => return Ok(view.requeue),
+                Err(error @ Error::Kube(_)) => return Err(error),
+                Err(error) => {
+                    if let Class::Throttled(after) = error.class() {
+                        self.state.throttled_until = Some(Instant::now() + after);
+                    }
+                    tracing::debug!(pool = %self.pool.name_any(), %error, "Azure does not answer, drains go on");
+                }
+            }
+        }
+        if !known {
+            return Ok(self.controller.options.resync);
+        }
+        let (view, _) = self.execute(Mode::WithoutCloud, None).await?;
+        Ok(view.requeue)
+    }
+
+    /// Observes, plans and applies until nothing more follows, and writes the machines' status. An error of Azure's in
+    /// one step stops no other step.
+    async fn execute(&mut self, mode: Mode, model: Option<Model>) -> Result<(View, Plan), Error> {
+        let mut view = self.observe(mode, model).await?;
+        let mut failed = None;
+        let plan = loop {
+            let mut plan = pool::plan(&self.observed(&view));
+            for step in std::mem::take(&mut plan.steps) {
+                match self.apply(step, &mut view).await {
+                    Ok(()) => {}
+                    Err(error @ (Error::Azure(_) | Error::Invalid(_)))
+                        if !matches!(error.class(), Class::Throttled(_)) =>
+                    {
+                        failed = failed.or(Some(error));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if !plan.again || failed.is_some() {
+                break plan;
+            }
+        };
+        if let Some(requeue) = plan.requeue {
+            view.requeue(requeue);
+        }
+        self.write_machines(&mut view, plan.rolling).await?;
+        view.failed = failed;
+        Ok((view, plan))
+    }
+
+    /// Writes the status of the machines, and the events.
+    async fn write_machines(&mut self, view: &mut View, rolling: bool) -> Result<(), Error> {
+        self.sync_members(view);
+        for (reason, message) in std::mem::take(&mut view.events) {
+            self.controller.recorder.warning(self.pool, reason, message).await;
+        }
+        let existing: Vec<Member> = view.existing();
+        if view.mode == Mode::Teardown {
+            return self.report_drains(&existing).await;
+        }
+        let current = self.scale_set().and_then(|set| set.model);
+        let wanted = view.model.as_ref().map(|model| model.hash.clone());
+        let wanted = wanted.or_else(|| self.state.wanted_model.clone()).or(current);
+        if let Some(wanted) = wanted {
+            let again = self.report(&existing, &wanted, rolling).await?;
+            view.requeue(again);
+        }
+        Ok(())
+    }
+
+    /// Brings the members up to what the steps have changed.
+    fn sync_members(&self, view: &mut View) {
+        let instances = self.state.snapshot.iter().flat_map(|snapshot| &snapshot.instances);
+        let known: BTreeMap<&str, _> = instances
+            .map(|instance| (instance.provider_id.as_str(), instance))
+            .collect();
+        for instance in view.members.iter_mut().filter_map(|member| member.instance.as_mut()) {
+            if let Some(now) = known.get(instance.provider_id.as_str()) {
+                (instance.latest, instance.state) = (now.latest, now.state.clone());
+            }
+        }
+    }
+
+    async fn report_drains(&self, members: &[Member]) -> Result<(), Error> {
+        for member in members.iter().filter(|member| member.stuck) {
+            let status = member.object.as_ref().and_then(|object| object.status.as_ref());
+            let latest = status.is_some_and(|status| status.latest_model_applied);
+            self.writer().report(member, latest, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn full(&mut self, draft: &mut Draft, model: Model) -> Result<Next, Error> {
+        self.state.wanted_model = Some(model.hash.clone());
+        let (view, plan) = self.execute(Mode::Full, Some(model.clone())).await?;
+        if view.created {
+            draft.creating(&model);
+            return Ok(Next::After(Duration::ZERO));
+        }
+        let existing = view.existing();
+        self.note_success(&existing);
+        draft.observed(self, &existing, &plan, &model);
+        self.spec(&view.members, draft.at_rest()).await?;
+        let wait = view.requeue.min(self.next());
+        self.executed = Some(wait);
+        let refused = self.state.refused_model(&model.hash).map(Error::Invalid);
+        match view.failed.or(refused) {
+            Some(error) => Err(error),
+            None => Ok(Next::After(wait)),
+        }
+    }
+
+    async fn teardown(&mut self, draft: &mut Draft) -> Result<Next, Error> {
+        if !orphan::is_ours(self.pool) {
+            return Ok(Next::Wait);
+        }
+        let (view, plan) = self.execute(Mode::Teardown, None).await?;
+        if view.released {
+            return Ok(Next::Wait);
+        }
+        let exists = self.scale_set().is_some();
+        draft.deleting(&match (exists, view.existing().len()) {
+            (false, _) => "the scale set is gone".to_owned(),
+            (true, 0) => "the scale set is being deleted".to_owned(),
+            (true, count) => plan
+                .waiting
+                .unwrap_or_else(|| format!("{count} machines are to be deleted first")),
+        });
+        match view.failed {
+            Some(error) => Err(error),
+            None => Ok(Next::After(view.requeue.min(self.next()).min(DELETION_RECHECK))),
+        }
+    }
+
     async fn run(&mut self, draft: &mut Draft) -> Result<Next, Error> {
         if self.pool.metadata.deletion_timestamp.is_some() {
-            return self.delete(draft).await;
+            return self.teardown(draft).await;
         }
         let api = self
-            .world
+            .controller
             .context
             .api::<AzureMachinePool>(&self.pool.namespace().unwrap_or_default());
         if let Some(written) = patch::add_finalizer(&api, self.pool, FINALIZER).await? {
-            self.world.wrote(self.pool, Some(&written));
+            self.controller.wrote(self.pool, Some(&written));
             return Ok(Next::Wait);
         }
         let findings = azure_pool::validate(self.pool);
         if !findings.is_ok() {
             return Err(Error::Invalid(findings.message()));
+        }
+        let cluster = &self.owners.azure_cluster;
+        let findings = azure_cluster::validate(&cluster.spec);
+        if !findings.is_ok() {
+            let (name, message) = (cluster.name_any(), findings.message());
+            return Err(Error::Invalid(format!("AzureCluster {name}: {message}")));
         }
         if self.needs_ssh_key(&api).await? {
             return Ok(Next::Wait);
@@ -270,7 +434,7 @@ impl<'a> Actor<'a> {
         };
         let model = self.model(&bootstrap).await?;
         draft.bootstrapped(&model);
-        self.reconcile(draft, &model).await
+        self.full(draft, model).await
     }
 
     fn azure_cluster_ready(&self) -> bool {
@@ -285,15 +449,15 @@ impl<'a> Actor<'a> {
     fn lagging(&self) -> bool {
         let uid = self.pool.uid().unwrap_or_default();
         let namespace = self.pool.namespace();
-        lags(&self.world.expectations, &uid, OVERDUE, |written| {
+        lags(&self.controller.expectations, &uid, OVERDUE, |written| {
             let namespace = namespace.as_deref();
             let machine = || {
-                self.world
+                self.controller
                     .machines
                     .select(namespace, |m| m.uid().as_deref() == Some(written))
             };
             let owner = || {
-                self.world
+                self.controller
                     .owner_machines
                     .select(namespace, |m| m.uid().as_deref() == Some(written))
             };
@@ -327,7 +491,7 @@ impl<'a> Actor<'a> {
             .insert(SSH_KEY_ANNOTATION.to_owned(), key.clone());
         after.spec.template.ssh_public_key = Some(key);
         let written = patch::object(api, self.pool, &after, patch::Lock::Version).await?;
-        self.world.wrote(self.pool, written.as_ref());
+        self.controller.wrote(self.pool, written.as_ref());
         Ok(written.is_some())
     }
 
@@ -345,14 +509,17 @@ impl<'a> Actor<'a> {
         let Some(name) = named.filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
-        if let Some((read, data, at)) = &self.memory.bootstrap
+        if let Some((read, data, at)) = &self.state.bootstrap
             && *read == name
             && at.elapsed() < age
         {
             return Ok(Some(data.clone()));
         }
         let namespace = self.pool.namespace().unwrap_or_default();
-        let api = self.world.context.api::<k8s_openapi::api::core::v1::Secret>(&namespace);
+        let api = self
+            .controller
+            .context
+            .api::<k8s_openapi::api::core::v1::Secret>(&namespace);
         let Some(secret) = api.get_opt(&name).await? else {
             return Err(Error::NotReady(format!(
                 "bootstrap secret {namespace}/{name} does not exist"
@@ -361,7 +528,7 @@ impl<'a> Actor<'a> {
         let value = secret.data.unwrap_or_default().remove("value").map(|bytes| bytes.0);
         let data =
             value.ok_or_else(|| Error::NotReady(format!("bootstrap secret {namespace}/{name} has no key value")))?;
-        self.memory.bootstrap = Some((name, data.clone(), Instant::now()));
+        self.state.bootstrap = Some((name, data.clone(), Instant::now()));
         Ok(Some(data))
     }
 

@@ -1,315 +1,427 @@
-//! Instances, machine objects and nodes put together, and read as the planner wants them.
+//! Reads everything that the plan depends on. Writes nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use capstan_api::azure::{AzureMachinePoolMachine, UPDATE_INSTANCE_ANNOTATION};
-use capstan_api::capi::DELETE_MACHINE_ANNOTATION;
-use capstan_core::rollout::{Health, Machine, Motion};
-use capstan_kube::capi::Machine as OwnerMachine;
-use k8s_openapi::api::core::v1::Node;
+use capstan_api::azure::{AzureMachinePoolMachine, RollingUpdateMode};
+use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Drained, Mode, Observed, Retry, Scaling, Strategy};
+use capstan_core::validate::azure_pool;
+use capstan_kube::capi;
+use jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::memory::Seen;
+use super::Actor;
+use super::cloud::Failure;
+use super::drain;
+use super::member::{Frame, Member, machine};
+use super::state::{Kind, Make, ScaleSetSnapshot};
+use crate::error::Error;
+use crate::model::{self, Model};
 
-/// Which model the instance was made from, or updated to.
-pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
-/// Which virtual machine the object stands for: instance numbers may be used again.
-pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
-/// The same, to name many machines at once by it.
-pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
-/// Why an update in place is not tried again.
-pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
+/// While Cluster API drains, nobody wakes us for certain.
+const BY_CLUSTER_API: Duration = Duration::from_secs(15);
+/// An instance that ran and that Azure calls Failed may recover by itself within this time.
+const FAILED_PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is known of a machine's node.
-#[derive(Clone, Debug)]
-pub enum NodeState {
-    Ready(Arc<Node>),
-    NotReady(Arc<Node>),
-    Missing,
-    /// The cluster does not answer, and why.
-    Unknown(String),
+/// One reconcile's view of a pool.
+pub struct View {
+    pub mode: Mode,
+    /// The scale set that is wanted; `None` where the spec cannot say.
+    pub model: Option<Model>,
+    pub members: Vec<Member>,
+    pub strays: Vec<Arc<capi::Machine>>,
+    /// When to reconcile again although nothing has changed.
+    pub requeue: Duration,
+    /// The scale set was just created.
+    pub created: bool,
+    /// The pool's object was let go.
+    pub released: bool,
+    /// The first error of Azure's in a step.
+    pub failed: Option<Error>,
+    /// Warnings to record.
+    pub events: Vec<(&'static str, String)>,
+    failed_updates: BTreeSet<String>,
 }
 
-impl NodeState {
-    pub fn node(&self) -> Option<&Arc<Node>> {
-        match self {
-            Self::Ready(node) | Self::NotReady(node) => Some(node),
-            Self::Missing | Self::Unknown(_) => None,
+impl View {
+    pub fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == name)
+    }
+
+    /// The places of these members in the list.
+    pub fn places(&self, names: &[String]) -> Vec<usize> {
+        let names: BTreeSet<&String> = names.iter().collect();
+        let members = self.members.iter().enumerate();
+        members
+            .filter(|(_, member)| names.contains(&member.name))
+            .map(|(n, _)| n)
+            .collect()
+    }
+
+    /// The members that have an instance.
+    pub fn existing(&self) -> Vec<Member> {
+        let members = self.members.iter().filter(|member| member.instance.is_some());
+        members.cloned().collect()
+    }
+
+    pub fn requeue(&mut self, after: Duration) {
+        self.requeue = self.requeue.min(after);
+    }
+}
+
+impl Actor<'_> {
+    pub(super) fn scale_set(&self) -> Option<ScaleSetSnapshot> {
+        self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone())
+    }
+
+    /// Observes the pool: Azure as far as anything may have changed (not at all without the cloud), objects and nodes.
+    pub(super) async fn observe(&mut self, mode: Mode, model: Option<Model>) -> Result<View, Error> {
+        let failures = match mode {
+            Mode::Full | Mode::FinishOnly | Mode::Teardown => self.refresh().await?,
+            Mode::WithoutCloud => Vec::new(),
+        };
+        let mut members = self.members().await;
+        let mut view = View {
+            mode,
+            model,
+            members: Vec::new(),
+            strays: Vec::new(),
+            requeue: self.controller.options.resync,
+            created: false,
+            released: false,
+            failed: None,
+            events: Vec::new(),
+            failed_updates: BTreeSet::new(),
+        };
+        for member in &mut members {
+            if let Some(owner) = member.owner.as_ref().filter(|_| member.leaving()) {
+                member.drain = drain_by_cluster_api(owner);
+                if matches!(member.drain, Drain::Running { .. }) {
+                    view.requeue(BY_CLUSTER_API);
+                }
+            }
         }
-    }
-
-    pub fn is_ready(&self) -> bool {
-        matches!(self, Self::Ready(_))
-    }
-}
-
-/// One machine of the pool: its instance, its object, or both.
-#[derive(Clone, Debug)]
-pub struct Member {
-    pub name: String,
-    pub instance: Option<Seen>,
-    pub object: Option<Arc<AzureMachinePoolMachine>>,
-    /// The Cluster API Machine that owns the object.
-    pub owner: Option<Arc<OwnerMachine>>,
-    pub node: NodeState,
-    /// What the drain is waiting for.
-    pub blocked: Option<String>,
-    /// Whether that needs more than a moment.
-    pub stuck: bool,
-}
-
-impl Member {
-    pub fn provider_id(&self) -> &str {
-        match (&self.instance, &self.object) {
-            (Some(instance), _) => &instance.provider_id,
-            (None, Some(object)) => &object.spec.provider_id,
-            (None, None) => "",
+        view.members = members;
+        if mode == Mode::Full {
+            view.strays = self.strays().await?;
         }
-    }
-
-    pub fn annotation(&self, name: &str) -> Option<&String> {
-        self.object.as_ref()?.annotations().get(name)
-    }
-
-    /// Whether its object is marked as deleted.
-    pub fn object_deleting(&self) -> bool {
-        self.object
-            .as_ref()
-            .is_some_and(|object| object.metadata.deletion_timestamp.is_some())
-    }
-
-    pub fn owner_deleting(&self) -> bool {
-        self.owner
-            .as_ref()
-            .is_some_and(|owner| owner.metadata.deletion_timestamp.is_some())
-    }
-
-    /// Whether somebody wants it gone.
-    pub fn leaving(&self) -> bool {
-        self.object_deleting() || self.owner_deleting()
-    }
-
-    pub fn updating(&self) -> bool {
-        self.annotation(UPDATE_INSTANCE_ANNOTATION).is_some()
-    }
-
-    /// Which model it runs: the scale set's own when Azure says it is the latest, else what was noted when it was.
-    pub fn model<'a>(&'a self, set_model: Option<&'a str>) -> Option<&'a str> {
-        match &self.instance {
-            Some(instance) if instance.latest => set_model,
-            _ => self.annotation(MODEL_ANNOTATION).map(String::as_str),
+        self.note_instances(&mut view);
+        self.note_external(&view);
+        if mode != Mode::WithoutCloud {
+            self.note_failures(failures, &mut view).await?;
         }
+        Ok(view)
     }
 
-    fn was_ready(&self) -> bool {
-        let status = self.object.as_ref().and_then(|object| object.status.as_ref());
-        status.is_some_and(|status| status.node_ref.is_some())
-    }
-
-    fn health(&self) -> Health {
-        match &self.node {
-            NodeState::Ready(_) => Health::Ready,
-            NodeState::NotReady(_) => Health::NotReady,
-            NodeState::Missing if self.was_ready() => Health::NotReady,
-            NodeState::Missing => Health::Creating,
-            NodeState::Unknown(_) if self.was_ready() => Health::Unknown,
-            NodeState::Unknown(_) => Health::Creating,
+    /// Reads Azure as far as needed, and once more when the nodes show something newer.
+    async fn refresh(&mut self) -> Result<Vec<Failure>, Error> {
+        let resync = self.controller.options.resync;
+        let mut failures = self.cloud().await?.refresh(resync).await?;
+        let members = self.members().await;
+        if self.nodes_show_changes(&members).await {
+            self.state.instances_stale = true;
+            failures.extend(self.cloud().await?.refresh(resync).await?);
         }
+        Ok(failures)
     }
-}
 
-/// What the planner has to know beyond the members.
-pub struct Frame<'a> {
-    /// The model that is wanted.
-    pub model: &'a str,
-    /// The model that the scale set has now.
-    pub set_model: Option<&'a str>,
-    /// Instances that Azure has been asked to delete.
-    pub deleting: &'a BTreeSet<String>,
-    /// Spot instances that Azure took away stay behind, deallocated.
-    pub spot: bool,
-}
+    /// Cluster API Machines of this pool whose AzureMachinePoolMachine is gone.
+    async fn strays(&self) -> Result<Vec<Arc<capi::Machine>>, Error> {
+        let (namespace, pool) = (self.pool.namespace().unwrap_or_default(), &self.owners.machine_pool);
+        let stray = |machine: &capi::Machine| {
+            let reference = &machine.spec.infrastructure_ref;
+            let mut owners = machine.owner_references().iter();
+            reference.kind == AzureMachinePoolMachine::KIND
+                && machine.metadata.deletion_timestamp.is_none()
+                && owners.any(|owner| owner.kind == "MachinePool" && Some(&owner.uid) == pool.metadata.uid.as_ref())
+                && self
+                    .controller
+                    .machines
+                    .get(Some(&namespace), &reference.name)
+                    .is_none()
+        };
+        let api = self.controller.context.api::<AzureMachinePoolMachine>(&namespace);
+        let mut strays = Vec::new();
+        for machine in self.controller.owner_machines.select(Some(&namespace), stray) {
+            // The cache may be late.
+            if api.get_opt(&machine.spec.infrastructure_ref.name).await?.is_none() {
+                strays.push(machine);
+            }
+        }
+        Ok(strays)
+    }
 
-/// A member as the planner sees it; nothing when its instance is gone.
-pub fn machine(member: &Member, frame: &Frame<'_>) -> Option<Machine> {
-    let instance = member.instance.as_ref()?;
-    let evicted = frame.spot && matches!(instance.power.as_deref(), Some("deallocated" | "deallocating"));
-    let blocked = member.blocked.clone();
-    let motion = if instance.is("Deleting") || frame.deleting.contains(&instance.id) {
-        Motion::Deleting
-    } else if member.leaving() {
-        Motion::Leaving { blocked }
-    } else if member.updating() {
-        Motion::Updating { blocked }
-    } else {
-        Motion::Resting
-    };
-    let marks = [
-        member.object.as_ref().map(|o| o.annotations()),
-        member.owner.as_ref().map(|o| o.annotations()),
-    ];
-    Some(Machine {
-        name: member.name.clone(),
-        created: instance.created,
-        health: if evicted { Health::NotReady } else { member.health() },
-        failed: instance.is("Failed") || evicted,
-        outdated: member.model(frame.set_model) != Some(frame.model),
-        marked: marks
-            .iter()
-            .flatten()
-            .any(|all| all.contains_key(DELETE_MACHINE_ANNOTATION)),
-        irreparable: member.annotation(IRREPARABLE_ANNOTATION).is_some(),
-        motion,
-    })
-}
-
-/// What the object of an instance is called. The instances of Flexible sets have names that Kubernetes does not take.
-fn name(pool: &str, instance: &str) -> String {
-    format!("{pool}-{}", instance.replace('_', "-").to_ascii_lowercase())
-}
-
-/// Pairs instances with the objects that stand for them; the rest of either stands alone.
-pub fn join(
-    pool: &str,
-    instances: &[Seen],
-    objects: &[Arc<AzureMachinePoolMachine>],
-) -> Vec<(String, Option<Seen>, Option<Arc<AzureMachinePoolMachine>>)> {
-    let key = |id: &str| id.to_ascii_lowercase();
-    let mut by_id: BTreeMap<String, Arc<AzureMachinePoolMachine>> = objects
-        .iter()
-        .map(|object| (key(&object.spec.provider_id), object.clone()))
-        .collect();
-    let mut pairs: Vec<_> = instances
-        .iter()
-        .map(|instance| {
-            let stands_for = |object: &Arc<AzureMachinePoolMachine>| {
-                let noted = object.annotations().get(VM_ID_ANNOTATION);
-                noted.is_none() || instance.vm_id.is_none() || noted == instance.vm_id.as_ref()
+    /// Notes how long instances have been in a state that may pass by itself.
+    fn note_instances(&mut self, view: &mut View) {
+        let now = Instant::now();
+        let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
+        let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
+        let wanted = view.model.as_ref().map(|model| model.hash.clone());
+        let set_model = self.scale_set().and_then(|set| set.model);
+        let applied = wanted.is_some() && wanted == set_model;
+        let mut failed = HashMap::new();
+        let mut updated = HashMap::new();
+        let mut again = None;
+        for member in &mut view.members {
+            let id = member.provider_id().to_owned();
+            let Some(instance) = &member.instance else {
+                member.confirmed_missing = confirmed;
+                continue;
             };
-            let id = key(&instance.provider_id);
-            let object = by_id
-                .get(&id)
-                .is_some_and(stands_for)
-                .then(|| by_id.remove(&id))
-                .flatten();
-            let name = object
+            if instance.is("Failed") {
+                let (since, first) = *self.state.failed_since.get(&id).unwrap_or(&(now, lists));
+                let left = FAILED_PATIENCE.saturating_sub(now.duration_since(since));
+                member.failed = !member.has_run() || (left.is_zero() && lists > first);
+                if !member.failed {
+                    // A second list decides.
+                    self.state.instances_stale |= left.is_zero();
+                    again = again.min(Some(left)).or(Some(left));
+                }
+                failed.insert(id.clone(), (since, first));
+            }
+            if member.updating() {
+                let known = self
+                    .state
+                    .updated_since
+                    .get(&id)
+                    .filter(|(model, _)| Some(model) == wanted.as_ref());
+                let since = known
+                    .map(|(_, since)| *since)
+                    .or((instance.latest && applied).then_some(now));
+                updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
+            }
+        }
+        (self.state.failed_since, self.state.updated_since) = (failed, updated);
+        if let Some(left) = again {
+            view.requeue(left);
+        }
+        // One list may be late: a second one confirms what the first one lacks.
+        let suspect = view
+            .members
+            .iter()
+            .any(|m| m.instance.is_none() && !m.object_deleting());
+        if suspect && !confirmed {
+            self.state.recheck_instances(now);
+        }
+    }
+
+    /// Everything that the plan depends on.
+    pub(super) fn observed(&mut self, view: &View) -> Observed {
+        self.note_drained(view);
+        let state = &self.state;
+        let set = self.scale_set().unwrap_or_default();
+        let wanted = view.model.as_ref().map(|model| model.hash.as_str());
+        let (deleting, updating) = (state.deleting(), state.ids(Kind::Update));
+        let waited = |since: &Instant| since.elapsed();
+        let updated = state.updated_since.iter();
+        let updated = updated.map(|(id, (_, since))| (id.clone(), waited(since))).collect();
+        let frame = Frame {
+            model: wanted.or(set.model.as_deref()).unwrap_or_default(),
+            set: &set,
+            deleting: &deleting,
+            updating: &updating,
+            failed_updates: &view.failed_updates,
+            updated: &updated,
+            spot: self.pool.spec.template.spot_vm_options.is_some(),
+            teardown: view.mode == Mode::Teardown,
+        };
+        let rolling = self.pool.spec.strategy.rolling_update.clone().unwrap_or_default();
+        let desired = self.desired();
+        let budget = azure_pool::amounts(&self.pool.spec)
+            .and_then(|(surge, unavailable)| Budget::resolve(surge, unavailable, desired));
+        let policy = rolling
+            .delete_policy
+            .as_ref()
+            .and_then(|policy| policy.as_str().parse().ok());
+        let in_place = rolling.mode == Some(RollingUpdateMode::InPlace) && !set.flexible;
+        let replicas = self.owners.machine_pool.spec.replicas;
+        Observed {
+            mode: view.mode,
+            desired,
+            budget: budget.unwrap_or(Budget {
+                surge: 1,
+                unavailable: 0,
+            }),
+            policy: policy.unwrap_or(DeletePolicy::Oldest),
+            strategy: if in_place { Strategy::InPlace } else { Strategy::Replace },
+            seed: seed(&self.pool.uid().unwrap_or_default()),
+            scale_set: self.scale_set().map(|set| self.observed_set(&set, view)),
+            machines: view.members.iter().map(|member| machine(member, &frame)).collect(),
+            strays: view.strays.iter().map(|machine| machine.name_any()).collect(),
+            drained_for: state.drained_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            replicas: state.external.filter(|count| i32::try_from(*count).ok() != replicas),
+        }
+    }
+
+    fn observed_set(&self, set: &ScaleSetSnapshot, view: &View) -> pool::ScaleSet {
+        let now = Instant::now();
+        let busy = self.state.busy(Kind::Change);
+        let failed = set.state.eq_ignore_ascii_case("Failed");
+        let external = self.owners.machine_pool.replicas_managed_externally();
+        let stale = |model: &Model| set.custom_data.as_deref() != Some(&model.custom_data_hash);
+        pool::ScaleSet {
+            capacity: set.capacity,
+            model: self.observed_model(set, view.model.as_ref()),
+            scaling: if busy { Scaling::Running } else { Scaling::Idle },
+            retry: match () {
+                () if self.state.retry.due(now) && failed => Retry::Due,
+                () => match self.state.retry.refused(now) {
+                    Some(refused) => Retry::Waiting { refused },
+                    None => Retry::NotNeeded,
+                },
+            },
+            flexible: set.flexible,
+            quiet: self.state.operations.is_empty(),
+            confirmed: self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed),
+            stale_bootstrap: external && !busy && view.model.as_ref().is_some_and(stale),
+            deleting: self.state.busy(Kind::Remove),
+        }
+    }
+
+    fn observed_model(&self, set: &ScaleSetSnapshot, wanted: Option<&Model>) -> pool::Model {
+        let Some(wanted) = wanted else {
+            return pool::Model::Current;
+        };
+        match set.model.as_deref() {
+            Some(model) if model == wanted.hash => pool::Model::Current,
+            Some(model) if model::is_of_this_version(model) => self.pending(wanted),
+            Some(_) | None if fits(set, wanted) => pool::Model::Unmarked,
+            Some(_) | None => self.pending(wanted),
+        }
+    }
+
+    fn pending(&self, wanted: &Model) -> pool::Model {
+        match self.state.refused_model(&wanted.hash) {
+            Some(_) => pool::Model::Refused,
+            None => pool::Model::Outdated,
+        }
+    }
+
+    /// Notes since when machines have been drained that wait for others.
+    fn note_drained(&mut self, view: &View) {
+        let deleting = self.state.deleting();
+        let waits = |m: &&Member| {
+            let going = m
+                .instance
                 .as_ref()
-                .map_or_else(|| name(pool, &instance.id), |object| object.name_any());
-            (name, Some(instance.clone()), object)
-        })
-        .collect();
-    pairs.extend(
-        by_id
-            .into_values()
-            .map(|object| (object.name_any(), None, Some(object))),
-    );
-    pairs.sort_by(|a, b| a.0.cmp(&b.0));
-    pairs
+                .is_none_or(|i| i.is("Deleting") || deleting.contains(&i.id));
+            m.object_deleting() && !going && matches!(m.drain, Drain::Done(_))
+        };
+        let since = self.state.drained_since.unwrap_or_else(Instant::now);
+        self.state.drained_since = view.members.iter().any(|m| waits(&m)).then_some(since);
+    }
+
+    /// When there is reason to reconcile again, nothing else happening.
+    pub(super) fn next(&self) -> Duration {
+        let resync = self.controller.options.resync;
+        let now = Instant::now();
+        let listed = self
+            .state
+            .snapshot
+            .as_ref()
+            .map_or(Duration::ZERO, |snapshot| snapshot.at.elapsed());
+        let poll = self.state.next_poll(Timestamp::now()).unwrap_or(resync);
+        let retry = self.state.retry.remaining(now).unwrap_or(resync);
+        let stale = self.state.instances_stale || self.state.set_stale;
+        let stale = if stale { Duration::ZERO } else { resync };
+        let untracked = self.state.untracked_in(now).unwrap_or(resync);
+        let recheck = self.state.recheck_in(now).unwrap_or(resync);
+        let times = [resync.saturating_sub(listed), poll, retry, stale, untracked, recheck];
+        times.into_iter().min().unwrap_or(resync)
+    }
+
+    /// Returns how many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
+    pub(super) fn desired(&self) -> usize {
+        let machine_pool = &self.owners.machine_pool;
+        let external = self
+            .state
+            .external
+            .filter(|_| machine_pool.replicas_managed_externally());
+        external.unwrap_or_else(|| usize::try_from(machine_pool.replicas()).unwrap_or_default())
+    }
+
+    /// Failed creations slow the next one down; failed updates in place become replacements.
+    async fn note_failures(&mut self, failures: Vec<Failure>, view: &mut View) -> Result<(), Error> {
+        let capacity = self.scale_set().map_or(0, |set| set.capacity);
+        for failure in failures {
+            view.events.push(("OperationFailed", failure.message.clone()));
+            match failure.kind {
+                Kind::Change => self
+                    .state
+                    .retry
+                    .failed(failure.message, false, capacity, Instant::now()),
+                Kind::Update => view.failed_updates.extend(failure.ids),
+                Kind::Delete | Kind::Remove => {}
+            }
+        }
+        if view.mode == Mode::Teardown {
+            return Ok(());
+        }
+        for member in &view.members {
+            let Some(instance) = &member.instance else { continue };
+            let new = !member.has_run() && instance.is("Failed");
+            if new && self.state.failures_counted.insert(instance.provider_id.clone()) {
+                let why = instance
+                    .message
+                    .clone()
+                    .unwrap_or_else(|| format!("instance {} failed", instance.id));
+                view.events.push(("InstanceFailed", format!("{}: {why}", member.name)));
+                self.state.retry.failed(why, true, capacity, Instant::now());
+            }
+        }
+        self.note_shortage(view).await
+    }
+
+    /// A scale operation that ended without all its instances is a failure, whoever was told: we may have been away.
+    async fn note_shortage(&mut self, view: &mut View) -> Result<(), Error> {
+        let Some(set) = self.scale_set() else { return Ok(()) };
+        let exists = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
+        let short = view.members.iter().filter(exists).count() < set.capacity;
+        let over = set.state.eq_ignore_ascii_case("Failed") && !self.state.busy(Kind::Change);
+        if short && over && !self.state.retry.failing() {
+            let why = self.cloud().await?.shortage().await?;
+            view.events.push(("InstancesNotCreated", why.clone()));
+            self.state.retry.failed(why, false, set.capacity, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Once as many machines as desired are ready, creation has not failed any more. Failed ones that are deleted prove
+    /// nothing.
+    pub(super) fn note_success(&mut self, members: &[Member]) {
+        let failing = members
+            .iter()
+            .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
+        let ready = members.iter().filter(|member| member.node.is_ready()).count();
+        let waiting = self.state.retry.remaining(Instant::now()).is_some();
+        if self.state.retry.failing() && !waiting && !failing && ready >= self.desired() {
+            self.state.failures_counted.clear();
+            self.state.retry.succeeded();
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rstest::rstest;
-    use serde_json::{Value, json};
+/// Whether a scale set that somebody else made is what is wanted, as far as that can be told.
+fn fits(set: &ScaleSetSnapshot, model: &Model) -> bool {
+    let mut zones = set.zones.clone();
+    zones.sort();
+    set.make == Make::of(&model.set) && zones == model.set.zones.clone().unwrap_or_default()
+}
 
-    fn object(name: &str, change: Value) -> Arc<AzureMachinePoolMachine> {
-        let mut object: AzureMachinePoolMachine =
-            serde_json::from_value(json!({ "metadata": { "name": name }, "spec": { "providerID": name } })).unwrap();
-        if let Value::Object(annotations) = change {
-            let annotations = annotations
-                .into_iter()
-                .map(|(k, v)| (k, v.as_str().unwrap_or_default().to_owned()));
-            object.metadata.annotations = Some(annotations.collect());
-        }
-        Arc::new(object)
+/// Cluster API drains a Machine's node before it deletes the Machine's infrastructure. Where it skips the drain, we drain.
+fn drain_by_cluster_api(owner: &Arc<capi::Machine>) -> Drain {
+    if !drain::core_is_done(owner) {
+        let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
+        return Drain::Running { why };
     }
+    match drain::core_did_not_drain(owner) {
+        true => Drain::NotRun,
+        false => Drain::Done(Drained::ByClusterApi),
+    }
+}
 
-    fn member(latest: bool, annotations: Value) -> Member {
-        let instance = Seen {
-            id: "1".into(),
-            provider_id: "p".into(),
-            latest,
-            ..Seen::default()
-        };
-        Member {
-            name: "m".into(),
-            instance: Some(instance),
-            object: Some(object("m", annotations)),
-            owner: None,
-            node: NodeState::Missing,
-            blocked: None,
-            stuck: false,
-        }
-    }
-
-    #[rstest]
-    #[case::azure_says_so(true, json!({}), false)]
-    #[case::noted_when_it_was(false, json!({ MODEL_ANNOTATION: "new" }), false)]
-    #[case::noted_before(false, json!({ MODEL_ANNOTATION: "old" }), true)]
-    #[case::never_noted(false, json!({}), true)]
-    fn an_instance_is_outdated_by_its_own_record(#[case] latest: bool, #[case] notes: Value, #[case] outdated: bool) {
-        let frame = Frame {
-            model: "new",
-            set_model: Some("new"),
-            deleting: &BTreeSet::new(),
-            spot: false,
-        };
-        assert_eq!(machine(&member(latest, notes), &frame).unwrap().outdated, outdated);
-    }
-
-    #[test]
-    fn a_model_that_azure_has_not_got_yet_makes_all_outdated() {
-        let frame = Frame {
-            model: "new",
-            set_model: Some("old"),
-            deleting: &BTreeSet::new(),
-            spot: false,
-        };
-        assert!(machine(&member(true, json!({})), &frame).unwrap().outdated);
-    }
-
-    #[test]
-    fn an_evicted_spot_instance_has_failed() {
-        let mut member = member(true, json!({}));
-        member.instance.as_mut().unwrap().power = Some("deallocated".into());
-        let frame = Frame {
-            model: "new",
-            set_model: Some("new"),
-            deleting: &BTreeSet::new(),
-            spot: true,
-        };
-        assert!(machine(&member, &frame).unwrap().failed);
-    }
-
-    #[rstest]
-    #[case("7", "pool-7")]
-    #[case("pool_1A2b3c4d", "pool-pool-1a2b3c4d")]
-    fn a_machine_is_named_after_its_instance_as_kubernetes_takes_it(#[case] instance: &str, #[case] expected: &str) {
-        assert_eq!(name("pool", instance), expected);
-    }
-
-    #[test]
-    fn instances_and_objects_meet_by_provider_id_whatever_its_case() {
-        let seen = |id: &str| Seen {
-            id: id.into(),
-            provider_id: format!("azure:///X/{id}"),
-            ..Seen::default()
-        };
-        let objects = [object("azure:///x/1", Value::Null), object("azure:///x/7", Value::Null)];
-        let pairs = join("pool", &[seen("1"), seen("2")], &objects);
-        let told: Vec<_> = pairs
-            .iter()
-            .map(|(n, i, o)| (n.as_str(), i.is_some(), o.is_some()))
-            .collect();
-        assert_eq!(
-            told,
-            [
-                ("azure:///x/1", true, true),
-                ("azure:///x/7", false, true),
-                ("pool-2", true, false)
-            ]
-        );
-    }
+fn seed(uid: &str) -> u64 {
+    uid.bytes()
+        .fold(0, |seed, byte| seed.wrapping_mul(131).wrapping_add(byte.into()))
 }

@@ -7,7 +7,7 @@ use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
 use capstan_kube::capi::{Cluster, MachinePool};
 use kube::ResourceExt;
 
-use crate::World;
+use crate::Controller;
 
 /// A pool's MachinePool, Cluster and AzureCluster.
 pub struct Owners {
@@ -25,19 +25,19 @@ pub enum Found {
     Missing(String),
 }
 
-pub fn find(world: &World, pool: &AzureMachinePool) -> Found {
+pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
     let namespace = pool.namespace();
     let namespace = namespace.as_deref();
     let deleting = pool.metadata.deletion_timestamp.is_some();
     // Without core nothing holds the MachinePool back until the pool is gone.
-    let Some(machine_pool) = machine_pool(world, pool).or_else(|| deleting.then(Arc::default)) else {
+    let Some(machine_pool) = machine_pool(controller, pool).or_else(|| deleting.then(Arc::default)) else {
         return Found::Missing("waiting for the MachinePool that refers to it".to_owned());
     };
-    let labelled = || cluster_label(world, pool, &machine_pool).unwrap_or_default();
+    let labelled = || cluster_label(controller, pool, &machine_pool).unwrap_or_default();
     let name = Some(machine_pool.spec.cluster_name.clone())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(labelled);
-    let Some(cluster) = world.clusters.get(namespace, &name) else {
+    let Some(cluster) = controller.clusters.get(namespace, &name) else {
         return Found::Missing(format!("waiting for Cluster {name}"));
     };
     if cluster.is_paused() || pool.annotations().contains_key(PAUSED_ANNOTATION) {
@@ -47,7 +47,7 @@ pub fn find(world: &World, pool: &AzureMachinePool) -> Found {
     let Some(reference) = reference.filter(|reference| reference.is(AzureCluster::GROUP, AzureCluster::KIND)) else {
         return Found::Missing(format!("Cluster {name} has no AzureCluster as its infrastructureRef"));
     };
-    let Some(azure_cluster) = world.azure_clusters.get(namespace, &reference.name) else {
+    let Some(azure_cluster) = controller.azure_clusters.get(namespace, &reference.name) else {
         return Found::Missing(format!("waiting for AzureCluster {}", reference.name));
     };
     Found::All(Owners {
@@ -58,27 +58,27 @@ pub fn find(world: &World, pool: &AzureMachinePool) -> Found {
 }
 
 /// The MachinePool that owns the pool. Core sets the owner reference; without core the MachinePool's own reference tells.
-fn machine_pool(world: &World, pool: &AzureMachinePool) -> Option<Arc<MachinePool>> {
+fn machine_pool(controller: &Controller, pool: &AzureMachinePool) -> Option<Arc<MachinePool>> {
     let namespace = pool.namespace();
     let namespace = namespace.as_deref();
     if let Some(owner) = pool.owner_references().iter().find(|owner| owner.kind == "MachinePool") {
-        return world.machine_pools.get(namespace, &owner.name);
+        return controller.machine_pools.get(namespace, &owner.name);
     }
     let refers = |candidate: &MachinePool| {
         let reference = &candidate.spec.template.spec.infrastructure_ref;
         reference.is(AzureMachinePool::GROUP, AzureMachinePool::KIND) && reference.name == pool.name_any()
     };
-    world.machine_pools.select(namespace, refers).into_iter().next()
+    controller.machine_pools.select(namespace, refers).into_iter().next()
 }
 
 /// The cluster as labels tell it: the MachinePool's, the pool's, or those of its machines.
-fn cluster_label(world: &World, pool: &AzureMachinePool, machine_pool: &MachinePool) -> Option<String> {
+fn cluster_label(controller: &Controller, pool: &AzureMachinePool, machine_pool: &MachinePool) -> Option<String> {
     let own = [machine_pool.labels(), pool.labels()]
         .into_iter()
         .find_map(|labels| labels.get(CLUSTER_NAME_LABEL).cloned());
     own.or_else(|| {
         let name = pool.name_any();
-        let machines = world.machines.select(pool.namespace().as_deref(), |machine| {
+        let machines = controller.machines.select(pool.namespace().as_deref(), |machine| {
             machine.labels().get(MACHINE_POOL_LABEL) == Some(&name)
         });
         machines

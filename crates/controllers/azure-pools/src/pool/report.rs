@@ -1,7 +1,7 @@
-//! What a pool and its machines say of themselves, in as few writes as that takes.
+//! Writes the status of a pool and of its machines, in as few writes as that takes.
 //!
-//! Invariant: everything that is true for longer than a moment is told. What is over within a moment (an instance of a
-//! rollout that is being made, a drain without obstacles, the steps of many) is told together with what follows it.
+//! Invariant: everything that is true for longer than a moment is written. What is over within a moment (an instance of a
+//! rollout that is being made, a drain without obstacles, the steps of many) is written together with what follows it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use kube::ResourceExt;
 
 use super::Actor;
 use super::apply::WRITES;
-use super::memory::Pace;
-use super::observe::Member;
+use super::member::Member;
+use super::state::{Pace, provider_id};
 use super::status::Draft;
 use crate::error::Error;
 
@@ -54,7 +54,7 @@ fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster) {
 impl Pace {
     /// When a change that was first seen now, or earlier, is to be written.
     fn due(&mut self, pace: Duration, at_rest: bool, now: Instant) -> Instant {
-        let since = *self.unsaid.get_or_insert(now);
+        let since = *self.pending.get_or_insert(now);
         match at_rest {
             true => self.written.map_or(now, |written| written + REST_PACE),
             false => since + pace,
@@ -62,28 +62,32 @@ impl Pace {
     }
 
     /// All is said.
-    fn said(&mut self, now: Option<Instant>) {
-        self.unsaid = None;
+    fn settle(&mut self, now: Option<Instant>) {
+        self.pending = None;
         self.written = now.or(self.written);
     }
 }
 
 /// Whether a machine's status is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Words {
+enum Report {
     Now,
     /// Not before it has lasted.
     After(Duration),
 }
 
-fn words(member: &Member, rolling: bool, now: Timestamp) -> Words {
+fn due_report(member: &Member, rolling: bool, now: Timestamp) -> Report {
     let Some(object) = &member.object else {
-        return Words::Now;
+        return Report::Now;
     };
     let lasting = |since: Option<&Time>| {
         let age = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
         let left = MOMENT.saturating_sub(age.unwrap_or_default());
-        if left.is_zero() { Words::Now } else { Words::After(left) }
+        if left.is_zero() {
+            Report::Now
+        } else {
+            Report::After(left)
+        }
     };
     if member.leaving() && !member.stuck {
         let owner = member
@@ -96,42 +100,41 @@ fn words(member: &Member, rolling: bool, now: Timestamp) -> Words {
     if rolling && object.status.is_none() && !member.leaving() && !member.node.is_ready() && !failed {
         return lasting(object.metadata.creation_timestamp.as_ref());
     }
-    Words::Now
+    Report::Now
 }
 
 impl Actor<'_> {
     /// Writes the pool's status: at once when others wait for it or when something is wrong; else a little later. The
-    /// answer is when what is left unsaid may be said.
-    pub(super) async fn tell(&mut self, draft: &Draft, urgent: bool) -> Result<Option<Instant>, Error> {
+    /// answer is when what is left pending may be said.
+    pub(super) async fn write_status(&mut self, draft: &Draft, urgent: bool) -> Result<Option<Instant>, Error> {
         let (now, ids) = (Instant::now(), self.ids_again);
         if !draft.differs() {
-            self.memory.status_pace.said(None);
+            self.state.status_pace.settle(None);
             return Ok(ids);
         }
         let pace = if draft.is_stuck() { STUCK_PACE } else { STATUS_PACE };
-        let due = self.memory.status_pace.due(pace, draft.at_rest(), now);
+        let due = self.state.status_pace.due(pace, draft.at_rest(), now);
         if due > now && !urgent && !draft.is_urgent() {
             return Ok([Some(due), ids].into_iter().flatten().min());
         }
-        let written = draft.write(self.world).await?;
-        self.memory.status_pace.said(written.then_some(now));
+        let written = draft.write(self.controller).await?;
+        self.state.status_pace.settle(written.then_some(now));
         Ok(ids)
     }
 
     /// Writes every machine's status that is worth a write. The answer is when to look at the others again.
     pub(super) async fn report(&mut self, members: &[Member], wanted: &str, rolling: bool) -> Result<Duration, Error> {
-        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
-        let model = set.and_then(|set| set.model.as_deref());
+        let set = self.scale_set().unwrap_or_default();
         let version = self.owners.machine_pool.spec.template.spec.version.clone();
         let (writer, now) = (self.writer(), Timestamp::now());
-        let (mut reports, mut wait) = (Vec::new(), self.world.options.resync);
+        let (mut reports, mut wait) = (Vec::new(), self.controller.options.resync);
         for member in members {
-            match words(member, rolling, now) {
-                Words::Now => {
-                    let latest = member.model(model) == Some(wanted);
+            match due_report(member, rolling, now) {
+                Report::Now => {
+                    let latest = member.model(&set) == Some(wanted);
                     reports.push(writer.report(member, latest, version.as_deref()));
                 }
-                Words::After(left) => wait = wait.min(left),
+                Report::After(left) => wait = wait.min(left),
             }
         }
         let written: Vec<_> = futures::stream::iter(reports).buffer_unordered(WRITES).collect().await;
@@ -142,33 +145,47 @@ impl Actor<'_> {
     /// Keeps `providerID`, `providerIDList` and the note of our tags as they are; not at every step of many.
     pub(super) async fn spec(&mut self, members: &[Member], at_rest: bool) -> Result<(), Error> {
         let mut after = self.pool.clone();
-        let set = self.memory.look.as_ref().and_then(|look| look.set.as_ref());
-        after.spec.provider_id = set
-            .filter(|set| !set.id.is_empty())
-            .map(|set| format!("azure://{}", set.id));
-        let mut ids: Vec<String> = members.iter().map(|member| member.provider_id().to_owned()).collect();
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        let own = set.filter(|set| !set.id.is_empty()).map(|set| provider_id(&set.id));
+        let same = |one: &str, other: &str| one.eq_ignore_ascii_case(other);
+        let kept = self.pool.spec.provider_id.clone();
+        after.spec.provider_id = match (own, kept) {
+            (Some(own), Some(kept)) if same(&own, &kept) => Some(kept),
+            (own, _) => own,
+        };
+        // Cluster API deletes the Nodes of ids that leave the list, and compares them byte by byte.
+        let known = &self.pool.spec.provider_id_list;
+        let id = |member: &Member| {
+            let id = member.provider_id();
+            known
+                .iter()
+                .find(|known| same(known, id))
+                .cloned()
+                .unwrap_or_else(|| id.to_owned())
+        };
+        let mut ids: Vec<String> = members.iter().map(id).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
         note_tags(&mut after, &self.owners.azure_cluster);
         let now = Instant::now();
         if after.spec == self.pool.spec && after.metadata == self.pool.metadata {
-            self.memory.ids_pace.said(None);
+            self.state.ids_pace.settle(None);
             return Ok(());
         }
         // Without any id yet, others wait for the first.
         let rest = at_rest || self.pool.spec.provider_id.is_none();
-        let due = self.memory.ids_pace.due(IDS_PACE, rest, now);
+        let due = self.state.ids_pace.due(IDS_PACE, rest, now);
         if due > now {
             self.ids_again = Some(due);
             return Ok(());
         }
         let api = self
-            .world
+            .controller
             .context
             .api(self.pool.metadata.namespace.as_deref().unwrap_or_default());
         let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
-        self.memory.ids_pace.said(Some(now));
-        self.world.wrote(self.pool, written.as_ref());
+        self.state.ids_pace.settle(Some(now));
+        self.controller.wrote(self.pool, written.as_ref());
         Ok(())
     }
 }
@@ -176,9 +193,10 @@ impl Actor<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::memory::Seen;
-    use crate::pool::observe::NodeState;
+    use crate::pool::member::NodeState;
+    use crate::pool::state::InstanceSnapshot;
     use capstan_api::azure::AzureMachinePoolMachine;
+    use capstan_core::pool::Drain;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -189,12 +207,12 @@ mod tests {
         assert_eq!(pace.due(STATUS_PACE, false, begun), begun + STATUS_PACE);
         assert_eq!(pace.due(STATUS_PACE, false, begun + second), begun + STATUS_PACE);
         assert_eq!(pace.due(STATUS_PACE, true, begun + second), begun + second);
-        pace.said(Some(begun + second));
+        pace.settle(Some(begun + second));
         assert_eq!(
             pace.due(STATUS_PACE, true, begun + 2 * second),
             begun + second + REST_PACE
         );
-        pace.said(None);
+        pace.settle(None);
         let later = begun + 60 * second;
         assert_eq!(pace.due(STATUS_PACE, false, later), later + STATUS_PACE);
     }
@@ -203,10 +221,10 @@ mod tests {
         let object: AzureMachinePoolMachine =
             serde_json::from_value(json!({ "metadata": metadata, "spec": { "providerID": "p" }, "status": status }))
                 .unwrap();
-        let instance = Seen {
+        let instance = InstanceSnapshot {
             id: "1".into(),
             state: state.into(),
-            ..Seen::default()
+            ..InstanceSnapshot::default()
         };
         Member {
             name: "m".into(),
@@ -214,8 +232,15 @@ mod tests {
             object: Some(std::sync::Arc::new(object)),
             owner: None,
             node: NodeState::Missing,
-            blocked: stuck.then(|| "a pod".to_owned()),
+            drain: match stuck {
+                true => Drain::Running {
+                    why: "a pod".to_owned(),
+                },
+                false => Drain::NotRun,
+            },
             stuck,
+            failed: false,
+            confirmed_missing: false,
         }
     }
 
@@ -265,7 +290,7 @@ mod tests {
             metadata["deletionTimestamp"] = json!(BEGIN);
         }
         let now = BEGIN.parse::<Timestamp>().unwrap() + Duration::from_secs(age as u64);
-        let said = words(&member(state, stuck, metadata, Value::Null), rolling, now);
-        assert_eq!(said == Words::Now, told, "{said:?}");
+        let said = due_report(&member(state, stuck, metadata, Value::Null), rolling, now);
+        assert_eq!(said == Report::Now, told, "{said:?}");
     }
 }

@@ -1,16 +1,16 @@
-//! What a pool says of itself.
+//! The status of a pool.
 
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus};
-use capstan_core::rollout::Plan;
+use capstan_core::pool::Plan;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch;
 use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::Actor;
-use super::memory::{Kind, Memory};
-use super::observe::Member;
-use crate::World;
+use super::member::Member;
+use super::state::{Kind, State};
+use crate::Controller;
 use crate::error::Error;
 use crate::model::Model;
 
@@ -20,7 +20,7 @@ const MODEL_UPDATED: &str = "ScaleSetModelUpdated";
 const DESIRED_REPLICAS: &str = "ScaleSetDesiredReplicas";
 const SUMMED_UP: [&str; 4] = [BOOTSTRAP_SUCCEEDED, RUNNING, MODEL_UPDATED, DESIRED_REPLICAS];
 
-/// A pool's status while a pass works out what it should be.
+/// A pool's status while a reconcile works it out.
 pub struct Draft {
     before: AzureMachinePool,
     status: AzureMachinePoolStatus,
@@ -45,7 +45,7 @@ impl Draft {
         conditions::mark_true(&mut self.status.conditions, type_, self.now);
     }
 
-    /// Something that others bring is not there yet.
+    /// Reports that something is missing which others bring.
     pub fn waiting_for(&mut self, reason: &str, message: &str) {
         self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
     }
@@ -72,18 +72,19 @@ impl Draft {
         self.mark_false(RUNNING, Severity::Info, "Deleting", message);
     }
 
-    /// A pass that could not be finished.
+    /// Reports why a reconcile could not be finished.
     pub fn trouble(&mut self, error: &Error) {
         let severity = match error.class() {
             capstan_core::Class::Terminal => Severity::Error,
             _ => Severity::Warning,
         };
         self.mark_false(RUNNING, severity, error.reason(), &error.to_string());
+        conditions::summarize(&mut self.status.conditions, &SUMMED_UP, self.now);
     }
 
-    /// Everything went through: what the pool looks like.
+    /// Describes the pool as it was observed.
     pub fn observed(&mut self, actor: &Actor<'_>, members: &[Member], plan: &Plan, model: &Model) {
-        let Some(set) = actor.memory.look.as_ref().and_then(|look| look.set.as_ref()) else {
+        let Some(set) = actor.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
             return;
         };
         let ready = members
@@ -91,11 +92,11 @@ impl Draft {
             .filter(|member| member.node.is_ready() && !member.leaving())
             .count();
         let desired = actor.desired();
-        let current = |m: &&Member| m.model(set.model.as_deref()) == Some(&model.hash);
+        let current = |m: &&Member| m.model(set) == Some(&model.hash);
         let outdated = members.len() - members.iter().filter(current).count();
         self.status.replicas = i32::try_from(ready).unwrap_or(i32::MAX);
         self.status.version = actor.owners.machine_pool.spec.template.spec.version.clone();
-        let busy = actor.memory.busy(Kind::Change);
+        let busy = actor.state.busy(Kind::Change);
         let state = match () {
             () if outdated > 0 => "Updating",
             () if busy && set.state.eq_ignore_ascii_case("Creating") => "Creating",
@@ -106,7 +107,7 @@ impl Draft {
         self.status.ready = self.status.ready || ready > 0 || (desired == 0 && !busy);
         let why = plan.waiting.clone().unwrap_or_default();
         if let Some(failed) = actor
-            .memory
+            .state
             .retry
             .why
             .clone()
@@ -144,17 +145,17 @@ impl Draft {
         self.mark_false(MODEL_UPDATED, severity, "ScaleSetModelOutOfDate", &text);
     }
 
-    /// Keeps the operations under way where a new process finds them.
-    pub fn operations(&mut self, memory: &Memory, group: &str) {
+    /// Keeps the operations under way, where a new process finds them.
+    pub fn operations(&mut self, state: &State, group: &str) {
         let name = self.before.name_any();
-        self.status.long_running_operation_states = memory
+        self.status.long_running_operation_states = state
             .operations
             .iter()
             .map(|tracked| tracked.persist(group, &name))
             .collect();
     }
 
-    /// Whether there is anything new to say.
+    /// Whether the status has changed.
     pub fn differs(&self) -> bool {
         self.before.status.as_ref() != Some(&self.status)
     }
@@ -170,7 +171,7 @@ impl Draft {
         matches!(self.status.provisioning_state.as_deref(), None | Some("Succeeded"))
     }
 
-    /// Whether it is news that others wait for: readiness and where the pool stands.
+    /// Whether others wait for the change: readiness and provisioning state.
     pub fn is_urgent(&self) -> bool {
         let before = self.before.status.clone().unwrap_or_default();
         let runs = |status: &AzureMachinePoolStatus| conditions::is_true(&status.conditions, RUNNING);
@@ -183,17 +184,17 @@ impl Draft {
     }
 
     /// Writes the status, if it differs. Whether it did.
-    pub async fn write(&self, world: &World) -> Result<bool, Error> {
+    pub async fn write(&self, controller: &Controller) -> Result<bool, Error> {
         let mut after = self.before.clone();
         after.status = Some(self.status.clone());
-        let api = world
+        let api = controller
             .context
             .api::<AzureMachinePool>(&self.before.namespace().unwrap_or_default());
         match patch::status(&api, &self.before, &after, patch::Lock::Open).await {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error.into()),
             Ok(written) => {
-                world.wrote(&self.before, written.as_ref());
+                controller.wrote(&self.before, written.as_ref());
                 Ok(written.is_some())
             }
         }

@@ -8,6 +8,7 @@
 
 mod benchmark;
 mod crashes;
+mod failures;
 mod harness;
 mod pools;
 mod slow;

@@ -1,25 +1,36 @@
 //! A pool, its cloud and its cluster in miniature, driven by the planner that ships.
 //!
-//! The controller looks, plans, and then carries its effects out one by one while the world moves on: every effect acts
-//! on a world that may have changed since the plan was made. Between any two effects the process may die.
+//! The controller observes, plans, and then carries out its effects one by one while the world moves on: every effect
+//! acts on a world that may have changed since the plan was made. Between any two effects the process may die.
 //!
 //! Worlds that differ in nothing that matters are the same world: of a machine that leaves only what the planner counts
 //! is kept, and machines that leave have no order among each other. Those that stay keep theirs, which is their age.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
-use capstan_core::rollout::{Amount, Budget, DeletePolicy, Health, Machine, Mode, Motion, Pool, Scaling, plan};
+use capstan_core::pool::{
+    Activity, Amount, Budget, DeletePolicy, Drain, Drained, Health, Instance as Listing, Machine, Model, Object,
+    Observed, ScaleSet, Scaling, Selected, Step, Strategy, Update, plan,
+};
 
 /// The largest pool that anybody scales to.
 const LARGEST: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    Resting,
+    Idle,
+    /// Drained for its deletion.
     Draining,
     Drained,
+    /// Drained for an update in place.
+    UpdateDraining,
+    UpdateDrained,
     Updating,
+    /// The instance has the model; its node is not yet seen to be back.
+    Updated,
+    UpdateFailed,
     Deleting,
 }
 
@@ -28,25 +39,47 @@ pub struct Instance {
     pub outdated: bool,
     pub health: Health,
     pub failed: bool,
+    /// An update in place failed.
+    pub irreparable: bool,
+    /// The cloud's list shows it.
+    pub listed: bool,
     pub stage: Stage,
 }
 
 impl Instance {
+    pub fn new(outdated: bool, health: Health) -> Self {
+        Self {
+            outdated,
+            health,
+            failed: false,
+            irreparable: false,
+            listed: true,
+            stage: Stage::Idle,
+        }
+    }
+
     fn available(&self) -> bool {
-        self.stage == Stage::Resting && self.health == Health::Ready
+        self.stage == Stage::Idle && self.health == Health::Ready
     }
 
     fn leaves(&self) -> bool {
         matches!(self.stage, Stage::Draining | Stage::Drained | Stage::Deleting)
     }
 
+    fn unready(&self) -> bool {
+        matches!(self.health, Health::NotReady | Health::Unschedulable)
+    }
+
     /// Without what nobody asks about any more. Of one that leaves only this is asked: does it count as unready?
     fn normal(mut self) -> Self {
         if self.leaves() {
-            let unready = self.health == Health::NotReady && !self.failed;
-            self.health = if unready { Health::NotReady } else { Health::Ready };
-            (self.failed, self.outdated) = (false, false);
-        } else if self.stage == Stage::Updating {
+            self.health = if self.unready() {
+                Health::NotReady
+            } else {
+                Health::Ready
+            };
+            (self.failed, self.outdated, self.irreparable) = (false, false, false);
+        } else if matches!(self.stage, Stage::Updating | Stage::Updated) {
             self.outdated = false;
         }
         self
@@ -57,61 +90,98 @@ impl Instance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Effect {
     Delete(u8),
-    Capacity(u8),
-    /// Take an available machine.
-    Drain(u8),
-    Update(u8),
-    /// The same for one that was not available when it was chosen: left alone if it has become available meanwhile,
-    /// because the floor was not asked.
-    DrainIdle(u8),
-    UpdateIdle(u8),
+    UpdateInstance(u8),
+    FinishUpdate(u8),
+    AbandonUpdate(u8),
+    /// Take a machine; one that was chosen because it was not available is left alone if it has become available
+    /// meanwhile, because the floor was not asked.
+    Remove(u8, bool),
+    StartUpdate(u8, bool),
+    /// Removes the object of a machine whose instance is gone.
+    Release(u8),
+    ScaleSet {
+        model: bool,
+        capacity: u8,
+    },
 }
 
 impl Effect {
     /// The same effect on a machine that has another place now; nothing if it has none.
     fn aimed(self, place: impl Fn(u8) -> Option<u8>) -> Option<Self> {
-        match self {
-            Effect::Delete(n) => place(n).map(Effect::Delete),
-            Effect::Drain(n) => place(n).map(Effect::Drain),
-            Effect::Update(n) => place(n).map(Effect::Update),
-            Effect::DrainIdle(n) => place(n).map(Effect::DrainIdle),
-            Effect::UpdateIdle(n) => place(n).map(Effect::UpdateIdle),
-            Effect::Capacity(_) => Some(self),
-        }
+        Some(match self {
+            Effect::Delete(n) => Effect::Delete(place(n)?),
+            Effect::UpdateInstance(n) => Effect::UpdateInstance(place(n)?),
+            Effect::FinishUpdate(n) => Effect::FinishUpdate(place(n)?),
+            Effect::AbandonUpdate(n) => Effect::AbandonUpdate(place(n)?),
+            Effect::Remove(n, unless) => Effect::Remove(place(n)?, unless),
+            Effect::StartUpdate(n, unless) => Effect::StartUpdate(place(n)?, unless),
+            Effect::Release(n) => Effect::Release(place(n)?),
+            Effect::ScaleSet { .. } => self,
+        })
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The controller looks and plans.
+    /// The controller observes and plans.
     Plan,
     /// It carries out the next effect.
     Apply,
     // The world takes its course.
     Born,
+    Listed,
     Ready(u8),
     DrainDone(u8),
     UpdateDone(u8),
     Gone(u8),
     CapacityReturns,
+    ModelAccepted,
     // The world gets in the way.
     Die,
     Fail(u8),
     Vanish(u8),
     OutsideDrain(u8),
     NotReady(u8),
+    Cordon(u8),
+    UpdateFails(u8),
     Exhausted,
+    /// The cloud refuses the model that is to be applied next.
+    Refuse,
+    /// The next list lacks every instance that nobody deletes.
+    EmptyList,
+    /// Somebody else sets the capacity.
+    OutsideCapacity(u8),
     NewModel,
     Scale(u8),
 }
 
 impl Event {
     pub fn disturbs(self) -> bool {
-        use Event::{Die, Exhausted, Fail, NewModel, NotReady, OutsideDrain, Scale, Vanish};
-        matches!(
-            self,
-            Die | Fail(_) | Vanish(_) | OutsideDrain(_) | NotReady(_) | Exhausted | NewModel | Scale(_)
-        )
+        match self {
+            Event::Plan
+            | Event::Apply
+            | Event::Born
+            | Event::Listed
+            | Event::Ready(_)
+            | Event::DrainDone(_)
+            | Event::UpdateDone(_)
+            | Event::Gone(_)
+            | Event::CapacityReturns
+            | Event::ModelAccepted => false,
+            Event::Die
+            | Event::Fail(_)
+            | Event::Vanish(_)
+            | Event::OutsideDrain(_)
+            | Event::NotReady(_)
+            | Event::Cordon(_)
+            | Event::UpdateFails(_)
+            | Event::Exhausted
+            | Event::Refuse
+            | Event::EmptyList
+            | Event::OutsideCapacity(_)
+            | Event::NewModel
+            | Event::Scale(_) => true,
+        }
     }
 }
 
@@ -121,7 +191,10 @@ pub enum Harm {
     Floor,
     Ceiling,
     UndrainedDelete,
+    UndrainedUpdate,
     CloudChoseTheVictim,
+    /// The object of an instance that exists was removed.
+    LostObject,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -134,32 +207,40 @@ pub struct World {
     pub unborn: u8,
     /// The cloud has no room for them now.
     pub exhausted: bool,
+    /// Whether the scale set has the newest model.
+    pub model: Model,
+    /// The cloud will refuse it.
+    pub refuses: bool,
+    /// The next list lacks every instance that nobody deletes.
+    pub empty_list: bool,
+    /// The capacity that the controller last read, when somebody else has changed it since.
+    pub known_capacity: Option<u8>,
     pub queue: Vec<Effect>,
-    /// Available machines lost by outside doing since the controller looked.
+    /// Available machines lost by outside doing since the controller observed.
     pub lost: u8,
     pub harm: Option<Harm>,
     pub disturbances: u8,
 }
 
 /// All that a plan depends on.
-type Sight = (u8, u8, bool, Vec<Instance>);
+type Sight = (u8, u8, bool, Vec<Instance>, Model, bool, Option<u8>);
 
 /// What does not change while the world runs.
 pub struct Rules {
     pub surge: Amount,
     pub unavailable: Amount,
-    pub mode: Mode,
+    pub strategy: Strategy,
     pub policy: DeletePolicy,
-    /// What the planner has answered before: it is a function.
+    /// The planner's earlier answers: it is a function.
     plans: Mutex<HashMap<Sight, Vec<Effect>>>,
 }
 
 impl Rules {
-    pub fn new(surge: Amount, unavailable: Amount, mode: Mode, policy: DeletePolicy) -> Self {
+    pub fn new(surge: Amount, unavailable: Amount, strategy: Strategy, policy: DeletePolicy) -> Self {
         Self {
             surge,
             unavailable,
-            mode,
+            strategy,
             policy,
             plans: Mutex::default(),
         }
@@ -173,18 +254,16 @@ impl Rules {
 impl World {
     /// A healthy pool of an old model, with a new one waiting.
     pub fn outdated(size: u8, disturbances: u8) -> Self {
-        let old = Instance {
-            outdated: true,
-            health: Health::Ready,
-            failed: false,
-            stage: Stage::Resting,
-        };
         Self {
             desired: size,
             models: 1,
-            instances: vec![old; size.into()],
+            instances: vec![Instance::new(true, Health::Ready); size.into()],
             unborn: 0,
             exhausted: false,
+            model: Model::Outdated,
+            refuses: false,
+            empty_list: false,
+            known_capacity: None,
             queue: Vec::new(),
             lost: 0,
             harm: None,
@@ -194,6 +273,10 @@ impl World {
 
     fn available(&self) -> usize {
         self.instances.iter().filter(|i| i.available()).count()
+    }
+
+    fn live(&self) -> u8 {
+        self.instances.iter().filter(|i| i.stage != Stage::Deleting).count() as u8
     }
 
     /// All that can happen next.
@@ -219,13 +302,21 @@ impl World {
         } else if self.unborn > 0 {
             events.push(Event::Born);
         }
+        if self.model == Model::Refused {
+            events.push(Event::ModelAccepted);
+        }
+        if self.instances.iter().any(|i| !i.listed) {
+            events.push(Event::Listed);
+        }
         for (n, instance) in (0u8..).zip(&self.instances) {
             match instance.stage {
-                Stage::Draining => events.push(Event::DrainDone(n)),
+                Stage::Draining | Stage::UpdateDraining => events.push(Event::DrainDone(n)),
                 Stage::Updating => events.push(Event::UpdateDone(n)),
                 Stage::Deleting => events.push(Event::Gone(n)),
-                Stage::Resting if instance.health != Health::Ready && !instance.failed => events.push(Event::Ready(n)),
-                Stage::Resting | Stage::Drained => {}
+                Stage::Idle | Stage::Updated if instance.health != Health::Ready && !instance.failed => {
+                    events.push(Event::Ready(n))
+                }
+                Stage::Idle | Stage::Updated | Stage::Drained | Stage::UpdateDrained | Stage::UpdateFailed => {}
             }
         }
         events
@@ -241,6 +332,7 @@ impl World {
                 Some(self.desired + 1).filter(|n| *n <= LARGEST),
             ];
             events.extend(sizes.into_iter().flatten().map(Event::Scale));
+            events.extend((!self.empty_list && !self.instances.is_empty()).then_some(Event::EmptyList));
         }
         if self.models > 0 {
             events.push(Event::NewModel);
@@ -248,20 +340,31 @@ impl World {
         if self.unborn > 0 && !self.exhausted {
             events.push(Event::Exhausted);
         }
+        if self.model == Model::Outdated && !self.refuses {
+            events.push(Event::Refuse);
+        }
+        let capacity = self.live() + self.unborn;
+        if self.known_capacity.is_none() && capacity <= LARGEST {
+            events.push(Event::OutsideCapacity(capacity + 1));
+        }
         for (n, instance) in (0u8..).zip(&self.instances) {
             if instance.stage == Stage::Deleting {
                 continue;
             }
             events.push(Event::Vanish(n));
             // Of one that leaves it matters only if it counted as unready.
-            if !instance.failed && (!instance.leaves() || instance.health == Health::NotReady) {
+            if !instance.failed && (!instance.leaves() || instance.unready()) {
                 events.push(Event::Fail(n));
             }
-            if instance.stage == Stage::Resting {
+            if instance.stage == Stage::Idle {
                 events.push(Event::OutsideDrain(n));
             }
             if instance.available() {
                 events.push(Event::NotReady(n));
+                events.push(Event::Cordon(n));
+            }
+            if instance.stage == Stage::Updating {
+                events.push(Event::UpdateFails(n));
             }
         }
         events
@@ -274,37 +377,59 @@ impl World {
         }
         let before = self.available();
         match event {
-            Event::Plan => self.look_and_plan(rules),
+            Event::Plan => {
+                self.queue = self.planned(rules);
+                self.empty_list = false;
+                // With nothing to write, the controller reads the scale set again when the instances do not fit to it.
+                if self.queue.is_empty() {
+                    self.known_capacity = None;
+                }
+            }
             Event::Apply => self.apply(rules),
             Event::Born => {
                 self.unborn -= 1;
                 let new = Instance {
-                    outdated: false,
-                    health: Health::Creating,
-                    failed: false,
-                    stage: Stage::Resting,
+                    listed: false,
+                    ..Instance::new(self.model != Model::Current, Health::Creating)
                 };
                 self.instances.push(new);
             }
+            Event::Listed => self.instances.iter_mut().for_each(|instance| instance.listed = true),
             Event::Ready(n) => self.at(n).health = Health::Ready,
-            Event::DrainDone(n) => self.at(n).stage = Stage::Drained,
+            Event::DrainDone(n) => {
+                self.at(n).stage = match self.at(n).stage {
+                    Stage::UpdateDraining => Stage::UpdateDrained,
+                    _ => Stage::Drained,
+                }
+            }
             Event::UpdateDone(n) => {
                 let instance = self.at(n);
-                *instance = Instance {
-                    outdated: false,
-                    stage: Stage::Resting,
-                    ..*instance
-                };
+                (instance.stage, instance.outdated, instance.health) = (Stage::Updated, false, Health::NotReady);
             }
-            Event::Gone(n) | Event::Vanish(n) => self.remove(n),
+            Event::UpdateFails(n) => self.at(n).stage = Stage::UpdateFailed,
+            Event::Gone(n) => self.remove(n),
+            Event::Vanish(n) => {
+                // The cloud lowers the capacity with it, and the scale set has another ETag.
+                self.known_capacity.get_or_insert(self.live() + self.unborn);
+                self.remove(n);
+            }
             Event::CapacityReturns => self.exhausted = false,
+            Event::ModelAccepted => self.model = Model::Outdated,
             Event::Die => self.queue.clear(),
             Event::Fail(n) => (self.at(n).failed, self.at(n).health) = (true, Health::NotReady),
             Event::OutsideDrain(n) => self.at(n).stage = Stage::Draining,
             Event::NotReady(n) => self.at(n).health = Health::NotReady,
+            Event::Cordon(n) => self.at(n).health = Health::Unschedulable,
             Event::Exhausted => self.exhausted = true,
+            Event::Refuse => self.refuses = true,
+            Event::EmptyList => self.empty_list = true,
+            Event::OutsideCapacity(capacity) => {
+                self.known_capacity = Some(self.live() + self.unborn);
+                self.unborn = capacity - self.live();
+            }
             Event::NewModel => {
                 self.models -= 1;
+                self.model = Model::Outdated;
                 self.instances.iter_mut().for_each(|instance| instance.outdated = true);
             }
             Event::Scale(desired) => self.desired = desired,
@@ -328,12 +453,15 @@ impl World {
             let instance = &self.instances[*n];
             instance
                 .leaves()
-                .then_some((instance.stage, instance.health, meant(*n)))
+                .then_some((instance.stage, instance.health, instance.listed, meant(*n)))
         });
         let place = |old: u8| order.iter().position(|n| *n == usize::from(old)).map(|n| n as u8);
         let mut queue: Vec<Effect> = self.queue.iter().filter_map(|effect| effect.aimed(place)).collect();
-        let deletes = queue.iter().filter(|e| matches!(e, Effect::Delete(_))).count();
-        queue[..deletes].sort();
+        let is_delete = |effect: &Effect| matches!(effect, Effect::Delete(_));
+        if let Some(first) = queue.iter().position(is_delete) {
+            let count = queue[first..].iter().take_while(|effect| is_delete(effect)).count();
+            queue[first..first + count].sort();
+        }
         self.instances = order.iter().map(|n| self.instances[*n]).collect();
         self.queue = queue;
     }
@@ -349,79 +477,93 @@ impl World {
         self.queue = self.queue.iter().filter_map(|effect| effect.aimed(aim)).collect();
     }
 
-    /// What the controller sees, and the instances that it can delete now because they are drained.
-    pub fn observe(&self, rules: &Rules) -> (Pool, Vec<u8>) {
-        let drained: Vec<u8> = (0u8..)
-            .zip(&self.instances)
-            .filter(|(_, i)| i.stage == Stage::Drained)
-            .map(|(n, _)| n)
-            .collect();
-        let machines: Vec<Machine> = self
-            .instances
-            .iter()
-            .enumerate()
-            .map(|(n, i)| self.seen(n, i))
-            .collect();
-        let live = machines.iter().filter(|m| m.motion != Motion::Deleting).count();
-        let pool = Pool {
+    /// What the controller observes.
+    pub fn observe(&self, rules: &Rules) -> Observed {
+        let listed = |i: &Instance| i.listed && !self.empty_list;
+        let capacity = self.known_capacity.unwrap_or(self.live() + self.unborn);
+        let machines = self.instances.iter().enumerate();
+        Observed {
             desired: self.desired.into(),
             budget: rules.budget(self.desired),
             policy: rules.policy,
-            mode: rules.mode,
+            strategy: rules.strategy,
             seed: 1,
-            capacity: live + usize::from(self.unborn),
-            scaling: if self.unborn > 0 && !self.exhausted {
-                Scaling::Running
-            } else {
-                Scaling::Idle
-            },
-            machines,
-        };
-        (pool, drained)
+            scale_set: Some(ScaleSet {
+                capacity: capacity.into(),
+                model: self.model,
+                scaling: if self.unborn > 0 && !self.exhausted {
+                    Scaling::Running
+                } else {
+                    Scaling::Idle
+                },
+                confirmed: self.instances.iter().all(listed),
+                ..ScaleSet::default()
+            }),
+            // An instance that was never listed has no object yet.
+            machines: machines
+                .filter(|(_, i)| i.listed)
+                .map(|(n, i)| self.seen(n, i))
+                .collect(),
+            // The controller waits for no others: the cloud's delete takes any number.
+            drained_for: Duration::MAX,
+            ..Observed::default()
+        }
     }
 
     fn seen(&self, n: usize, instance: &Instance) -> Machine {
+        let why = "a pod".to_owned();
+        let (activity, drain) = match instance.stage {
+            Stage::Idle => (Activity::Idle, Drain::NotRun),
+            Stage::Draining => (Activity::Draining, Drain::Running { why }),
+            Stage::Drained => (Activity::Draining, Drain::Done(Drained::Empty)),
+            Stage::UpdateDraining => (Activity::Updating(Update::Pending), Drain::Running { why }),
+            Stage::UpdateDrained => (Activity::Updating(Update::Pending), Drain::Done(Drained::Empty)),
+            Stage::Updating => (Activity::Updating(Update::Running), Drain::NotRun),
+            Stage::Updated => {
+                let (ready, waited) = (instance.health == Health::Ready, Duration::ZERO);
+                (Activity::Updating(Update::Applied { ready, waited }), Drain::NotRun)
+            }
+            Stage::UpdateFailed => (Activity::Updating(Update::Failed("UpdateFailed")), Drain::NotRun),
+            Stage::Deleting => (Activity::Deleting, Drain::NotRun),
+        };
+        let name = format!("m{n}");
         Machine {
-            name: format!("m{n}"),
+            instance: match self.empty_list && instance.stage != Stage::Deleting {
+                true => Listing::Missing { confirmed: false },
+                false => Listing::Listed { id: name.clone() },
+            },
+            object: if instance.leaves() {
+                Object::Deleting
+            } else {
+                Object::Active
+            },
             created: n as i64,
             health: instance.health,
             failed: instance.failed,
             outdated: instance.outdated,
-            marked: false,
-            irreparable: false,
-            motion: match instance.stage {
-                Stage::Resting => Motion::Resting,
-                Stage::Draining => Motion::Leaving { blocked: None },
-                Stage::Updating => Motion::Updating { blocked: None },
-                Stage::Drained | Stage::Deleting => Motion::Deleting,
-            },
+            irreparable: instance.irreparable,
+            activity,
+            drain,
+            ..Machine::ready(&name)
         }
-    }
-
-    fn look_and_plan(&mut self, rules: &Rules) {
-        self.queue = self.planned(rules);
     }
 
     /// What the controller would set out to do now.
     fn planned(&self, rules: &Rules) -> Vec<Effect> {
-        let sight = (self.desired, self.unborn, self.exhausted, self.instances.clone());
+        let sight = (
+            self.desired,
+            self.unborn,
+            self.exhausted,
+            self.instances.clone(),
+            self.model,
+            self.empty_list,
+            self.known_capacity,
+        );
         if let Some(known) = rules.plans.lock().unwrap().get(&sight) {
             return known.clone();
         }
-        let (pool, drained) = self.observe(rules);
-        let plan = plan(&pool);
-        let place = |name: &String| name[1..].parse::<u8>().unwrap_or(u8::MAX);
-        let available = |n: u8| self.instances[usize::from(n)].available();
-        let mut queue: Vec<Effect> = drained.into_iter().map(Effect::Delete).collect();
-        queue.extend(plan.capacity.map(|n| Effect::Capacity(n as u8)));
-        queue.extend(plan.delete.iter().map(place).map(|n| match available(n) {
-            true => Effect::Drain(n),
-            false => Effect::DrainIdle(n),
-        }));
-        queue.extend(plan.update.iter().map(place).map(|n| match available(n) {
-            true => Effect::Update(n),
-            false => Effect::UpdateIdle(n),
-        }));
+        let plan = plan(&self.observe(rules));
+        let queue: Vec<Effect> = plan.steps.iter().flat_map(effects).collect();
         rules.plans.lock().unwrap().insert(sight, queue.clone());
         queue
     }
@@ -430,17 +572,21 @@ impl World {
         let effect = self.queue.remove(0);
         let before = self.available();
         match effect {
-            Effect::DrainIdle(n) | Effect::UpdateIdle(n) if self.at(n).available() => {}
             Effect::Delete(n) if self.at(n).stage == Stage::Drained => self.at(n).stage = Stage::Deleting,
             Effect::Delete(_) => self.harm = Some(Harm::UndrainedDelete),
-            Effect::Capacity(capacity) => self.set_capacity(rules, capacity),
-            Effect::Drain(n) | Effect::DrainIdle(n) if self.at(n).stage == Stage::Resting => {
-                self.at(n).stage = Stage::Draining
+            Effect::UpdateInstance(n) if self.at(n).stage == Stage::UpdateDrained => self.at(n).stage = Stage::Updating,
+            Effect::UpdateInstance(_) => self.harm = Some(Harm::UndrainedUpdate),
+            Effect::FinishUpdate(n) if self.at(n).stage == Stage::Updated => self.at(n).stage = Stage::Idle,
+            Effect::AbandonUpdate(n) if matches!(self.at(n).stage, Stage::UpdateFailed | Stage::Updated) => {
+                (self.at(n).stage, self.at(n).irreparable) = (Stage::Idle, true);
             }
-            Effect::Update(n) | Effect::UpdateIdle(n) if self.at(n).stage == Stage::Resting => {
-                self.at(n).stage = Stage::Updating
-            }
-            Effect::Drain(_) | Effect::Update(_) | Effect::DrainIdle(_) | Effect::UpdateIdle(_) => {}
+            Effect::Release(n) if self.at(n).leaves() => {}
+            Effect::Release(_) => self.harm = Some(Harm::LostObject),
+            Effect::ScaleSet { model, capacity } => self.apply_scale_set(rules, model, capacity),
+            Effect::Remove(n, unless) | Effect::StartUpdate(n, unless) if unless && self.at(n).available() => {}
+            Effect::Remove(n, _) if self.at(n).stage == Stage::Idle => self.at(n).stage = Stage::Draining,
+            Effect::StartUpdate(n, _) if self.at(n).stage == Stage::Idle => self.at(n).stage = Stage::UpdateDraining,
+            Effect::FinishUpdate(_) | Effect::AbandonUpdate(_) | Effect::Remove(..) | Effect::StartUpdate(..) => {}
         }
         let took = self.available() < before;
         if took && self.available() + usize::from(self.lost) < rules.budget(self.desired).floor(self.desired.into()) {
@@ -448,8 +594,19 @@ impl World {
         }
     }
 
-    fn set_capacity(&mut self, rules: &Rules, capacity: u8) {
-        let live = self.instances.iter().filter(|i| i.stage != Stage::Deleting).count() as u8;
+    fn apply_scale_set(&mut self, rules: &Rules, model: bool, capacity: u8) {
+        // The cloud refuses a write that was planned on an older read; the controller reads again.
+        if self.known_capacity.take().is_some() {
+            return;
+        }
+        if model && self.refuses {
+            (self.refuses, self.model) = (false, Model::Refused);
+            return;
+        }
+        if model && self.model == Model::Outdated {
+            self.model = Model::Current;
+        }
+        let live = self.live();
         if capacity < live {
             self.harm = Some(Harm::CloudChoseTheVictim);
         }
@@ -461,9 +618,9 @@ impl World {
         self.unborn = unborn;
     }
 
-    /// The pool is as it should be, and the controller has nothing to do.
+    /// The pool is in its desired state, and the controller has nothing to do.
     pub fn settled(&self, rules: &Rules) -> bool {
-        let good = |i: &Instance| i.available() && !i.outdated && !i.failed;
+        let good = |i: &Instance| i.available() && !i.outdated && !i.failed && !i.irreparable;
         let quiet = || self.planned(rules).is_empty();
         self.unborn == 0
             && self.instances.len() == usize::from(self.desired)
@@ -476,10 +633,36 @@ impl World {
         if !self.queue.is_empty() {
             return Some(Event::Apply);
         }
-        if self.planned(rules).is_empty() {
-            self.course().first().copied()
-        } else {
-            Some(Event::Plan)
+        // A controller that reads again sees what others did.
+        if self.empty_list || self.known_capacity.is_some() || !self.planned(rules).is_empty() {
+            return Some(Event::Plan);
         }
+        self.course().first().copied()
+    }
+}
+
+fn effects(step: &Step) -> Vec<Effect> {
+    let place = |name: &str| name[1..].parse::<u8>().unwrap_or(u8::MAX);
+    let chosen = |one: &Selected| (place(&one.name), one.unless_available);
+    match step {
+        Step::DeleteInstances(all) => all.iter().map(|one| Effect::Delete(place(&one.id))).collect(),
+        Step::UpdateInstances(all) => all.iter().map(|one| Effect::UpdateInstance(place(&one.id))).collect(),
+        Step::FinishUpdate(name) => vec![Effect::FinishUpdate(place(name))],
+        Step::AbandonUpdate { name, .. } => vec![Effect::AbandonUpdate(place(name))],
+        Step::ReleaseObjects(names) => names.iter().map(|name| Effect::Release(place(name))).collect(),
+        Step::Remove(all) => all
+            .iter()
+            .map(chosen)
+            .map(|(n, unless)| Effect::Remove(n, unless))
+            .collect(),
+        Step::StartUpdate(one) => {
+            let (n, unless) = chosen(one);
+            vec![Effect::StartUpdate(n, unless)]
+        }
+        Step::ApplyScaleSet { model, capacity, .. } => vec![Effect::ScaleSet {
+            model: *model,
+            capacity: *capacity as u8,
+        }],
+        other => panic!("the model has no {other:?}"),
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use capstan_api::azure::{AzureCluster, AzureMachinePool};
 use capstan_api::capi::MachinePool;
 use capstan_azure::{Clients, Credential, Secret, Settings};
+use capstan_core::pool::{Drained, DrainedInstance};
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle, Network};
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ fn merge(into: &mut Value, from: &Value) {
 
 struct World {
     sim: Handle,
-    memory: Memory,
+    state: State,
 }
 
 impl World {
@@ -38,8 +39,8 @@ impl World {
         })
         .await
         .unwrap();
-        let memory = Memory::default();
-        Self { sim, memory }
+        let state = State::default();
+        Self { sim, state }
     }
 
     fn cloud(&mut self) -> Cloud<'_> {
@@ -58,7 +59,7 @@ impl World {
             client: clients.client(&credential, &sim.subscription).at("eastus"),
             group: GROUP.to_owned(),
             name: "np".to_owned(),
-            memory: &mut self.memory,
+            state: &mut self.state,
         }
     }
 
@@ -111,19 +112,19 @@ impl World {
     }
 
     fn capacity(&self) -> Option<usize> {
-        Some(self.memory.look.as_ref()?.set.as_ref()?.capacity)
+        Some(self.state.snapshot.as_ref()?.set.as_ref()?.capacity)
     }
 
     /// Looks until nothing is under way.
     async fn settle(&mut self) {
         for _ in 0..200 {
             self.cloud().refresh(RESYNC).await.unwrap();
-            if self.memory.operations.is_empty() && !self.memory.stale && !self.memory.reread {
+            if self.state.operations.is_empty() && !self.state.instances_stale && !self.state.set_stale {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        panic!("still {:?}", self.memory.operations);
+        panic!("still {:?}", self.state.operations);
     }
 }
 
@@ -223,7 +224,7 @@ async fn a_new_model_leaves_the_tags_of_others_and_takes_ours_away() {
             .status
             .is_success()
     );
-    world.memory.reread = true;
+    world.state.set_stale = true;
     world.settle().await;
 
     let model = world.model(tagged(json!({ "team": "b" })));
@@ -241,24 +242,31 @@ async fn a_lost_answer_of_ours_is_not_somebody_elses_doing() {
     let model = world.model(plain());
     world.cloud().create(&model, 2).await.unwrap();
     world.settle().await;
-    world.memory.external = Some(2);
+    world.state.external = Some(2);
 
     let lost = |method: &str| Fault::new(Action::Drop).method(method).times(1);
     world.sim.fault(lost("PATCH")).unwrap();
     world.cloud().scale(&model, 3, false).await.unwrap_err();
     world.settle().await;
     assert_eq!(
-        (world.memory.external, world.capacity()),
+        (world.state.external, world.capacity()),
         (Some(2), Some(3)),
         "a surge of ours"
     );
 
     world.sim.fault(lost("POST").path("/delete")).unwrap();
-    let one = world.memory.look.as_ref().unwrap().instances[0].id.clone();
-    world.cloud().delete(BTreeSet::from([one])).await.unwrap_err();
+    let one = world.state.snapshot.as_ref().unwrap().instances[0].id.clone();
+    world
+        .cloud()
+        .delete(vec![DrainedInstance {
+            id: one,
+            drained: Drained::Empty,
+        }])
+        .await
+        .unwrap_err();
     world.settle().await;
     assert_eq!(
-        (world.memory.external, world.capacity()),
+        (world.state.external, world.capacity()),
         (Some(2), Some(2)),
         "a delete of ours"
     );
@@ -272,9 +280,9 @@ async fn a_lost_answer_of_ours_is_not_somebody_elses_doing() {
             .status
             .is_success()
     );
-    world.memory.reread = true;
+    world.state.set_stale = true;
     world.settle().await;
-    assert_eq!(world.memory.external, Some(5));
+    assert_eq!(world.state.external, Some(5));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -292,7 +300,7 @@ async fn what_azure_refuses_for_good_is_not_asked_for_again_until_it_differs() {
     let other = world.model(json!({ "template": { "image": { "id": "/image/2" } } }));
     world.cloud().create(&other, 1).await.unwrap();
     assert_eq!(puts(&world.sim), 2);
-    assert!(world.memory.refused.is_empty());
+    assert!(world.state.refused.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

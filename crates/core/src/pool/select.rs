@@ -1,4 +1,4 @@
-//! The order in which machines are taken: most urgent first, then by delete policy, then by name. Never by chance.
+//! The order in which machines are taken: most urgent first, then by delete policy, then by name, never at random.
 
 use std::cmp::Ordering;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ pub enum DeletePolicy {
     #[default]
     Oldest,
     Newest,
-    /// Spread by a seed that stays with the pool, so that every pass picks the same.
+    /// Spread by a seed that stays with the pool, so that every plan picks the same.
     Random,
 }
 
@@ -34,6 +34,8 @@ pub(super) enum Urgency {
     Asked,
     Failed,
     Unready(Health),
+    /// Ready, and of an older model.
+    Outdated,
     Ready,
 }
 
@@ -42,6 +44,7 @@ impl Machine {
         match self.health {
             _ if self.marked => Urgency::Asked,
             _ if self.failed => Urgency::Failed,
+            Health::Ready if self.outdated => Urgency::Outdated,
             Health::Ready => Urgency::Ready,
             unready => Urgency::Unready(unready),
         }
@@ -59,23 +62,19 @@ impl Order {
         Self { policy, seed }
     }
 
-    pub(super) fn sort(&self, machines: &mut [&Machine], urgency: impl Fn(&Machine) -> Urgency) {
+    fn random(&self, machine: &Machine) -> u64 {
+        crate::order::random(&format!("{:x}/{}", self.seed, machine.name))
+    }
+
+    pub(super) fn sort(&self, machines: &mut [&Machine]) {
         machines.sort_by(|a, b| {
             let policy = match self.policy {
                 DeletePolicy::Oldest => a.created.cmp(&b.created),
                 DeletePolicy::Newest => b.created.cmp(&a.created),
-                DeletePolicy::Random => spread(self.seed, &a.name).cmp(&spread(self.seed, &b.name)),
+                DeletePolicy::Random => self.random(a).cmp(&self.random(b)),
             };
             let ties = || a.name.cmp(&b.name);
-            urgency(a).cmp(&urgency(b)).then(policy).then_with(ties) as Ordering
+            a.urgency().cmp(&b.urgency()).then(policy).then_with(ties) as Ordering
         });
     }
-}
-
-/// FNV-1a: small, and the same in every build, which std's hasher does not promise.
-fn spread(seed: u64, name: &str) -> u64 {
-    let bytes = seed.to_le_bytes().into_iter().chain(name.bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }

@@ -1,15 +1,16 @@
-//! Nodes: which of them are the pool's, and when their changes call for a look at Azure.
+//! Nodes: which of them are the pool's, and when their changes call for a refresh from Azure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capstan_api::azure::AzureMachinePoolMachine;
+use capstan_core::pool::Drain;
 use capstan_kube::workload::{self, Lookup};
 use futures::StreamExt;
 use kube::ResourceExt;
 
 use super::Actor;
-use super::observe::{Member, NodeState, join};
+use super::member::{Member, NodeState, join};
 
 /// So many nodes are looked up at once; each is a read of memory unless the cluster is in trouble.
 const LOOKUPS: usize = 16;
@@ -17,8 +18,10 @@ const LOOKUPS: usize = 16;
 impl Actor<'_> {
     /// All machines of the pool, with their nodes.
     pub(super) async fn members(&self) -> Vec<Member> {
-        let look = self.memory.look.as_ref();
-        let instances = look.map(|look| look.instances.as_slice()).unwrap_or_default();
+        let snapshot = self.state.snapshot.as_ref();
+        let instances = snapshot
+            .map(|snapshot| snapshot.instances.as_slice())
+            .unwrap_or_default();
         let objects = self.objects();
         let pairs = join(&self.pool.name_any(), instances, &objects);
         let members = pairs.into_iter().map(|(name, instance, object)| async {
@@ -29,8 +32,10 @@ impl Actor<'_> {
                 object,
                 owner,
                 node: NodeState::Missing,
-                blocked: None,
+                drain: Drain::NotRun,
                 stuck: false,
+                failed: false,
+                confirmed_missing: false,
             };
             member.node = self.node(member.provider_id()).await;
             member
@@ -47,21 +52,21 @@ impl Actor<'_> {
                 .iter()
                 .any(|owner| Some(&owner.uid) == uid.as_ref())
         };
-        self.world.machines.select(self.pool.namespace().as_deref(), owned)
+        self.controller.machines.select(self.pool.namespace().as_deref(), owned)
     }
 
     fn owner(&self, object: &AzureMachinePoolMachine) -> Option<Arc<capstan_kube::capi::Machine>> {
         let owner = object.owner_references().iter().find(|owner| owner.kind == "Machine")?;
         let found = self
-            .world
+            .controller
             .owner_machines
             .get(object.namespace().as_deref(), &owner.name)?;
         (found.uid().as_deref() == Some(&owner.uid)).then_some(found)
     }
 
-    /// Whether a machine that was not ready when it was looked at is ready by now: it was chosen because it was not.
-    pub(super) async fn has_recovered(&self, member: &Member) -> bool {
-        !member.node.is_ready() && self.node(member.provider_id()).await.is_ready()
+    /// Whether a machine's node takes pods by now.
+    pub(super) async fn is_available(&self, member: &Member) -> bool {
+        self.node(member.provider_id()).await.is_available()
     }
 
     async fn node(&self, provider_id: &str) -> NodeState {
@@ -73,21 +78,21 @@ impl Actor<'_> {
         }
     }
 
-    /// Whether the nodes tell of something that the last list of instances does not know.
-    pub(super) async fn nodes_tell_news(&mut self, members: &[Member]) -> bool {
-        let deleting = self.memory.deleting();
+    /// Whether the nodes show something that the last list of instances does not.
+    pub(super) async fn nodes_show_changes(&mut self, members: &[Member]) -> bool {
+        let deleting = self.state.deleting();
         let is_deleting = |m: &&Member| {
             m.instance
                 .as_ref()
                 .is_some_and(|i| i.is("Deleting") || deleting.contains(&i.id))
         };
         let lost = members.iter().filter(|member| !is_deleting(member)).any(|member| {
-            let was_ready = self.memory.ready.contains(member.provider_id());
+            let was_ready = self.state.ready.contains(member.provider_id());
             was_ready && matches!(member.node, NodeState::Missing | NodeState::NotReady(_))
         });
-        let before = std::mem::take(&mut self.memory.ready);
+        let before = std::mem::take(&mut self.state.ready);
         let ready = |member: &&Member| member.node.is_ready();
-        self.memory.ready = members
+        self.state.ready = members
             .iter()
             .filter(ready)
             .map(|member| member.provider_id().to_owned())
@@ -98,7 +103,7 @@ impl Actor<'_> {
             .map(|m| m.provider_id().to_owned())
             .filter(|id| before.contains(id))
             .collect();
-        self.memory.ready.extend(kept);
+        self.state.ready.extend(kept);
 
         let creating = || {
             members
@@ -112,12 +117,12 @@ impl Actor<'_> {
         let all_gone = going().next().is_some()
             && going().all(|member| matches!(member.node, NodeState::Missing))
             && going().any(|member| before.contains(member.provider_id()));
-        lost || all_made || all_gone || self.strangers(members).await
+        lost || all_made || all_gone || self.unknown_nodes(members).await
     }
 
     /// Whether a node has joined whose instance was not listed yet.
-    async fn strangers(&mut self, members: &[Member]) -> bool {
-        let Some(set) = self.memory.look.as_ref().and_then(|look| look.set.as_ref()) else {
+    async fn unknown_nodes(&mut self, members: &[Member]) -> bool {
+        let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
             return false;
         };
         let Ok(connection) = self.workload.connection().await else {
@@ -137,12 +142,12 @@ impl Actor<'_> {
             id.to_ascii_lowercase().starts_with(&prefix)
         });
         let ids = nodes.iter().filter_map(|node| node.spec.as_ref()?.provider_id.clone());
-        let strangers: BTreeSet<String> = ids
+        let unknown: BTreeSet<String> = ids
             .map(|id| id.to_ascii_lowercase())
             .filter(|id| !known.contains(id))
             .collect();
-        let news = strangers.difference(&self.memory.strangers).next().is_some();
-        self.memory.strangers = strangers;
-        news
+        let new = unknown.difference(&self.state.unknown_nodes).next().is_some();
+        self.state.unknown_nodes = unknown;
+        new
     }
 }

@@ -2,10 +2,13 @@
 
 use crate::world;
 
-use capstan_core::rollout::{Amount, Budget, DeletePolicy, Health, Machine, Mode, Motion, Plan, Pool, Scaling, plan};
+use capstan_core::pool::{
+    Activity, Amount, Budget, DeletePolicy, Drain, Health, Machine, Object, Observed, Plan, ScaleSet, Scaling, Step,
+    Strategy as Mode, Update, plan,
+};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use world::{Event, Instance, Rules, Stage, World};
+use world::{Event, Instance, Rules, World};
 
 fn budgets() -> impl Strategy<Value = Budget> {
     (0usize..4, 0usize..4)
@@ -29,17 +32,18 @@ fn healths() -> impl Strategy<Value = Health> {
     prop_oneof![
         4 => Just(Health::Ready),
         1 => Just(Health::Creating),
+        1 => Just(Health::Unschedulable),
         1 => Just(Health::NotReady),
         1 => Just(Health::Unknown)
     ]
 }
 
-fn motions() -> impl Strategy<Value = Motion> {
+fn activities() -> impl Strategy<Value = Activity> {
     prop_oneof![
-        6 => Just(Motion::Resting),
-        1 => Just(Motion::Leaving { blocked: None }),
-        1 => Just(Motion::Updating { blocked: None }),
-        1 => Just(Motion::Deleting),
+        6 => Just(Activity::Idle),
+        1 => Just(Activity::Draining),
+        1 => Just(Activity::Updating(Update::Pending)),
+        1 => Just(Activity::Deleting),
     ]
 }
 
@@ -51,28 +55,35 @@ fn machines() -> impl Strategy<Value = Vec<Machine>> {
         any::<bool>(),
         prop::bool::weighted(0.1),
         prop::bool::weighted(0.1),
-        motions(),
+        activities(),
     );
     prop::collection::vec(one, 0..14).prop_map(|all| {
         let named = all.into_iter().enumerate();
         named
             .map(
-                |(n, (created, health, failed, outdated, marked, irreparable, motion))| Machine {
-                    name: format!("m{n}"),
+                |(n, (created, health, failed, outdated, marked, irreparable, activity))| Machine {
                     created,
                     health,
                     failed,
                     outdated,
                     marked,
                     irreparable,
-                    motion,
+                    object: match activity {
+                        Activity::Idle | Activity::Updating(_) => Object::Active,
+                        Activity::Draining | Activity::Deleting => Object::Deleting,
+                    },
+                    activity,
+                    drain: Drain::Running {
+                        why: "a pod".to_owned(),
+                    },
+                    ..Machine::ready(&format!("m{n}"))
                 },
             )
             .collect()
     })
 }
 
-fn pools() -> impl Strategy<Value = Pool> {
+fn pools() -> impl Strategy<Value = Observed> {
     (
         0usize..10,
         budgets(),
@@ -83,23 +94,47 @@ fn pools() -> impl Strategy<Value = Pool> {
         machines(),
     )
         .prop_map(|(desired, budget, policy, mode, seed, unborn, machines)| {
-            let live = machines.iter().filter(|m| m.motion != Motion::Deleting).count();
+            let live = machines.iter().filter(|m| m.activity != Activity::Deleting).count();
             let scaling = if unborn > 0 { Scaling::Running } else { Scaling::Idle };
-            Pool {
+            Observed {
                 desired,
                 budget,
                 policy,
-                mode,
+                strategy: mode,
                 seed,
-                capacity: live + unborn,
-                scaling,
+                scale_set: Some(ScaleSet {
+                    capacity: live + unborn,
+                    scaling,
+                    confirmed: true,
+                    ..ScaleSet::default()
+                }),
                 machines,
+                ..Observed::default()
             }
         })
 }
 
+fn capacity(plan: &Plan) -> Option<usize> {
+    plan.steps.iter().find_map(|step| match step {
+        Step::ApplyScaleSet { capacity, .. } => Some(*capacity),
+        _ => None,
+    })
+}
+
+fn deleted(plan: &Plan) -> Vec<&String> {
+    let steps = plan.steps.iter().filter_map(|step| match step {
+        Step::Remove(all) => Some(all),
+        _ => None,
+    });
+    steps.flatten().map(|one| &one.name).collect()
+}
+
 fn taken(plan: &Plan) -> Vec<&String> {
-    plan.delete.iter().chain(&plan.update).collect()
+    let updated = plan.steps.iter().filter_map(|step| match step {
+        Step::StartUpdate(one) => Some(&one.name),
+        _ => None,
+    });
+    deleted(plan).into_iter().chain(updated).collect()
 }
 
 proptest! {
@@ -111,11 +146,11 @@ proptest! {
         let available = pool.machines.iter().filter(|m| m.available()).count();
         let takes = pool.machines.iter().filter(|m| m.available() && taken(&plan).contains(&&m.name)).count();
         prop_assert!(takes == 0 || available - takes >= pool.budget.floor(pool.desired));
-        let deleting = pool.machines.iter().filter(|m| m.motion == Motion::Deleting).count();
-        if let Some(capacity) = plan.capacity {
+        let deleting = pool.machines.iter().filter(|m| m.activity == Activity::Deleting).count();
+        if let Some(capacity) = capacity(&plan) {
             prop_assert!(capacity >= pool.machines.len() - deleting, "never below what exists");
             let ceiling = pool.budget.ceiling(pool.desired);
-            prop_assert!(capacity < pool.capacity || capacity + deleting <= ceiling);
+            prop_assert!(capacity < pool.scale_set.unwrap().capacity || capacity + deleting <= ceiling);
         }
     }
 
@@ -125,21 +160,21 @@ proptest! {
         let mut seen = std::collections::HashSet::new();
         for name in taken(&plan) {
             prop_assert!(seen.insert(name));
-            prop_assert!(pool.machines.iter().any(|m| m.name == *name && m.motion == Motion::Resting));
+            prop_assert!(pool.machines.iter().any(|m| m.name == *name && m.activity == Activity::Idle));
         }
     }
 
     #[test]
     fn a_good_machine_goes_only_when_there_are_too_many(pool in pools()) {
         let good = |m: &&Machine| {
-            let stays = matches!(m.motion, Motion::Resting | Motion::Updating { .. });
-            let current = !m.outdated || m.motion != Motion::Resting;
-            let sound = !m.failed && !m.marked && !m.irreparable;
-            stays && current && (sound || m.motion != Motion::Resting)
+            let stays = matches!(m.activity, Activity::Idle | Activity::Updating(_));
+            let current = !m.outdated || m.activity != Activity::Idle;
+            let sound = !m.failed && !m.irreparable;
+            stays && current && (sound || m.activity != Activity::Idle)
         };
         let plan = plan(&pool);
         let goods = pool.machines.iter().filter(good).count();
-        let gone = pool.machines.iter().filter(good).filter(|m| plan.delete.contains(&m.name)).count();
+        let gone = pool.machines.iter().filter(good).filter(|m| deleted(&plan).contains(&&m.name)).count();
         prop_assert!(gone == 0 || goods - gone >= pool.desired);
     }
 
@@ -148,17 +183,18 @@ proptest! {
         let mut shuffled = pool.clone();
         shuffled.machines.reverse();
         let (one, other) = (plan(&pool), plan(&shuffled));
-        prop_assert_eq!((one.capacity, one.delete, one.update), (other.capacity, other.delete, other.update));
+        prop_assert_eq!((capacity(&one), taken(&one)), (capacity(&other), taken(&other)));
     }
 
     #[test]
     fn a_healthy_pool_with_work_left_never_stalls(mut pool in pools()) {
-        pool.machines.retain(|m| m.motion == Motion::Resting);
+        pool.machines.retain(|m| m.activity == Activity::Idle);
         pool.machines.iter_mut().for_each(|m| m.health = Health::Ready);
-        (pool.capacity, pool.scaling) = (pool.machines.len(), Scaling::Idle);
+        let capacity = pool.machines.len();
+        pool.scale_set = pool.scale_set.map(|set| ScaleSet { capacity, scaling: Scaling::Idle, ..set });
         let plan = plan(&pool);
         let done = !plan.rolling && pool.machines.len() == pool.desired;
-        prop_assert_eq!(plan.is_empty(), done);
+        prop_assert_eq!(plan.steps.is_empty(), done);
     }
 }
 
@@ -167,12 +203,7 @@ fn instances() -> impl Strategy<Value = Vec<Instance>> {
         0u8..2,
         healths().prop_filter("the model knows", |h| *h != Health::Unknown),
     );
-    let instance = one.prop_map(|(model, health)| Instance {
-        outdated: model == 0,
-        health,
-        failed: false,
-        stage: Stage::Resting,
-    });
+    let instance = one.prop_map(|(model, health)| Instance::new(model == 0, health));
     prop::collection::vec(instance, 0..9)
 }
 

@@ -78,7 +78,7 @@ impl FromStr for Amount {
 }
 
 /// Both bounds in machines, for a pool of a known size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// How many machines may exist beyond the desired count.
     pub surge: usize,

@@ -1,0 +1,458 @@
+//! Instances, machine objects and nodes put together, and read as the planner wants them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_api::azure::{AzureMachinePoolMachine, UPDATE_INSTANCE_ANNOTATION};
+use capstan_api::capi::DELETE_MACHINE_ANNOTATION;
+use capstan_core::pool::{Activity, Drain, Health, Instance, Machine, Object, Owner, Update};
+use capstan_kube::capi::Machine as OwnerMachine;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use super::state::{InstanceSnapshot, ScaleSetSnapshot};
+
+/// Which model the instance was made from, or updated to.
+pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
+/// Which virtual machine the object stands for: instance numbers may be used again.
+pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
+/// The same, to name many machines at once by it.
+pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
+/// Why an update in place is not tried again.
+pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
+
+/// Taints that keep ordinary pods away for a while: by Kubernetes and its cloud providers, by Cluster API until a node is
+/// set up, by the autoscaler before it removes a node, and by network plugins until they run. A taint that a pool's nodes
+/// are meant to have is none of these.
+const TEMPORARY_TAINT_PREFIXES: [&str; 4] = [
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "node.cluster.x-k8s.io/",
+    "ToBeDeletedByClusterAutoscaler",
+];
+const TEMPORARY_TAINT_SUFFIXES: [&str; 2] = ["not-ready", "uninitialized"];
+
+/// The node of a machine.
+#[derive(Clone, Debug)]
+pub enum NodeState {
+    Ready(Arc<Node>),
+    NotReady(Arc<Node>),
+    Missing,
+    /// The cluster does not answer, and why.
+    Unknown(String),
+}
+
+impl NodeState {
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        match self {
+            Self::Ready(node) | Self::NotReady(node) => Some(node),
+            Self::Missing | Self::Unknown(_) => None,
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready(_))
+    }
+
+    /// Whether the node is ready and takes ordinary pods.
+    pub fn is_available(&self) -> bool {
+        matches!(self, Self::Ready(node) if takes_pods(node))
+    }
+}
+
+/// Whether ordinary pods can be scheduled to a node.
+pub fn takes_pods(node: &Node) -> bool {
+    let Some(spec) = &node.spec else { return true };
+    let temporary = |key: &str| {
+        TEMPORARY_TAINT_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
+            || TEMPORARY_TAINT_SUFFIXES.iter().any(|suffix| key.ends_with(suffix))
+    };
+    let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
+    let mut taints = spec.taints.iter().flatten();
+    !spec.unschedulable.unwrap_or_default() && !taints.any(|taint| repels(&taint.effect) && temporary(&taint.key))
+}
+
+/// One machine of the pool: its instance, its object, or both.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    pub instance: Option<InstanceSnapshot>,
+    pub object: Option<Arc<AzureMachinePoolMachine>>,
+    /// The Cluster API Machine that owns the object.
+    pub owner: Option<Arc<OwnerMachine>>,
+    pub node: NodeState,
+    pub drain: Drain,
+    /// Whether the drain waits for more than pods that are terminating.
+    pub stuck: bool,
+    /// Whether Azure gave up on the instance, and not only for a moment.
+    pub failed: bool,
+    /// Whether a second list lacks the instance, too.
+    pub confirmed_missing: bool,
+}
+
+impl Member {
+    pub fn provider_id(&self) -> &str {
+        match (&self.instance, &self.object) {
+            (Some(instance), _) => &instance.provider_id,
+            (None, Some(object)) => &object.spec.provider_id,
+            (None, None) => "",
+        }
+    }
+
+    pub fn annotation(&self, name: &str) -> Option<&String> {
+        self.object.as_ref()?.annotations().get(name)
+    }
+
+    /// Whether its object is marked as deleted.
+    pub fn object_deleting(&self) -> bool {
+        self.object
+            .as_ref()
+            .is_some_and(|object| object.metadata.deletion_timestamp.is_some())
+    }
+
+    pub fn owner_deleting(&self) -> bool {
+        self.owner
+            .as_ref()
+            .is_some_and(|owner| owner.metadata.deletion_timestamp.is_some())
+    }
+
+    /// Whether somebody has deleted the machine.
+    pub fn leaving(&self) -> bool {
+        self.object_deleting() || self.owner_deleting()
+    }
+
+    pub fn updating(&self) -> bool {
+        self.annotation(UPDATE_INSTANCE_ANNOTATION).is_some()
+    }
+
+    /// Returns the time since when its drain has been on.
+    pub fn drain_since(&self) -> Option<Timestamp> {
+        let object = self.object.as_ref()?;
+        if let Some(time) = &object.metadata.deletion_timestamp {
+            return Some(time.0);
+        }
+        let begun = self.annotation(UPDATE_INSTANCE_ANNOTATION)?;
+        // Anybody may set the annotation, to any value.
+        Some(begun.parse().unwrap_or(Timestamp::now()))
+    }
+
+    /// Returns the model that the instance runs: the scale set's own when Azure calls it the latest, else the recorded
+    /// one. Without a record, an instance of the scale set's image and size has the scale set's model.
+    pub fn model<'a>(&'a self, set: &'a ScaleSetSnapshot) -> Option<&'a str> {
+        let instance = self.instance.as_ref()?;
+        let current = || set.model.as_deref();
+        match self.annotation(MODEL_ANNOTATION) {
+            _ if instance.latest => current(),
+            Some(recorded) => Some(recorded),
+            None if instance.make.is_known() && instance.make == set.make => current(),
+            None => None,
+        }
+    }
+
+    /// Whether the node was ever seen.
+    pub fn has_run(&self) -> bool {
+        let status = self.object.as_ref().and_then(|object| object.status.as_ref());
+        status.is_some_and(|status| status.node_ref.is_some())
+    }
+
+    fn health(&self) -> Health {
+        match &self.node {
+            NodeState::Ready(node) if takes_pods(node) => Health::Ready,
+            NodeState::Ready(_) if self.has_run() => Health::Unschedulable,
+            // A new node that is not set up yet.
+            NodeState::Ready(_) => Health::Creating,
+            NodeState::NotReady(_) => Health::NotReady,
+            NodeState::Missing if self.has_run() => Health::NotReady,
+            NodeState::Missing => Health::Creating,
+            NodeState::Unknown(_) if self.has_run() => Health::Unknown,
+            NodeState::Unknown(_) => Health::Creating,
+        }
+    }
+}
+
+/// What the planner has to know beyond the members.
+pub struct Frame<'a> {
+    /// The model that is wanted.
+    pub model: &'a str,
+    pub set: &'a ScaleSetSnapshot,
+    /// Instances that Azure has been asked to delete.
+    pub deleting: &'a BTreeSet<String>,
+    /// Instances that Azure updates.
+    pub updating: &'a BTreeSet<String>,
+    /// Instances whose update failed.
+    pub failed_updates: &'a BTreeSet<String>,
+    /// Since when instances have had the wanted model after an update, by provider id.
+    pub updated: &'a HashMap<String, Duration>,
+    /// Spot instances that Azure took away stay behind, deallocated.
+    pub spot: bool,
+    pub teardown: bool,
+}
+
+/// Returns a member as the planner sees it.
+pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
+    let instance = member.instance.as_ref();
+    let evicted =
+        frame.spot && instance.is_some_and(|i| matches!(i.power.as_deref(), Some("deallocated" | "deallocating")));
+    let going = instance.is_some_and(|i| i.is("Deleting") || frame.deleting.contains(&i.id));
+    // An instance for which nobody made an object yet leaves with its pool all the same.
+    let orphan = frame.teardown && member.object.is_none();
+    let activity = if going {
+        Activity::Deleting
+    } else if member.leaving() || orphan {
+        Activity::Draining
+    } else if member.updating() {
+        Activity::Updating(update(member, frame))
+    } else {
+        Activity::Idle
+    };
+    let marks = [
+        member.object.as_ref().map(|o| o.annotations()),
+        member.owner.as_ref().map(|o| o.annotations()),
+    ];
+    let model = member.model(frame.set);
+    let recorded = member.annotation(MODEL_ANNOTATION).map(String::as_str);
+    Machine {
+        name: member.name.clone(),
+        instance: match instance {
+            Some(instance) => Instance::Listed {
+                id: instance.id.clone(),
+            },
+            None => Instance::Missing {
+                confirmed: member.confirmed_missing,
+            },
+        },
+        object: match &member.object {
+            None => Object::Missing,
+            Some(_) if member.object_deleting() => Object::Deleting,
+            Some(_) => Object::Active,
+        },
+        owner: match &member.owner {
+            None => Owner::None,
+            Some(_) if member.owner_deleting() => Owner::Deleting,
+            Some(_) => Owner::Active,
+        },
+        created: instance.map(|i| i.created).unwrap_or_default(),
+        health: if evicted { Health::NotReady } else { member.health() },
+        failed: member.failed || evicted,
+        outdated: model != Some(frame.model),
+        unrecorded: model.is_some() && model != recorded,
+        marked: marks
+            .iter()
+            .flatten()
+            .any(|all| all.contains_key(DELETE_MACHINE_ANNOTATION)),
+        irreparable: member.annotation(IRREPARABLE_ANNOTATION).is_some(),
+        activity,
+        drain: member.drain.clone(),
+    }
+}
+
+fn update(member: &Member, frame: &Frame<'_>) -> Update {
+    let Some(instance) = &member.instance else {
+        return Update::Pending;
+    };
+    if frame.updating.contains(&instance.id) {
+        return Update::Running;
+    }
+    if frame.failed_updates.contains(&instance.id) {
+        return Update::Failed("UpdateFailed");
+    }
+    match frame.updated.get(&instance.provider_id) {
+        Some(waited) => Update::Applied {
+            ready: member.node.is_ready(),
+            waited: *waited,
+        },
+        None if instance.is("Failed") => Update::Failed("InstanceFailed"),
+        None => Update::Pending,
+    }
+}
+
+/// What the object of an instance is called. The instances of Flexible sets have names that Kubernetes does not take.
+fn name(pool: &str, instance: &str) -> String {
+    format!("{pool}-{}", instance.replace('_', "-").to_ascii_lowercase())
+}
+
+/// Pairs instances with the objects that stand for them; the rest of either stands alone.
+pub fn join(
+    pool: &str,
+    instances: &[InstanceSnapshot],
+    objects: &[Arc<AzureMachinePoolMachine>],
+) -> Vec<(String, Option<InstanceSnapshot>, Option<Arc<AzureMachinePoolMachine>>)> {
+    let key = |id: &str| id.to_ascii_lowercase();
+    let mut by_id: BTreeMap<String, Arc<AzureMachinePoolMachine>> = objects
+        .iter()
+        .map(|object| (key(&object.spec.provider_id), object.clone()))
+        .collect();
+    let mut pairs: Vec<_> = instances
+        .iter()
+        .map(|instance| {
+            let stands_for = |object: &Arc<AzureMachinePoolMachine>| {
+                let noted = object.annotations().get(VM_ID_ANNOTATION);
+                noted.is_none() || instance.vm_id.is_none() || noted == instance.vm_id.as_ref()
+            };
+            let id = key(&instance.provider_id);
+            let object = by_id
+                .get(&id)
+                .is_some_and(stands_for)
+                .then(|| by_id.remove(&id))
+                .flatten();
+            let name = object
+                .as_ref()
+                .map_or_else(|| name(pool, &instance.id), |object| object.name_any());
+            (name, Some(instance.clone()), object)
+        })
+        .collect();
+    pairs.extend(
+        by_id
+            .into_values()
+            .map(|object| (object.name_any(), None, Some(object))),
+    );
+    pairs.sort_by(|a, b| a.0.cmp(&b.0));
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    fn object(name: &str, change: Value) -> Arc<AzureMachinePoolMachine> {
+        let mut object: AzureMachinePoolMachine =
+            serde_json::from_value(json!({ "metadata": { "name": name }, "spec": { "providerID": name } })).unwrap();
+        if let Value::Object(annotations) = change {
+            let annotations = annotations
+                .into_iter()
+                .map(|(k, v)| (k, v.as_str().unwrap_or_default().to_owned()));
+            object.metadata.annotations = Some(annotations.collect());
+        }
+        Arc::new(object)
+    }
+
+    fn member(latest: bool, annotations: Value) -> Member {
+        let instance = InstanceSnapshot {
+            id: "1".into(),
+            provider_id: "p".into(),
+            latest,
+            ..InstanceSnapshot::default()
+        };
+        Member {
+            name: "m".into(),
+            instance: Some(instance),
+            object: Some(object("m", annotations)),
+            owner: None,
+            node: NodeState::Missing,
+            drain: Drain::NotRun,
+            stuck: false,
+            failed: false,
+            confirmed_missing: false,
+        }
+    }
+
+    fn seen(member: &Member, set: &ScaleSetSnapshot, spot: bool) -> Machine {
+        let none = BTreeSet::new();
+        let frame = Frame {
+            model: "new",
+            set,
+            deleting: &none,
+            updating: &none,
+            failed_updates: &none,
+            updated: &HashMap::new(),
+            spot,
+            teardown: false,
+        };
+        machine(member, &frame)
+    }
+
+    fn set(model: &str) -> ScaleSetSnapshot {
+        ScaleSetSnapshot {
+            model: Some(model.to_owned()),
+            make: make("2"),
+            ..ScaleSetSnapshot::default()
+        }
+    }
+
+    fn make(version: &str) -> crate::pool::state::Make {
+        let image = capstan_azure::model::ImageReference {
+            version: Some(version.to_owned()),
+            ..Default::default()
+        };
+        crate::pool::state::Make::new(Some(&image), Some("Standard_D2s_v3"))
+    }
+
+    #[rstest]
+    #[case::azure_says_so(true, json!({}), None, false)]
+    #[case::recorded_when_it_was(false, json!({ MODEL_ANNOTATION: "new" }), None, false)]
+    #[case::recorded_before(false, json!({ MODEL_ANNOTATION: "old" }), Some("2"), true)]
+    #[case::never_recorded(false, json!({}), None, true)]
+    #[case::never_recorded_and_of_another_image(false, json!({}), Some("1"), true)]
+    #[case::never_recorded_and_of_the_same_image(false, json!({}), Some("2"), false)]
+    fn an_instance_is_outdated_by_its_own_record(
+        #[case] latest: bool,
+        #[case] notes: Value,
+        #[case] image: Option<&str>,
+        #[case] outdated: bool,
+    ) {
+        let mut member = member(latest, notes);
+        member.instance.as_mut().unwrap().make = image.map(make).unwrap_or_default();
+        assert_eq!(seen(&member, &set("new"), false).outdated, outdated);
+    }
+
+    #[test]
+    fn a_model_that_azure_has_not_got_yet_makes_all_outdated() {
+        assert!(seen(&member(true, json!({})), &set("old"), false).outdated);
+    }
+
+    #[test]
+    fn an_evicted_spot_instance_has_failed() {
+        let mut member = member(true, json!({}));
+        member.instance.as_mut().unwrap().power = Some("deallocated".into());
+        assert!(seen(&member, &set("new"), true).failed);
+    }
+
+    #[rstest]
+    #[case::plain(json!({}), true)]
+    #[case::cordoned(json!({ "unschedulable": true }), false)]
+    #[case::not_set_up(json!({ "taints": [{ "key": "node.cluster.x-k8s.io/uninitialized", "effect": "NoSchedule" }] }), false)]
+    #[case::no_network_yet(json!({ "taints": [{ "key": "node.cilium.io/agent-not-ready", "effect": "NoExecute" }] }), false)]
+    #[case::to_be_removed(
+        json!({ "taints": [{ "key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule" }] }), false)]
+    #[case::a_taint_of_the_pool(json!({ "taints": [{ "key": "dedicated", "value": "gpu", "effect": "NoSchedule" }] }), true)]
+    #[case::a_wish(
+        json!({ "taints": [{ "key": "node.kubernetes.io/x", "effect": "PreferNoSchedule" }] }), true)]
+    fn a_node_is_available_when_it_takes_pods(#[case] spec: Value, #[case] available: bool) {
+        let node: Node = serde_json::from_value(json!({ "metadata": { "name": "n" }, "spec": spec })).unwrap();
+        assert_eq!(NodeState::Ready(Arc::new(node)).is_available(), available);
+    }
+
+    #[rstest]
+    #[case("7", "pool-7")]
+    #[case("pool_1A2b3c4d", "pool-pool-1a2b3c4d")]
+    fn a_machine_is_named_after_its_instance_as_kubernetes_takes_it(#[case] instance: &str, #[case] expected: &str) {
+        assert_eq!(name("pool", instance), expected);
+    }
+
+    #[test]
+    fn instances_and_objects_meet_by_provider_id_whatever_its_case() {
+        let seen = |id: &str| InstanceSnapshot {
+            id: id.into(),
+            provider_id: format!("azure:///X/{id}"),
+            ..InstanceSnapshot::default()
+        };
+        let objects = [object("azure:///x/1", Value::Null), object("azure:///x/7", Value::Null)];
+        let pairs = join("pool", &[seen("1"), seen("2")], &objects);
+        let told: Vec<_> = pairs
+            .iter()
+            .map(|(n, i, o)| (n.as_str(), i.is_some(), o.is_some()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("azure:///x/1", true, true),
+                ("azure:///x/7", false, true),
+                ("pool-2", true, false)
+            ]
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! Which machines go next, and how many instances are asked for.
+
+use super::select::Order;
+use super::{Activity, Health, Machine, Model, Observed, ScaleSet, Scaling, Selected, Strategy};
+
+/// The machines to take and the capacity to ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Disruptions {
+    pub capacity: Option<usize>,
+    pub remove: Vec<Selected>,
+    pub update: Vec<Selected>,
+    pub rolling: bool,
+}
+
+/// Decides over all machines. No machine goes for a model that the scale set does not have yet: the cloud may refuse it.
+pub(super) fn disruptions(observed: &Observed, set: &ScaleSet) -> Disruptions {
+    let all = select(observed, set, true);
+    match set.model {
+        Model::Current => all,
+        Model::Outdated => Disruptions {
+            capacity: all.capacity,
+            rolling: all.rolling,
+            ..select(observed, set, false)
+        },
+        Model::Refused | Model::Unmarked => Disruptions {
+            rolling: all.rolling,
+            ..select(observed, set, false)
+        },
+    }
+}
+
+/// What is to become of a machine in the end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Keep,
+    Update,
+    Replace,
+}
+
+fn fate(machine: &Machine, strategy: Strategy, roll: bool) -> Fate {
+    if !machine.idle() {
+        return Fate::Keep;
+    }
+    // One whose update did not come back may well have the newest model.
+    if machine.failed || machine.irreparable {
+        return Fate::Replace;
+    }
+    match (machine.outdated && roll, strategy) {
+        (false, _) => Fate::Keep,
+        // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
+        (true, Strategy::InPlace) if machine.health != Health::Creating => Fate::Update,
+        (true, _) => Fate::Replace,
+    }
+}
+
+/// Selects machines; those of an older model only to `roll` a new one out.
+fn select(observed: &Observed, set: &ScaleSet, roll: bool) -> Disruptions {
+    let existing: Vec<&Machine> = observed.machines.iter().filter(|m| m.exists()).collect();
+    let (mut keep, mut update, mut replace) = (Vec::new(), Vec::new(), Vec::new());
+    for machine in existing.iter().copied().filter(|m| !m.leaving()) {
+        match fate(machine, observed.strategy, roll) {
+            Fate::Keep => keep.push(machine),
+            Fate::Update => update.push(machine),
+            Fate::Replace => replace.push(machine),
+        }
+    }
+    let rolling = !update.is_empty() || !replace.is_empty();
+    let capacity = capacity(observed, set, &existing, keep.len(), update.len());
+
+    let order = Order::new(observed.policy, observed.seed);
+    order.sort(&mut replace);
+    order.sort(&mut update);
+    order.sort(&mut keep);
+
+    let mut budget = DisruptionBudget::new(observed, &existing);
+    let mut remove: Vec<&Machine> = replace.iter().copied().filter(|m| budget.try_take(m)).collect();
+    let (surplus_updates, surplus_keeps) = surplus(observed, keep.len(), update.len());
+    // Of machines that would have to be updated, those that are not needed afterwards are deleted instead: they sort
+    // first, so that the ones to be updated are the rest.
+    let (excess, in_place) = update.split_at(surplus_updates);
+    remove.extend(excess.iter().copied().filter(|m| budget.try_take_surplus(m)));
+    let removable = keep.iter().copied().filter(|m| m.idle()).take(surplus_keeps);
+    remove.extend(removable.filter(|m| budget.try_take_surplus(m)));
+    let update: Vec<&Machine> = in_place.iter().copied().filter(|m| budget.try_take(m)).collect();
+    Disruptions {
+        capacity,
+        remove: selected(remove),
+        update: selected(update),
+        rolling,
+    }
+}
+
+fn selected(machines: Vec<&Machine>) -> Vec<Selected> {
+    let select = |machine: &Machine| Selected {
+        name: machine.name.clone(),
+        unless_available: machine.health != Health::Ready,
+    };
+    machines.into_iter().map(select).collect()
+}
+
+/// How many machines are more than needed, once all is done: first of those to be updated, then of those to be kept.
+/// While machines are updated in place, up to maxSurge extra ones stand in for them; the last old ones then go instead
+/// of being updated, so that nothing is done twice.
+fn surplus(observed: &Observed, keep: usize, update: usize) -> (usize, usize) {
+    let desired = observed.desired;
+    if keep >= desired {
+        return (update, keep - desired);
+    }
+    let stand_ins = observed.budget.surge.min(update);
+    ((keep + update).saturating_sub(desired + stand_ins), 0)
+}
+
+/// The capacity to ask for, if it differs from what was asked for.
+fn capacity(observed: &Observed, set: &ScaleSet, existing: &[&Machine], keep: usize, update: usize) -> Option<usize> {
+    let (desired, budget) = (observed.desired, &observed.budget);
+    let deleting = existing.iter().filter(|m| m.activity == Activity::Deleting).count();
+    let live = existing.len() - deleting;
+    let asked = match set.flexible && set.scaling == Scaling::Idle {
+        true => live,
+        false => set.capacity,
+    };
+    let needed = (desired + budget.surge.min(update)).saturating_sub(keep + update);
+    let most = budget.ceiling(desired).saturating_sub(deleting);
+    let target = (live + needed).min(most).max(live);
+    if target > asked {
+        return Some(target);
+    }
+    // Never below what exists: Azure would choose the victim. And only when nothing can still appear or go.
+    let settled = set.scaling == Scaling::Idle && deleting == 0 && set.confirmed;
+    (settled && target < asked).then_some(target)
+}
+
+/// How many more machines this plan may take.
+struct DisruptionBudget {
+    /// Available machines beyond the floor.
+    headroom: usize,
+    /// How many more unready machines may be taken. They cost nothing now but may only be away for a moment: when a
+    /// whole pool loses its network, it must not be replaced at one blow.
+    unready: usize,
+}
+
+impl DisruptionBudget {
+    fn new(observed: &Observed, existing: &[&Machine]) -> Self {
+        let budget = &observed.budget;
+        let available = existing.iter().filter(|m| m.available()).count();
+        let taken = existing.iter().filter(|m| !m.idle() && m.is_unready()).count();
+        let width = (budget.surge + budget.unavailable).max(1);
+        Self {
+            headroom: available.saturating_sub(budget.floor(observed.desired)),
+            unready: width.saturating_sub(taken),
+        }
+    }
+
+    /// Takes a machine, if the budget allows it.
+    fn try_take(&mut self, machine: &Machine) -> bool {
+        if machine.is_unready() {
+            return take(&mut self.unready);
+        }
+        self.try_take_surplus(machine)
+    }
+
+    /// Takes a machine that is not needed any more, if the budget allows it.
+    fn try_take_surplus(&mut self, machine: &Machine) -> bool {
+        !machine.counts_as_available() || take(&mut self.headroom)
+    }
+}
+
+fn take(from: &mut usize) -> bool {
+    let enough = *from > 0;
+    *from = from.saturating_sub(1);
+    enough
+}

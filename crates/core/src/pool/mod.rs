@@ -1,0 +1,362 @@
+//! The next steps of an Azure machine pool: [`plan`] is the whole decision.
+//!
+//! Invariants:
+//! * *Floor*: the plan takes no available machine while that would leave fewer than desired − maxUnavailable. A machine
+//!   that is draining (whoever drains it), updating, not ready or closed to pods is not available.
+//! * *Ceiling*: the plan asks for no capacity that would make more than desired + maxSurge instances exist, those being
+//!   deleted included.
+//! * An instance is deleted or updated only with a [`Drained`] of its own.
+//! * The cloud never chooses a victim: the plan lowers the capacity only to the number of instances that exist, after a
+//!   second list has confirmed that number.
+//!
+//! Within them it never waits while a step is possible. Selection is stable: the same pool gives the same plan, ties are
+//! broken by name, so planning again after a crash or on a late read picks the same machines.
+
+mod budget;
+mod disruption;
+mod select;
+mod steps;
+mod waiting;
+
+pub use budget::{Amount, Budget, BudgetError};
+pub use select::DeletePolicy;
+pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
+
+use std::time::Duration;
+
+/// How much of the plan can be carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    #[default]
+    Full,
+    /// The cloud does not answer or asks for patience: drains go on, nothing else.
+    WithoutCloud,
+    /// The spec is invalid: what is under way is finished, nothing new begins.
+    FinishOnly,
+    /// The pool is deleted: machines first, then the scale set, then the object.
+    Teardown,
+}
+
+/// How machines reach a new model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// A new instance takes the old one's place.
+    #[default]
+    Replace,
+    /// The instance is updated where it is.
+    InPlace,
+}
+
+/// Whether a machine's node can run pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Health {
+    /// It has never been ready.
+    Creating,
+    NotReady,
+    /// The node is ready, but cordoned or tainted so that ordinary pods stay away.
+    Unschedulable,
+    /// The workload cluster does not answer: the node may be ready.
+    Unknown,
+    Ready,
+}
+
+/// How far an update in place is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Update {
+    /// The node is drained first.
+    Pending,
+    /// The cloud works on it.
+    Running,
+    /// The instance has the model. Its node is ready again, or has been waited for so long.
+    Applied { ready: bool, waited: Duration },
+    /// The cloud refused or failed; the text says which.
+    Failed(&'static str),
+}
+
+/// What is under way with a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Activity {
+    Idle,
+    Updating(Update),
+    /// Marked as deleted, by us or by anybody else; the instance is still there.
+    Draining,
+    /// The cloud has been asked to delete the instance.
+    Deleting,
+}
+
+/// Why a node needs no further drain: without one of these no instance is deleted or updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Drained {
+    /// No pod that has to go is left.
+    Empty,
+    /// The drain timeout has passed.
+    TimedOut,
+    /// Cluster API has drained it.
+    ByClusterApi,
+    /// The cluster itself lists no such node.
+    NoNode,
+    /// The whole cluster is deleted: pods have nowhere to go.
+    ClusterDeleted,
+}
+
+/// How the drain of a machine stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Drain {
+    /// Nobody has looked at it in this reconcile.
+    #[default]
+    NotRun,
+    Running {
+        why: String,
+    },
+    Done(Drained),
+}
+
+/// The object that stands for an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Object {
+    Missing,
+    #[default]
+    Active,
+    Deleting,
+}
+
+/// The Cluster API Machine that owns the object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Owner {
+    #[default]
+    None,
+    Active,
+    Deleting,
+}
+
+/// One instance of the pool, or an object whose instance is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Machine {
+    pub name: String,
+    pub instance: Instance,
+    pub object: Object,
+    pub owner: Owner,
+    /// Seconds since the epoch; only the order matters.
+    pub created: i64,
+    pub health: Health,
+    /// The cloud gave up on it.
+    pub failed: bool,
+    /// It does not run the newest model.
+    pub outdated: bool,
+    /// Its model is known, and not recorded on its object.
+    pub unrecorded: bool,
+    /// Somebody asked for it to be the next to go (`cluster.x-k8s.io/delete-machine`).
+    pub marked: bool,
+    /// An update in place was refused or did not come back: only a replacement helps.
+    pub irreparable: bool,
+    pub activity: Activity,
+    pub drain: Drain,
+}
+
+/// Whether the cloud has an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Instance {
+    Listed {
+        id: String,
+    },
+    /// The list lacks it. One list alone may be late or empty.
+    Missing {
+        confirmed: bool,
+    },
+}
+
+impl Machine {
+    /// An idle machine of the newest model, with its object.
+    pub fn ready(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            instance: Instance::Listed { id: name.to_owned() },
+            object: Object::Active,
+            owner: Owner::None,
+            created: 0,
+            health: Health::Ready,
+            failed: false,
+            outdated: false,
+            unrecorded: false,
+            marked: false,
+            irreparable: false,
+            activity: Activity::Idle,
+            drain: Drain::NotRun,
+        }
+    }
+
+    fn exists(&self) -> bool {
+        matches!(self.instance, Instance::Listed { .. })
+    }
+
+    fn idle(&self) -> bool {
+        self.activity == Activity::Idle
+    }
+
+    /// Whether it counts towards the floor.
+    pub fn available(&self) -> bool {
+        self.exists() && self.idle() && self.health == Health::Ready
+    }
+
+    /// Gone from the pool as far as planning goes.
+    fn leaving(&self) -> bool {
+        matches!(self.activity, Activity::Draining | Activity::Deleting)
+    }
+
+    /// Whether taking it may cost an available machine. One that is unknown may be available.
+    fn counts_as_available(&self) -> bool {
+        matches!(self.health, Health::Ready | Health::Unknown)
+    }
+
+    /// Whether it ran once and runs no new pods now.
+    fn is_unready(&self) -> bool {
+        matches!(self.health, Health::NotReady | Health::Unschedulable)
+    }
+}
+
+/// Whether the scale set may still add instances by an operation under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Scaling {
+    #[default]
+    Idle,
+    Running,
+}
+
+/// Whether the scale set has the model that is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Model {
+    #[default]
+    Current,
+    /// The next write brings it.
+    Outdated,
+    /// The cloud refused it a while ago: the pool goes on with the model that it has.
+    Refused,
+    /// Somebody else made the scale set, or an older version of this program, and it is what is wanted.
+    Unmarked,
+}
+
+/// Whether instances may be asked for after a failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Retry {
+    #[default]
+    NotNeeded,
+    /// Not yet so many, nor more: the cloud had no room for them a moment ago.
+    Waiting { refused: usize },
+    /// Now; the scale operation that failed is asked for again.
+    Due,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ScaleSet {
+    /// The capacity that it was last asked for. The delete of an instance lowers it by itself.
+    pub capacity: usize,
+    pub model: Model,
+    pub scaling: Scaling,
+    pub retry: Retry,
+    /// A Flexible set makes nothing of a capacity that it already has, and keeps it when its machines go.
+    pub flexible: bool,
+    /// No operation of any kind is under way.
+    pub quiet: bool,
+    /// Two lists agree on the instances.
+    pub confirmed: bool,
+    /// New instances would start with old bootstrap data, and somebody else may ask for some.
+    pub stale_bootstrap: bool,
+    /// Its deletion is under way.
+    pub deleting: bool,
+}
+
+/// Everything that the plan depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    pub mode: Mode,
+    pub desired: usize,
+    pub budget: Budget,
+    pub policy: DeletePolicy,
+    pub strategy: Strategy,
+    /// Makes `Random` the same for every plan of the same pool.
+    pub seed: u64,
+    /// `None`: it does not exist.
+    pub scale_set: Option<ScaleSet>,
+    pub machines: Vec<Machine>,
+    /// Cluster API Machines whose infrastructure object is gone.
+    pub strays: Vec<String>,
+    /// How long the first of the machines that are drained now has waited for others.
+    pub drained_for: Duration,
+    /// The replica count that the MachinePool should have and has not.
+    pub replicas: Option<usize>,
+}
+
+/// A machine to be marked as deleted or to be updated.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Selected {
+    pub name: String,
+    /// The machine was chosen because it was not available: should it be by now, it stays.
+    pub unless_available: bool,
+}
+
+/// An instance whose node is drained.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DrainedInstance {
+    pub id: String,
+    pub drained: Drained,
+}
+
+/// One effect, with its subject. Machines are named by their objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    CreateScaleSet {
+        capacity: usize,
+    },
+    /// Takes the scale set over as it is.
+    AdoptScaleSet,
+    CreateObjects(Vec<String>),
+    /// Removes our finalizer from objects whose instances are gone, and deletes them.
+    ReleaseObjects(Vec<String>),
+    /// Records on the objects which model their instances have.
+    RecordModels(Vec<String>),
+    DeleteStray(String),
+    /// Deletes the Cluster API Machine, so that Cluster API drains.
+    DeleteOwner(String),
+    /// Cordons the nodes and evicts their pods.
+    Drain(Vec<String>),
+    DeleteInstances(Vec<DrainedInstance>),
+    UpdateInstances(Vec<DrainedInstance>),
+    /// The update in place is over: uncordon the node and record the model.
+    FinishUpdate(String),
+    /// The update in place is given up: the machine is replaced instead.
+    AbandonUpdate {
+        name: String,
+        reason: &'static str,
+    },
+    /// Marks machines as deleted.
+    Remove(Vec<Selected>),
+    StartUpdate(Selected),
+    /// Gives the scale set its model, its capacity, or both.
+    ApplyScaleSet {
+        model: bool,
+        capacity: usize,
+        /// New instances follow: they need fresh bootstrap data.
+        grows: bool,
+    },
+    RefreshBootstrap,
+    SetReplicas(usize),
+    DeleteScaleSet,
+    ReleasePool,
+}
+
+/// What to do next. No steps when there is nothing to do, or nothing to do yet (`waiting` says for what).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// The outcome of a step decides what follows: observe and plan again at once.
+    pub again: bool,
+    /// When to plan again although nothing has changed.
+    pub requeue: Option<Duration>,
+    /// Whether machines of an older model, failed or irreparable ones remain.
+    pub rolling: bool,
+    /// What the pool waits for, when it is not in its desired state.
+    pub waiting: Option<String>,
+}
+
+#[cfg(test)]
+mod tests;

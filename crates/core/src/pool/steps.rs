@@ -1,0 +1,294 @@
+//! The steps of one plan, in the order in which they are carried out.
+
+use std::time::Duration;
+
+use super::disruption::disruptions;
+use super::{
+    Activity, Drain, DrainedInstance, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry,
+    ScaleSet, Scaling, Step, Update, waiting,
+};
+
+/// Drains that end within this time of each other share one delete.
+pub const TOGETHER: Duration = Duration::from_secs(1);
+/// An instance that was updated in place, and whose node does not come back within this time, is replaced.
+pub const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
+
+/// Decides the next steps of a pool.
+pub fn plan(observed: &Observed) -> Plan {
+    let mut plan = match observed.mode {
+        Mode::Full => full(observed),
+        Mode::WithoutCloud => without_cloud(observed),
+        Mode::FinishOnly => finish_only(observed),
+        Mode::Teardown => teardown(observed),
+    };
+    plan.waiting = waiting::reason(observed, &plan);
+    plan
+}
+
+fn full(observed: &Observed) -> Plan {
+    let Some(set) = &observed.scale_set else {
+        let capacity = observed.desired;
+        return steps([Step::CreateScaleSet { capacity }]);
+    };
+    if set.model == Model::Unmarked {
+        return steps([Step::AdoptScaleSet]);
+    }
+    let mut plan = prepare(observed);
+    plan.rolling = disruptions(observed, set).rolling;
+    if plan.again {
+        return plan;
+    }
+    let deleted = delete_drained(observed, &mut plan);
+    update_drained(observed, set, &mut plan);
+    disrupt(&without(observed, &deleted), &mut plan);
+    plan.steps.extend(observed.replicas.map(Step::SetReplicas));
+    plan
+}
+
+/// The pool once these instances are being deleted: the cloud lowers the capacity with each of them.
+fn without(observed: &Observed, deleted: &[String]) -> Observed {
+    let mut after = observed.clone();
+    for machine in &mut after.machines {
+        if matches!(&machine.instance, Instance::Listed { id } if deleted.contains(id)) {
+            machine.activity = Activity::Deleting;
+        }
+    }
+    if let Some(set) = after.scale_set.as_mut() {
+        set.capacity = set.capacity.saturating_sub(deleted.len());
+    }
+    after
+}
+
+fn without_cloud(observed: &Observed) -> Plan {
+    let mut plan = Plan {
+        rolling: true,
+        ..Plan::default()
+    };
+    plan.steps.extend(owners(observed));
+    plan.steps.extend(drain(observed));
+    plan
+}
+
+fn finish_only(observed: &Observed) -> Plan {
+    let mut plan = prepare(observed);
+    plan.rolling = true;
+    if !plan.again {
+        delete_drained(observed, &mut plan);
+    }
+    plan
+}
+
+fn teardown(observed: &Observed) -> Plan {
+    let release = |m: &&Machine| m.object != Object::Missing && (!m.exists() || observed.scale_set.is_none());
+    let released = observed.machines.iter().filter(release);
+    let released: Vec<String> = released.map(|m| m.name.clone()).collect();
+    let mut plan = steps(some(released).map(Step::ReleaseObjects));
+    let Some(set) = &observed.scale_set else {
+        if plan.steps.is_empty() {
+            plan.steps.push(Step::ReleasePool);
+        }
+        return plan;
+    };
+    if set.deleting {
+        return plan;
+    }
+    let existing: Vec<&Machine> = observed.machines.iter().filter(|m| m.exists()).collect();
+    if existing.is_empty() {
+        // An empty list alone proves nothing.
+        let empty = set.capacity == 0 || set.confirmed;
+        plan.steps.extend(empty.then_some(Step::DeleteScaleSet));
+        return plan;
+    }
+    let idle = existing.iter().filter(|m| !m.leaving() && m.object != Object::Missing);
+    let idle: Vec<_> = idle
+        .map(|m| super::Selected {
+            name: m.name.clone(),
+            unless_available: false,
+        })
+        .collect();
+    plan.steps.extend(some(idle).map(Step::Remove));
+    plan.steps.extend(owners(observed));
+    let drain = drain(observed);
+    if drain.is_some() {
+        plan.steps.extend(drain);
+        plan.again = true;
+        return plan;
+    }
+    delete_drained(observed, &mut plan);
+    plan
+}
+
+fn steps(steps: impl IntoIterator<Item = Step>) -> Plan {
+    Plan {
+        steps: steps.into_iter().collect(),
+        ..Plan::default()
+    }
+}
+
+/// An object for every instance and none without, updates that ended, and drains. A drain's outcome decides the rest.
+fn prepare(observed: &Observed) -> Plan {
+    let mut plan = Plan::default();
+    let with = |work: ObjectWork| {
+        let machines = observed.machines.iter().filter(|m| object_work(m) == Some(work));
+        some(machines.map(|m| m.name.clone()).collect::<Vec<_>>())
+    };
+    plan.steps.extend(with(ObjectWork::Create).map(Step::CreateObjects));
+    plan.steps.extend(with(ObjectWork::Release).map(Step::ReleaseObjects));
+    plan.steps.extend(with(ObjectWork::Record).map(Step::RecordModels));
+    plan.steps.extend(observed.machines.iter().filter_map(ended_update));
+    plan.steps
+        .extend(observed.strays.iter().cloned().map(Step::DeleteStray));
+    plan.steps.extend(owners(observed));
+    let drain = drain(observed);
+    plan.again = drain.is_some();
+    plan.steps.extend(drain);
+    plan
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ObjectWork {
+    Create,
+    Release,
+    Record,
+}
+
+fn object_work(machine: &Machine) -> Option<ObjectWork> {
+    match (&machine.instance, machine.object) {
+        (Instance::Listed { .. }, Object::Missing) => {
+            (machine.activity != Activity::Deleting).then_some(ObjectWork::Create)
+        }
+        (Instance::Listed { .. }, Object::Active | Object::Deleting) => {
+            (machine.unrecorded && machine.idle()).then_some(ObjectWork::Record)
+        }
+        (Instance::Missing { .. }, Object::Missing) => None,
+        (Instance::Missing { .. }, Object::Deleting) => Some(ObjectWork::Release),
+        (Instance::Missing { confirmed }, Object::Active) => confirmed.then_some(ObjectWork::Release),
+    }
+}
+
+/// The list, unless it is empty.
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+fn ended_update(machine: &Machine) -> Option<Step> {
+    let name = machine.name.clone();
+    let Activity::Updating(update) = &machine.activity else {
+        return None;
+    };
+    match update {
+        Update::Failed(reason) => Some(Step::AbandonUpdate { name, reason }),
+        Update::Applied { ready: true, .. } => Some(Step::FinishUpdate(name)),
+        Update::Applied { .. } if machine.failed => Some(Step::AbandonUpdate {
+            name,
+            reason: "InstanceFailed",
+        }),
+        // The workload cluster may only be silent.
+        Update::Applied { waited, .. } => {
+            let given_up = *waited >= UPDATE_PATIENCE && machine.health != Health::Unknown;
+            given_up.then_some(Step::AbandonUpdate {
+                name,
+                reason: "NodeDidNotComeBack",
+            })
+        }
+        Update::Pending | Update::Running => None,
+    }
+}
+
+/// Whoever deletes the object of a Machine means the Machine: Cluster API drains it.
+fn owners(observed: &Observed) -> impl Iterator<Item = Step> {
+    let meant = |m: &&Machine| m.exists() && m.object == Object::Deleting && m.owner == Owner::Active;
+    let meant = observed.machines.iter().filter(meant);
+    meant
+        .filter(|m| m.activity == Activity::Draining)
+        .map(|m| Step::DeleteOwner(m.name.clone()))
+}
+
+/// One step for all machines that are to be drained and were not looked at yet.
+fn drain(observed: &Observed) -> Option<Step> {
+    let due = |m: &&Machine| {
+        let busy = matches!(m.activity, Activity::Draining | Activity::Updating(Update::Pending));
+        m.exists() && busy && m.drain == Drain::NotRun
+    };
+    let names: Vec<String> = observed.machines.iter().filter(due).map(|m| m.name.clone()).collect();
+    some(names).map(Step::Drain)
+}
+
+/// Deletes the instances of all machines that are drained, in one call. Returns their ids.
+fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
+    // Who only deletes the Machine leaves the object to Cluster API, which deletes it when it has drained the node.
+    let condemned = |m: &&Machine| {
+        let orphan = observed.mode == Mode::Teardown && m.object == Object::Missing;
+        m.activity == Activity::Draining && (m.object == Object::Deleting || orphan)
+    };
+    let drained: Vec<DrainedInstance> = observed.machines.iter().filter(condemned).filter_map(drained).collect();
+    if drained.is_empty() {
+        return Vec::new();
+    }
+    let running = |m: &Machine| m.activity == Activity::Draining && matches!(m.drain, Drain::Running { .. });
+    if observed.machines.iter().any(running) && observed.drained_for < TOGETHER {
+        plan.requeue = Some(TOGETHER.saturating_sub(observed.drained_for));
+        return Vec::new();
+    }
+    let ids = drained.iter().map(|instance| instance.id.clone()).collect();
+    plan.steps.push(Step::DeleteInstances(drained));
+    ids
+}
+
+/// Updates the instances of all machines that are drained for it, in one call, once the scale set has the model.
+fn update_drained(observed: &Observed, set: &ScaleSet, plan: &mut Plan) {
+    if set.model != Model::Current {
+        return;
+    }
+    let waiting = |m: &&Machine| m.activity == Activity::Updating(Update::Pending);
+    let drained: Vec<DrainedInstance> = observed.machines.iter().filter(waiting).filter_map(drained).collect();
+    plan.steps.extend(some(drained).map(Step::UpdateInstances));
+}
+
+fn drained(machine: &Machine) -> Option<DrainedInstance> {
+    match (&machine.instance, &machine.drain) {
+        (Instance::Listed { id }, Drain::Done(drained)) => Some(DrainedInstance {
+            id: id.clone(),
+            drained: *drained,
+        }),
+        (Instance::Listed { .. } | Instance::Missing { .. }, Drain::NotRun | Drain::Running { .. })
+        | (Instance::Missing { .. }, Drain::Done(_)) => None,
+    }
+}
+
+/// Takes machines within the budget, and gives the scale set its model and capacity.
+fn disrupt(observed: &Observed, plan: &mut Plan) {
+    let Some(set) = &observed.scale_set else { return };
+    let disruptions = disruptions(observed, set);
+    plan.steps.extend(some(disruptions.remove).map(Step::Remove));
+    plan.steps.extend(disruptions.update.into_iter().map(Step::StartUpdate));
+    let capacity = disruptions.capacity.or_else(|| spare(observed, set));
+    // What the cloud had no room for a moment ago is not asked for; whatever needs less is.
+    let capacity = match set.retry {
+        Retry::Waiting { refused } => {
+            let most = refused.saturating_sub(1).max(set.capacity);
+            capacity.map(|capacity| capacity.min(most))
+        }
+        Retry::NotNeeded | Retry::Due => capacity,
+    };
+    let capacity = capacity.filter(|capacity| *capacity != set.capacity);
+    let again = set.retry == Retry::Due && set.scaling == Scaling::Idle;
+    let model = set.model == Model::Outdated;
+    if model || again || capacity.is_some() {
+        let capacity = capacity.unwrap_or(set.capacity);
+        plan.steps.push(Step::ApplyScaleSet {
+            model,
+            capacity,
+            grows: capacity > set.capacity || again,
+        });
+    } else if set.stale_bootstrap {
+        plan.steps.push(Step::RefreshBootstrap);
+    }
+}
+
+/// The capacity of a Flexible set once its machines are gone and nothing else is under way.
+fn spare(observed: &Observed, set: &ScaleSet) -> Option<usize> {
+    let count = observed.machines.iter().filter(|m| m.exists()).count();
+    let leaving = observed.machines.iter().any(Machine::leaving);
+    (set.flexible && set.quiet && count < set.capacity && !leaving).then_some(count)
+}

@@ -1,0 +1,532 @@
+//! Tables of which machines go next, and how many instances are asked for.
+
+use rstest::rstest;
+
+use super::*;
+
+/// A machine written as `name:state`, older ones first in a list. States: `r`eady, `c`reating, `n`ot ready, cordoned (`k`),
+/// `u`nknown, `f`ailed (not ready), `F`ailed with a ready node, `x` failed before it ever ran; then any of `o`utdated,
+/// `m`arked, `i`rreparable, `L`eaving (its drain goes on), `U`pdating, `D`eleting.
+fn machine((age, text): (usize, &str)) -> Machine {
+    let (name, flags) = text.split_once(':').unwrap();
+    let (state, flags) = flags.split_at(1);
+    let health = match state {
+        "r" | "F" => Health::Ready,
+        "c" | "x" => Health::Creating,
+        "k" => Health::Unschedulable,
+        "u" => Health::Unknown,
+        _ => Health::NotReady,
+    };
+    let has = |flag: char| flags.contains(flag);
+    let activity = match () {
+        () if has('D') => Activity::Deleting,
+        () if has('L') => Activity::Draining,
+        () if has('U') => Activity::Updating(Update::Pending),
+        () => Activity::Idle,
+    };
+    Machine {
+        created: age as i64,
+        health,
+        failed: matches!(state, "f" | "F" | "x"),
+        outdated: has('o'),
+        marked: has('m'),
+        irreparable: has('i'),
+        object: if has('L') || has('D') {
+            Object::Deleting
+        } else {
+            Object::Active
+        },
+        drain: match activity {
+            Activity::Idle | Activity::Deleting => Drain::NotRun,
+            Activity::Draining | Activity::Updating(_) => Drain::Running {
+                why: "a pod".to_owned(),
+            },
+        },
+        activity,
+        ..Machine::ready(name)
+    }
+}
+
+fn pool(desired: usize, (surge, unavailable): (usize, usize), machines: &str) -> Observed {
+    let machines: Vec<Machine> = machines.split_whitespace().enumerate().map(machine).collect();
+    let capacity = machines.iter().filter(|m| m.activity != Activity::Deleting).count();
+    Observed {
+        desired,
+        budget: Budget { surge, unavailable },
+        seed: 7,
+        scale_set: Some(ScaleSet {
+            capacity,
+            quiet: true,
+            confirmed: true,
+            ..ScaleSet::default()
+        }),
+        machines,
+        ..Observed::default()
+    }
+}
+
+/// The pool with another scale set.
+fn with(mut observed: Observed, change: impl FnOnce(&mut ScaleSet)) -> Observed {
+    if let Some(set) = observed.scale_set.as_mut() {
+        change(set);
+    }
+    observed
+}
+
+fn step(step: &Step) -> String {
+    let names = |selected: &[Selected]| {
+        let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
+        names.join(" ")
+    };
+    let ids = |instances: &[DrainedInstance]| {
+        let told: Vec<String> = instances
+            .iter()
+            .map(|one| format!("{} ({:?})", one.id, one.drained))
+            .collect();
+        told.join(" ")
+    };
+    match step {
+        Step::CreateScaleSet { capacity } => format!("create scale set of {capacity}"),
+        Step::AdoptScaleSet => "adopt".to_owned(),
+        Step::CreateObjects(names) => format!("create objects {}", names.join(" ")),
+        Step::ReleaseObjects(names) => format!("release objects {}", names.join(" ")),
+        Step::RecordModels(names) => format!("record models {}", names.join(" ")),
+        Step::DeleteStray(name) => format!("delete stray {name}"),
+        Step::DeleteOwner(name) => format!("delete owner {name}"),
+        Step::Drain(names) => format!("drain {}", names.join(" ")),
+        Step::DeleteInstances(all) => format!("delete instances {}", ids(all)),
+        Step::UpdateInstances(all) => format!("update instances {}", ids(all)),
+        Step::FinishUpdate(name) => format!("finish update {name}"),
+        Step::AbandonUpdate { name, reason } => format!("abandon update {name} {reason}"),
+        Step::Remove(all) => format!("delete {}", names(all)),
+        Step::StartUpdate(one) => format!("update {}", one.name),
+        Step::ApplyScaleSet {
+            model: true, capacity, ..
+        } => format!("model, capacity {capacity}"),
+        Step::ApplyScaleSet {
+            model: false, capacity, ..
+        } => format!("capacity {capacity}"),
+        Step::RefreshBootstrap => "refresh bootstrap".to_owned(),
+        Step::SetReplicas(count) => format!("replicas {count}"),
+        Step::DeleteScaleSet => "delete scale set".to_owned(),
+        Step::ReleasePool => "release pool".to_owned(),
+    }
+}
+
+fn told(plan: &Plan) -> String {
+    plan.steps.iter().map(step).collect::<Vec<_>>().join("; ")
+}
+
+#[rstest]
+#[case::a_settled_pool_is_left_alone(3, (1, 0), "a:r b:r c:r", "")]
+#[case::surge_comes_first_when_none_may_be_missing(3, (1, 0), "a:ro b:ro c:ro", "capacity 4")]
+#[case::nothing_goes_before_the_surge_is_ready(3, (1, 0), "a:ro b:ro c:ro d:c", "")]
+#[case::the_oldest_goes_once_the_surge_is_ready(3, (1, 0), "a:ro b:ro c:ro d:r", "delete a")]
+#[case::a_draining_machine_still_takes_its_place(3, (1, 0), "a:roL b:ro c:ro d:r", "")]
+#[case::a_deleting_instance_still_takes_its_place(3, (1, 0), "a:roD b:ro c:ro d:r", "")]
+#[case::the_next_surge_follows_the_delete(3, (1, 0), "b:ro c:ro d:r", "capacity 4")]
+#[case::without_surge_one_is_taken_at_once(3, (0, 1), "a:ro b:ro c:ro", "delete a")]
+#[case::without_surge_nothing_comes_before_it_is_gone(3, (0, 1), "a:roD b:ro c:ro", "")]
+#[case::without_surge_it_is_made_again_when_gone(3, (0, 1), "b:ro c:ro", "capacity 3")]
+#[case::both_budgets_are_used_at_once(4, (1, 1), "a:ro b:ro c:ro d:ro", "delete a; capacity 5")]
+#[case::all_of_a_wide_budget(4, (2, 2), "a:ro b:ro c:ro d:ro", "delete a b; capacity 6")]
+#[case::the_last_old_one_needs_no_further_surge(3, (1, 0), "c:ro d:r e:r f:r", "delete c")]
+#[case::no_more_surge_than_old_machines(4, (3, 0), "a:ro b:r c:r d:r", "capacity 5")]
+#[case::an_unready_old_machine_goes_first(3, (1, 0), "a:ro b:no c:ro d:r", "delete b")]
+#[case::unready_ones_are_not_all_taken_at_one_blow(4, (1, 0), "a:no b:no c:no d:no", "delete a; capacity 5")]
+#[case::unready_ones_in_motion_count(4, (1, 0), "a:noL b:no c:no d:no e:c", "")]
+#[case::old_ones_that_never_ran_go_all(3, (1, 1), "a:ro b:co c:co", "delete b c; capacity 4")]
+#[case::a_cordoned_one_does_not_count_as_available(5, (1, 0), "a:ro b:ro c:k d:ro e:ro f:r", "")]
+#[case::a_cordoned_old_one_goes_first(5, (1, 0), "a:ro b:ro c:ko d:ro e:ro f:r", "delete c")]
+#[case::cordoned_ones_are_not_all_taken_at_one_blow(4, (1, 0), "a:ko b:ko c:ko d:ko", "delete a; capacity 5")]
+#[case::unknown_machines_are_not_taken_for_missing(3, (1, 0), "a:uo b:uo c:uo d:u", "")]
+fn a_new_model_rolls_through(
+    #[case] desired: usize,
+    #[case] budget: (usize, usize),
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    assert_eq!(told(&plan(&pool(desired, budget, machines))), expected);
+}
+
+#[rstest]
+#[case::the_surplus_goes_at_once(2, (1, 0), "a:r b:r c:r d:r", "delete a b")]
+#[case::those_leaving_are_not_forgotten(2, (1, 0), "a:rL b:rL c:r d:r", "")]
+#[case::whoever_drains_them(2, (1, 0), "a:r b:r c:rL d:r", "delete a")]
+#[case::a_marked_one_goes_before_an_older_one(2, (1, 0), "a:r b:rm c:r", "delete b")]
+#[case::an_unready_one_goes_before_a_ready_one(2, (1, 0), "a:r b:r c:n", "delete c")]
+#[case::one_still_creating_goes_first(2, (1, 0), "a:r b:n c:c d:r", "delete c b")]
+#[case::an_old_one_goes_before_a_new_one(2, (1, 0), "a:r b:r c:ro", "delete c")]
+#[case::to_nothing(0, (1, 0), "a:r b:c", "delete b a")]
+#[case::never_through_capacity(1, (0, 1), "a:r b:r", "delete a")]
+#[case::the_floor_holds_while_others_are_unready(3, (1, 0), "a:n b:n c:r d:r e:r f:r", "delete a b c")]
+fn scaling_down_deletes_the_surplus(
+    #[case] desired: usize,
+    #[case] budget: (usize, usize),
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    assert_eq!(told(&plan(&pool(desired, budget, machines))), expected);
+}
+
+#[rstest]
+#[case::missing_instances_are_asked_for(5, (1, 0), "a:r b:r", "capacity 5")]
+#[case::even_without_surge(5, (0, 1), "a:r b:r", "capacity 5")]
+#[case::an_outside_deletion_is_replaced_by_surge_at_once(3, (1, 0), "a:rL b:r c:r", "capacity 4")]
+#[case::or_when_it_is_gone(3, (0, 1), "a:rL b:r c:r", "")]
+#[case::a_failed_machine_that_runs_nothing_goes_at_once(3, (1, 0), "a:r b:f c:r", "delete b; capacity 4")]
+#[case::a_failed_machine_with_a_ready_node_waits_for_its_stand_in(3, (1, 0), "a:r b:F c:r", "capacity 4")]
+#[case::and_goes_when_it_has_come(3, (1, 0), "a:r b:F c:r d:r", "delete b")]
+#[case::a_failed_surge_is_no_dead_end(3, (1, 0), "a:ro b:ro c:ro d:f", "delete d")]
+#[case::a_failed_one_that_drains_does_not_block_others(3, (1, 1), "a:fL b:f c:r d:r", "delete b")]
+#[case::a_mark_alone_replaces_nothing(3, (1, 1), "a:r b:rm c:r", "")]
+#[case::all_at_once(4, (1, 1), "a:ro b:f c:rm d:rL e:r f:r", "delete b a")]
+#[case::failed_ones_that_ran_are_not_all_taken_at_one_blow(5, (1, 0), "a:f b:f c:f d:f e:f", "delete a; capacity 6")]
+#[case::failed_ones_that_never_ran_are(3, (1, 0), "a:r b:x c:x", "delete b c; capacity 4")]
+fn machines_are_replaced(
+    #[case] desired: usize,
+    #[case] budget: (usize, usize),
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    assert_eq!(told(&plan(&pool(desired, budget, machines))), expected);
+}
+
+#[rstest]
+#[case::one_by_one_within_the_budget(3, (0, 1), "a:ro b:ro c:ro", "update a")]
+#[case::an_updating_machine_is_unavailable(3, (0, 1), "a:roU b:ro c:ro", "")]
+#[case::surge_stands_in(3, (1, 0), "a:ro b:ro c:ro", "capacity 4")]
+#[case::then_one_is_updated(3, (1, 0), "a:ro b:ro c:ro d:r", "update a")]
+#[case::the_last_old_one_is_not_needed_any_more(3, (1, 0), "a:r b:r c:ro d:r", "delete c")]
+#[case::the_surplus_of_a_scale_down_is_deleted_not_updated(2, (0, 1), "a:ro b:ro c:ro d:ro", "delete a b; update c")]
+#[case::a_refused_update_becomes_a_replacement(3, (0, 1), "a:roi b:ro c:ro", "delete a")]
+#[case::so_does_one_whose_node_did_not_come_back(3, (0, 1), "a:ni b:ro c:ro", "delete a")]
+#[case::though_it_is_the_last(3, (1, 0), "a:ni b:r c:r", "delete a; capacity 4")]
+#[case::and_one_that_came_back_too_late_waits_for_its_stand_in(3, (1, 0), "a:ri b:r c:r", "capacity 4")]
+#[case::a_failed_machine_is_replaced(3, (0, 1), "a:fo b:ro c:ro", "delete a")]
+#[case::one_that_never_ran_is_replaced(3, (0, 1), "a:ro b:ro c:co", "delete c")]
+fn in_place_updates_keep_the_instances(
+    #[case] desired: usize,
+    #[case] budget: (usize, usize),
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    let pool = Observed {
+        strategy: Strategy::InPlace,
+        ..pool(desired, budget, machines)
+    };
+    assert_eq!(told(&plan(&pool)), expected);
+}
+
+#[rstest]
+#[case(DeletePolicy::Oldest, "delete a b")]
+#[case(DeletePolicy::Newest, "delete d c")]
+#[case(DeletePolicy::Random, "delete c b")]
+fn the_policy_orders_equal_candidates(#[case] policy: DeletePolicy, #[case] expected: &str) {
+    let pool = Observed {
+        policy,
+        ..pool(2, (1, 0), "a:r b:r c:r d:r")
+    };
+    assert_eq!(told(&plan(&pool)), expected);
+    let reversed = Observed {
+        machines: pool.machines.iter().rev().cloned().collect(),
+        ..pool
+    };
+    assert_eq!(
+        told(&plan(&reversed)),
+        expected,
+        "the order of the list does not matter"
+    );
+}
+
+#[rstest]
+fn machines_of_the_same_age_go_by_name(#[values(DeletePolicy::Oldest, DeletePolicy::Newest)] policy: DeletePolicy) {
+    let mut pool = Observed {
+        policy,
+        ..pool(2, (1, 0), "d:r b:r c:r a:r")
+    };
+    pool.machines.iter_mut().for_each(|m| m.created = 0);
+    assert_eq!(told(&plan(&pool)), "delete a b");
+}
+
+#[rstest]
+#[case::an_instance_on_its_way_is_not_asked_for_twice(3, 4, Scaling::Running, "a:ro b:ro c:ro", "")]
+#[case::capacity_that_nothing_needs_is_given_back(3, 4, Scaling::Idle, "a:r b:r c:r", "capacity 3")]
+#[case::but_not_while_an_instance_may_still_appear(3, 4, Scaling::Running, "a:r b:r c:r", "")]
+#[case::nor_while_one_is_being_deleted(3, 4, Scaling::Idle, "a:r b:r c:r d:rD", "")]
+#[case::nor_below_what_exists(1, 3, Scaling::Idle, "a:rL b:rL c:r", "")]
+fn capacity_follows_the_instances(
+    #[case] desired: usize,
+    #[case] capacity: usize,
+    #[case] scaling: Scaling,
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    let pool = with(pool(desired, (1, 0), machines), |set| {
+        (set.capacity, set.scaling) = (capacity, scaling);
+    });
+    assert_eq!(told(&plan(&pool)), expected);
+}
+
+#[rstest]
+#[case("a:ro b:ro c:ro d:c", Some("waiting for machine d to become ready"))]
+#[case("a:r b:r c:r", None)]
+#[case("a:roD b:ro c:r d:r", Some("waiting for machine a to be deleted"))]
+#[case(
+    "a:uo b:uo c:uo d:u",
+    Some("waiting for machines a, b, c and 1 more whose cluster does not answer")
+)]
+fn a_pool_says_what_it_waits_for(#[case] machines: &str, #[case] expected: Option<&str>) {
+    assert_eq!(plan(&pool(3, (1, 0), machines)).waiting.as_deref(), expected);
+}
+
+#[test]
+fn a_blocked_drain_is_named_before_anything_else() {
+    let mut pool = pool(3, (1, 0), "a:ro b:ro c:ro d:rL");
+    let why = "pod default/y is blocked by budget z".to_owned();
+    pool.machines[3].drain = Drain::Running { why };
+    let waiting = plan(&pool).waiting.unwrap();
+    assert_eq!(waiting, "waiting for machine d: pod default/y is blocked by budget z");
+}
+
+#[test]
+fn capacity_is_lowered_only_once_a_second_list_agrees() {
+    let observed = with(pool(2, (1, 0), "a:r b:r"), |set| {
+        (set.capacity, set.confirmed) = (5, false)
+    });
+    assert_eq!(told(&plan(&observed)), "");
+    let observed = with(observed, |set| set.confirmed = true);
+    assert_eq!(told(&plan(&observed)), "capacity 2");
+}
+
+#[rstest]
+#[case::no_machine_goes_for_it_before_it_lands(3, (0, 1), Model::Outdated, "a:ro b:ro c:ro", "model, capacity 3")]
+#[case::its_surge_comes_with_it(3, (1, 0), Model::Outdated, "a:ro b:ro c:ro", "model, capacity 4")]
+#[case::a_failed_machine_does_not_wait_for_it(3, (0, 1), Model::Outdated, "a:ro b:fo c:ro", "delete b; model, capacity 3")]
+#[case::a_refused_model_rolls_nothing(3, (1, 1), Model::Refused, "a:ro b:ro c:ro", "")]
+#[case::and_stops_no_scale_down(2, (1, 0), Model::Refused, "a:ro b:ro c:ro", "delete a")]
+#[case::which_takes_old_ones_first(2, (1, 0), Model::Refused, "a:r b:r c:ro", "delete c")]
+#[case::nor_a_scale_up(4, (1, 0), Model::Refused, "a:ro b:ro c:ro", "capacity 4")]
+#[case::nor_the_replacement_of_a_failed_machine(3, (1, 0), Model::Refused, "a:ro b:fo c:ro", "delete b; capacity 4")]
+#[case::a_set_of_somebody_else_is_adopted_first(3, (1, 0), Model::Unmarked, "a:ro b:ro", "adopt")]
+fn a_model_that_has_not_landed_stops_only_itself(
+    #[case] desired: usize,
+    #[case] budget: (usize, usize),
+    #[case] model: Model,
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    let observed = with(pool(desired, budget, machines), |set| set.model = model);
+    let plan = plan(&observed);
+    assert_eq!(told(&plan), expected);
+    assert!(plan.rolling || model == Model::Unmarked);
+}
+
+#[rstest]
+#[case::a_model_lands_without_its_surge(Model::Outdated, Retry::Waiting { refused: 4 }, "model, capacity 3")]
+#[case::and_rolls_within_max_unavailable(Model::Current, Retry::Waiting { refused: 4 }, "delete a")]
+#[case::less_than_that_is_asked_for(Model::Current, Retry::Waiting { refused: 3 }, "delete a")]
+#[case::what_fits_is_asked_for(Model::Current, Retry::Waiting { refused: 5 }, "delete a; capacity 4")]
+#[case::the_surge_comes_when_there_is_room(Model::Current, Retry::NotNeeded, "delete a; capacity 4")]
+#[case::a_failed_operation_is_asked_for_again(Model::Current, Retry::Due, "delete a; capacity 4")]
+fn without_room_for_more_instances_the_rest_goes_on(
+    #[case] model: Model,
+    #[case] retry: Retry,
+    #[case] expected: &str,
+) {
+    let observed = with(pool(3, (1, 1), "a:ro b:ro c:ro"), |set| {
+        (set.model, set.retry) = (model, retry)
+    });
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+/// One machine `a` among ready ones, changed.
+fn one(change: impl FnOnce(&mut Machine)) -> Observed {
+    let mut observed = pool(3, (1, 0), "a:r b:r c:r");
+    change(&mut observed.machines[0]);
+    observed
+}
+
+fn missing(confirmed: bool) -> Instance {
+    Instance::Missing { confirmed }
+}
+
+#[rstest]
+#[case::an_instance_gets_an_object(one(|a| a.object = Object::Missing), "create objects a")]
+#[case::not_when_it_goes(one(|a| (a.object, a.activity) = (Object::Missing, Activity::Deleting)), "")]
+#[case::an_unknown_model_is_recorded(one(|a| a.unrecorded = true), "record models a")]
+#[case::one_list_ends_no_machine(one(|a| a.instance = missing(false)), "")]
+#[case::two_do(one(|a| a.instance = missing(true)), "release objects a")]
+#[case::an_object_that_is_deleted_waits_for_no_second(
+    one(|a| (a.instance, a.object, a.activity) = (missing(false), Object::Deleting, Activity::Draining)),
+    "release objects a"
+)]
+#[case::whoever_deletes_the_object_means_the_machine(
+    one(|a| {
+        (a.object, a.owner, a.activity) = (Object::Deleting, Owner::Active, Activity::Draining);
+    }),
+    "delete owner a; drain a"
+)]
+fn objects_follow_instances(#[case] observed: Observed, #[case] expected: &str) {
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+fn draining(drain: Drain) -> Observed {
+    one(|a| (a.object, a.activity, a.drain) = (Object::Deleting, Activity::Draining, drain))
+}
+
+#[test]
+fn an_instance_is_deleted_only_when_its_drain_is_done() {
+    let not_run = plan(&draining(Drain::NotRun));
+    assert_eq!((told(&not_run).as_str(), not_run.again), ("drain a", true));
+    let running = plan(&draining(Drain::Running {
+        why: "a pod".to_owned(),
+    }));
+    assert_eq!(told(&running), "capacity 4");
+    let done = plan(&draining(Drain::Done(Drained::Empty)));
+    assert_eq!(
+        told(&done),
+        "delete instances a (Empty); capacity 3",
+        "the cloud has lowered it to 2"
+    );
+}
+
+#[test]
+fn a_machine_whose_owner_alone_is_deleted_waits_for_cluster_api() {
+    let mut observed = draining(Drain::Done(Drained::ByClusterApi));
+    observed.machines[0].object = Object::Active;
+    assert_eq!(told(&plan(&observed)), "capacity 4");
+}
+
+#[test]
+fn drains_that_end_together_share_a_delete() {
+    let mut observed = draining(Drain::Done(Drained::TimedOut));
+    observed.machines[1].activity = Activity::Draining;
+    observed.machines[1].object = Object::Deleting;
+    observed.machines[1].drain = Drain::Running {
+        why: "a pod".to_owned(),
+    };
+    let early = plan(&observed);
+    assert_eq!((told(&early).as_str(), early.requeue), ("capacity 4", Some(TOGETHER)));
+    observed.drained_for = TOGETHER;
+    assert_eq!(told(&plan(&observed)), "delete instances a (TimedOut); capacity 3");
+}
+
+fn updating(update: Update, drain: Drain) -> Observed {
+    one(|a| (a.activity, a.drain, a.outdated) = (Activity::Updating(update), drain, true))
+}
+
+#[rstest]
+#[case::drained_first(updating(Update::Pending, Drain::NotRun), "drain a")]
+#[case::then_updated(updating(Update::Pending, Drain::Done(Drained::Empty)), "update instances a (Empty)")]
+#[case::once(updating(Update::Running, Drain::NotRun), "")]
+#[case::finished_when_its_node_is_back(
+    updating(Update::Applied { ready: true, waited: Duration::ZERO }, Drain::NotRun),
+    "finish update a"
+)]
+#[case::waited_for(updating(Update::Applied { ready: false, waited: Duration::ZERO }, Drain::NotRun), "")]
+#[case::not_for_ever(
+    updating(Update::Applied { ready: false, waited: UPDATE_PATIENCE }, Drain::NotRun),
+    "abandon update a NodeDidNotComeBack"
+)]
+#[case::replaced_when_it_failed(
+    updating(Update::Failed("UpdateFailed"), Drain::NotRun),
+    "abandon update a UpdateFailed"
+)]
+fn an_update_in_place_goes_its_way(#[case] observed: Observed, #[case] expected: &str) {
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[test]
+fn a_silent_cluster_ends_no_update() {
+    let mut observed = updating(
+        Update::Applied {
+            ready: false,
+            waited: UPDATE_PATIENCE,
+        },
+        Drain::NotRun,
+    );
+    observed.machines[0].health = Health::Unknown;
+    assert_eq!(told(&plan(&observed)), "");
+}
+
+#[rstest]
+#[case::all(Mode::Full, "delete a; capacity 3")]
+#[case::nothing_new_without_the_cloud(Mode::WithoutCloud, "")]
+#[case::nothing_new_for_an_invalid_spec(Mode::FinishOnly, "")]
+#[case::everything_goes(Mode::Teardown, "delete a b")]
+fn a_mode_allows_a_part_of_the_plan(#[case] mode: Mode, #[case] expected: &str) {
+    let observed = Observed {
+        mode,
+        ..pool(3, (0, 1), "a:f b:r")
+    };
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[rstest]
+#[case::without_the_cloud_it_is_drained(Mode::WithoutCloud, Drain::NotRun, "drain a")]
+#[case::and_not_deleted(Mode::WithoutCloud, Drain::Done(Drained::Empty), "")]
+#[case::an_invalid_spec_lets_it_go(Mode::FinishOnly, Drain::Done(Drained::Empty), "delete instances a (Empty)")]
+fn a_machine_that_leaves_goes_on_as_far_as_possible(#[case] mode: Mode, #[case] drain: Drain, #[case] expected: &str) {
+    assert_eq!(
+        told(&plan(&Observed {
+            mode,
+            ..draining(drain)
+        })),
+        expected
+    );
+}
+
+#[test]
+fn a_pool_is_deleted_after_its_machines() {
+    let teardown = |observed: Observed| {
+        told(&plan(&Observed {
+            mode: Mode::Teardown,
+            ..observed
+        }))
+    };
+    assert_eq!(teardown(pool(2, (1, 0), "a:r b:c")), "delete a b");
+    assert_eq!(teardown(draining(Drain::NotRun)), "delete b c; drain a");
+    let mut orphan = one(|a| (a.object, a.activity) = (Object::Missing, Activity::Draining));
+    orphan.machines.truncate(1);
+    assert_eq!(
+        teardown(orphan.clone()),
+        "drain a",
+        "an instance without an object is drained, too"
+    );
+    orphan.machines[0].drain = Drain::Done(Drained::Empty);
+    assert_eq!(teardown(orphan), "delete instances a (Empty)");
+    let empty = pool(2, (1, 0), "");
+    assert_eq!(teardown(empty.clone()), "delete scale set");
+    let late = with(empty.clone(), |set| (set.capacity, set.confirmed) = (2, false));
+    assert_eq!(teardown(late), "", "an empty list alone proves nothing");
+    let deleting = with(empty.clone(), |set| set.deleting = true);
+    assert_eq!(teardown(deleting), "");
+    let gone = Observed {
+        scale_set: None,
+        ..one(|a| a.instance = missing(false))
+    };
+    assert_eq!(teardown(gone), "release objects a b c");
+    assert_eq!(
+        teardown(Observed {
+            scale_set: None,
+            ..empty
+        }),
+        "release pool"
+    );
+}
+
+#[test]
+fn a_scale_set_that_does_not_exist_is_created() {
+    let observed = Observed {
+        scale_set: None,
+        ..pool(3, (1, 0), "")
+    };
+    assert_eq!(told(&plan(&observed)), "create scale set of 3");
+}
+
+#[test]
+fn without_room_for_a_surge_the_missing_machines_are_asked_for() {
+    let observed = with(pool(2, (1, 1), "a:ro"), |set| set.retry = Retry::Waiting { refused: 3 });
+    assert_eq!(told(&plan(&observed)), "capacity 2");
+}

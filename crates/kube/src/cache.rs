@@ -1,30 +1,39 @@
 //! Trimmed, shared caches. Invariant: one watch per kind and scope however many controllers read it; each subscriber
-//! sees every object that exists when it subscribes and every later change, deletions included.
+//! sees every object that exists when it subscribes and every later change, deletions included; a cache that was started
+//! with a limit never holds more objects than that.
 //!
-//! kube's own shared reflector tells its subscribers nothing of deletions, so the fan-out is ours; list, watch, resume
-//! and store are kube's.
+//! kube's own shared reflector does not pass deletions on, so the fan-out is ours; list, watch, resume and store are
+//! kube's.
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource, ResourceExt};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
-/// kubectl's copy of the whole object; nobody here reads it.
+/// A cache whose server holds more objects than the cache may is filled again after this long: somebody may have removed
+/// some of them.
+const OVERFULL_RETRY: Duration = Duration::from_secs(300);
+/// At most so many characters of a server's error are kept and logged.
+const ERROR_CHARACTERS: usize = 300;
+/// kubectl's copy of the whole object; no controller reads it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// What a cache can hold.
+/// An object that a cache can hold.
 pub trait Object: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {}
 impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static> Object for K {}
 
@@ -35,7 +44,7 @@ pub struct Change<K> {
     pub gone: bool,
 }
 
-/// Drop what no controller reads and what costs most memory.
+/// Drops the fields that no controller reads and that cost most memory.
 pub fn trim<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
     if let Some(annotations) = object.meta_mut().annotations.as_mut() {
@@ -61,10 +70,11 @@ struct Shared<K: Object> {
     task: tokio::task::AbortHandle,
 }
 
-/// What the watch fills beside the store.
+/// The state of the watch beside the store.
 struct Feed<K> {
     /// The last error of the watch.
     trouble: Mutex<Option<String>>,
+    overfull: AtomicBool,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>,
     removed: Mutex<Removed>,
 }
@@ -73,6 +83,7 @@ impl<K> Default for Feed<K> {
     fn default() -> Self {
         Self {
             trouble: Mutex::default(),
+            overfull: AtomicBool::default(),
             subscribers: Mutex::default(),
             removed: Mutex::default(),
         }
@@ -84,7 +95,7 @@ impl<K> Default for Feed<K> {
 struct Removed(VecDeque<String>);
 
 impl Removed {
-    /// More than are ever waited for at a time.
+    /// More than a controller ever waits for at a time.
     const KEPT: usize = 4096;
 
     fn note(&mut self, uid: String) {
@@ -113,11 +124,23 @@ impl<K: Object> Clone for Cache<K> {
 impl<K: Object> Cache<K> {
     /// Watch `api` until the last clone is dropped or `shutdown` is cancelled.
     pub fn start(api: Api<K>, config: watcher::Config, trim: fn(&mut K), shutdown: CancellationToken) -> Self {
+        Self::start_bounded(api, config, trim, usize::MAX, shutdown)
+    }
+
+    /// As [`Cache::start`], with at most `limit` objects. When the server has more, the cache keeps those that it has,
+    /// is [overfull](Cache::is_overfull), and is filled again from time to time.
+    pub fn start_bounded(
+        api: Api<K>,
+        config: watcher::Config,
+        trim: fn(&mut K),
+        limit: usize,
+        shutdown: CancellationToken,
+    ) -> Self {
         let writer = Writer::<K>::default();
         let store = writer.as_reader();
         let feed = Arc::<Feed<K>>::default();
         let (tell, listed) = watch::channel(false);
-        let keep = keep(api, config, trim, writer, tell, feed.clone());
+        let keep = keep(api, config, trim, limit, writer, tell, feed.clone());
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -136,7 +159,7 @@ impl<K: Object> Cache<K> {
         self.0.store.clone()
     }
 
-    /// Wait for the first complete list.
+    /// Waits for the first complete list.
     pub async fn ready(&self) -> Result<(), Error> {
         let ended = |_| Error::WatchEnded {
             kind: K::kind(&()).into_owned(),
@@ -146,14 +169,19 @@ impl<K: Object> Cache<K> {
         Ok(())
     }
 
-    /// The last error of the watch, until the server has told what there is again: the cache may be out of date.
+    /// Whether the server has more objects than the cache may hold.
+    pub fn is_overfull(&self) -> bool {
+        self.0.feed.overfull.load(Ordering::SeqCst)
+    }
+
+    /// Returns the last error of the watch, until the server answers again: the cache may be out of date.
     pub fn trouble(&self) -> Option<String> {
-        lock(&self.0.feed.trouble).clone()
+        self.0.feed.trouble.lock().clone()
     }
 
     /// Whether an object with this UID was in the cache and has left it lately.
     pub fn has_removed(&self, uid: &str) -> bool {
-        lock(&self.0.feed.removed).0.iter().any(|removed| removed == uid)
+        self.0.feed.removed.lock().0.iter().any(|removed| removed == uid)
     }
 
     pub fn get(&self, namespace: Option<&str>, name: &str) -> Option<Arc<K>> {
@@ -170,10 +198,10 @@ impl<K: Object> Cache<K> {
         found
     }
 
-    /// Everything there is, then every change.
+    /// Returns every object, then every change.
     pub fn subscribe(&self) -> impl Stream<Item = Change<K>> + Send + use<K> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let mut subscribers = lock(&self.0.feed.subscribers);
+        let mut subscribers = self.0.feed.subscribers.lock();
         for object in self.0.store.state() {
             let _ = sender.send(Change { object, gone: false });
         }
@@ -183,7 +211,7 @@ impl<K: Object> Cache<K> {
         })
     }
 
-    /// Wait until `predicate` holds for the cached object (or its absence); watches, never polls.
+    /// Waits until `predicate` holds for the cached object (or its absence); watches, never polls.
     pub async fn until(&self, namespace: Option<&str>, name: &str, predicate: impl Fn(Option<&K>) -> bool) {
         let mut changes = std::pin::pin!(self.subscribe());
         while !predicate(self.get(namespace, name).as_deref()) {
@@ -194,53 +222,96 @@ impl<K: Object> Cache<K> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
+/// Keeps the store for ever. A watch ends only when the server has more objects than the limit.
 async fn keep<K: Object>(
     api: Api<K>,
     config: watcher::Config,
     trim: fn(&mut K),
+    limit: usize,
     mut writer: Writer<K>,
     listed: watch::Sender<bool>,
     feed: Arc<Feed<K>>,
 ) {
+    loop {
+        let events = std::pin::pin!(watcher(api.clone(), config.clone()).default_backoff());
+        fill(events, trim, limit, &mut writer, &listed, &feed).await;
+        // The store drops what it has collected of the list.
+        writer.apply_watcher_event(&watcher::Event::Init);
+        tracing::warn!(kind = %K::kind(&()), limit, "the server has more objects than the cache may hold");
+        feed.overfull.store(true, Ordering::SeqCst);
+        *feed.trouble.lock() = Some(format!("the server has more than {limit} objects"));
+        tokio::time::sleep(OVERFULL_RETRY).await;
+    }
+}
+
+async fn fill<K: Object>(
+    mut events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Unpin,
+    trim: fn(&mut K),
+    limit: usize,
+    writer: &mut Writer<K>,
+    listed: &watch::Sender<bool>,
+    feed: &Feed<K>,
+) {
     let reader = writer.as_reader();
-    let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+    let mut in_list = 0;
     while let Some(event) = events.next().await {
         let event = match event {
-            Ok(event) => {
-                // The beginning of a list comes before the list is asked for, and proves nothing.
-                if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
-                    *lock(&feed.trouble) = None;
-                }
-                event.modify(trim)
-            }
+            Ok(event) => event.modify(trim),
             Err(error) => {
-                *lock(&feed.trouble) = Some(error.to_string());
-                tracing::warn!(kind = %K::kind(&()), %error, "watch interrupted");
+                let error = shortened(&error);
+                tracing::warn!(kind = %K::kind(&()), error, "watch interrupted");
+                *feed.trouble.lock() = Some(error);
                 continue;
             }
         };
+        let size = match &event {
+            watcher::Event::Init => {
+                in_list = 0;
+                0
+            }
+            watcher::Event::InitApply(_) => {
+                in_list += 1;
+                in_list
+            }
+            watcher::Event::Apply(object) if reader.get(&ObjectRef::from_obj(object)).is_none() => reader.len() + 1,
+            watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone => 0,
+        };
+        if size > limit {
+            return;
+        }
+        // The beginning of a list comes before the server is asked for it, and proves nothing.
+        if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+            *feed.trouble.lock() = None;
+            feed.overfull.store(false, Ordering::SeqCst);
+        }
         // Subscribing reads the store under this lock: a change is either in what it reads or sent to it after.
-        let mut subscribers = lock(&feed.subscribers);
-        let changes = apply(&mut writer, &reader, &event);
+        let mut subscribers = feed.subscribers.lock();
+        let changes = apply(writer, &reader, &event);
         for change in changes.iter().filter(|change| change.gone) {
             if let Some(uid) = &change.object.meta().uid {
-                lock(&feed.removed).note(uid.clone());
+                feed.removed.lock().note(uid.clone());
             }
         }
         subscribers.retain(|subscriber| {
             !subscriber.is_closed() && changes.iter().all(|change| subscriber.send(change.clone()).is_ok())
         });
+        drop(subscribers);
         if matches!(event, watcher::Event::InitDone) {
             listed.send_replace(true);
         }
     }
 }
 
-/// Put an event into the store; the answer is what it changed.
+/// Returns an error in one line of bounded length: its text may come from any server.
+pub(crate) fn shortened(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(ERROR_CHARACTERS)
+        .collect()
+}
+
+/// Puts an event into the store and returns what it changed.
 fn apply<K: Object>(writer: &mut Writer<K>, reader: &Store<K>, event: &watcher::Event<K>) -> Vec<Change<K>> {
     match event {
         watcher::Event::Init | watcher::Event::InitApply(_) => {
@@ -293,7 +364,7 @@ impl Caches {
             kind: TypeId::of::<K>(),
             selector,
         };
-        let mut caches = lock(&self.0);
+        let mut caches = self.0.lock();
         if let Some(cache) = caches.get(&key).and_then(|cache| cache.downcast_ref::<Cache<K>>()) {
             return cache.clone();
         }
@@ -312,7 +383,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Duration;
 
-    /// Listed, then told that what it knows is too old to go on from; the second list is answered, or never is.
+    /// Listed; then the server reports that the version is too old to continue; it answers the second list, or never does.
     fn expired(again: bool) -> (Cache<ConfigMap>, Arc<std::sync::atomic::AtomicUsize>) {
         let (client, requests) = stub::client(move |request| match request {
             0 => Some((200, stub::config_maps(&["old"]))),
@@ -339,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cache_is_in_trouble_until_the_list_that_mends_it_has_come() {
+    async fn a_cache_is_out_of_date_until_the_next_list_is_complete() {
         let (cache, requests) = expired(false);
         until(|| requests.load(Ordering::SeqCst) == 3).await;
         assert!(cache.get(Some("default"), "old").is_some());

@@ -1,5 +1,5 @@
-//! Cluster API's own kinds in the form that caches hold. They are asked for in the newest version; the client asks again
-//! in the older one where that is all that is served, and both read into the same types.
+//! Cluster API's own kinds in the form that caches hold. Controllers request the newest version; the client requests the
+//! older one where only that is served, and both are read into the same types.
 
 use std::borrow::Cow;
 use std::ops::Deref;

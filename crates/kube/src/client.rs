@@ -1,9 +1,9 @@
 //! Client profiles. Invariant: every request on the wire, each retry included, passes the [`Interceptors`] and is counted, and
-//! every request but a watch is answered or given up within [`REQUEST_TIMEOUT`].
+//! every request but a watch is answered or fails within [`REQUEST_TIMEOUT`].
 //!
-//! kube's own retry layer is off: it sits below any layer of ours (so that retries would go unseen) and stays with a
-//! request for minutes. The retrying profile repeats what the API server shed by itself, a few times; what is still
-//! refused then goes back to the caller with its class.
+//! kube's own retry layer is off: it is below any layer of ours, which would not see the retries, and it may retry for
+//! minutes. The retrying profile retries a request that an overloaded API server rejected, a few times; then the caller
+//! gets the error with its class.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,30 +16,31 @@ use kube::client::{Body, ClientBuilder};
 use tokio::sync::{Mutex, Semaphore};
 use tower::{BoxError, Layer, Service, ServiceExt};
 
+use crate::bounds::{Bounds, is_watch};
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::served::{self, Served};
 
 /// A request that is not a watch and has no answer after this long counts as lost; the API server's own limit is 60 s.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Connections to an address that does not answer are given up after this long, so that "unreachable" is said soon.
+/// A connection to an address that does not answer fails after this long, so that an unreachable cluster is reported soon.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// So many requests besides watches are under way at once: each holds a connection of its own, which costs memory here and
-/// on the API server, and more at a time are not answered sooner.
+/// So many requests besides watches are sent at once: each has its own connection, which costs memory here and on the API
+/// server, and the API server does not answer more of them sooner.
 const AT_ONCE: usize = 16;
-/// How often the retrying profile repeats a request that the server shed.
+/// How often the retrying profile retries a request that an overloaded server rejected.
 const RETRIES: u32 = 4;
 /// First pause between two tries when the server names none; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// A longer Retry-After than this is not slept out here but handed to the caller as throttled.
+/// The client does not wait for a longer Retry-After than this: the caller gets the error as throttled.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How a client treats requests that the server shed (429, 503, 504).
+/// How a client treats requests that an overloaded server rejects (429, 503, 504).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Repeat them a few times.
+    /// Retry them a few times.
     Retrying,
-    /// Hand them to the caller at once: evictions (429 is an answer there) and leases (late is worse than failed).
+    /// Return them to the caller at once: for evictions, where 429 is an answer, and leases, where late is worse than failed.
     Once,
 }
 
@@ -53,16 +54,38 @@ pub struct Refused(pub String);
 #[error("no answer from the API server within {} s", REQUEST_TIMEOUT.as_secs())]
 pub struct TimedOut;
 
-/// Who writes, in audit logs and `managedFields`: the API server takes the part before the slash as the manager.
+/// The name of the writer in audit logs and `managedFields`: the API server takes the part before the slash as the manager.
 const USER_AGENT: &str = concat!("capstan/", env!("CARGO_PKG_VERSION"));
 
-/// A client whose every request passes `interceptors`.
+/// Returns a client whose every request passes `interceptors`.
 pub fn connect(
-    mut config: kube::Config,
+    config: kube::Config,
     profile: Profile,
     interceptors: &Interceptors,
     metrics: &Metrics,
 ) -> Result<kube::Client, Error> {
+    let (config, layer) = prepared(config, profile, interceptors, metrics);
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+/// As [`connect`], to a server that somebody else runs: its answers are bounded.
+pub fn connect_bounded(
+    config: kube::Config,
+    profile: Profile,
+    interceptors: &Interceptors,
+    metrics: &Metrics,
+) -> Result<kube::Client, Error> {
+    let (config, layer) = prepared(config, profile, interceptors, metrics);
+    let builder = ClientBuilder::try_from(config)?.with_layer(&Bounds);
+    Ok(builder.with_layer(&layer).build())
+}
+
+fn prepared(
+    mut config: kube::Config,
+    profile: Profile,
+    interceptors: &Interceptors,
+    metrics: &Metrics,
+) -> (kube::Config, InterceptorLayer) {
     config.default_retry = false;
     config
         .headers
@@ -78,7 +101,7 @@ pub fn connect(
         profile,
         served: Arc::default(),
     };
-    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+    (config, layer)
 }
 
 struct InterceptorLayer {
@@ -98,7 +121,7 @@ impl<S> Layer<S> for InterceptorLayer {
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
-            lines: Arc::new(Semaphore::new(AT_ONCE)),
+            slots: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 }
@@ -110,7 +133,7 @@ struct InterceptorService<S> {
     metrics: Metrics,
     profile: Profile,
     served: Arc<Served>,
-    lines: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
 }
 
 impl<S> Clone for InterceptorService<S> {
@@ -121,7 +144,7 @@ impl<S> Clone for InterceptorService<S> {
             metrics: self.metrics.clone(),
             profile: self.profile,
             served: self.served.clone(),
-            lines: self.lines.clone(),
+            slots: self.slots.clone(),
         }
     }
 }
@@ -150,20 +173,20 @@ impl<S, B> InterceptorService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
 {
-    /// In the version of Cluster API that is served, whichever was asked for.
+    /// Answers in the version of Cluster API that is served, whichever the request names.
     async fn answer(&self, mut request: Request<Body>) -> Result<Response<B>, BoxError> {
         let Some(kind) = served::kind(request.uri().path()) else {
             return self.send(request).await;
         };
         let version = self.served.version(&kind);
         let spare = duplicate(&request).filter(|_| kind.proves_absence(request.method()));
-        served::ask_in(&mut request, version);
+        served::set_version(&mut request, version);
         let answer = self.send(request).await?;
         let Some(mut spare) = spare.filter(|_| answer.status() == StatusCode::NOT_FOUND) else {
             return Ok(answer);
         };
         let other = served::other(version);
-        served::ask_in(&mut spare, other);
+        served::set_version(&mut spare, other);
         let second = self.send(spare).await?;
         if second.status() == StatusCode::NOT_FOUND {
             return Ok(answer);
@@ -173,10 +196,7 @@ where
     }
 
     async fn send(&self, mut request: Request<Body>) -> Result<Response<B>, BoxError> {
-        let watch = request
-            .uri()
-            .query()
-            .is_some_and(|q| q.split('&').any(|p| p == "watch=true"));
+        let watch = is_watch(&request);
         let effect = effect_of(&request);
         for attempt in 0.. {
             let spare = if self.profile == Profile::Retrying {
@@ -184,12 +204,12 @@ where
             } else {
                 None
             };
-            // A watch's answer lasts: it must not keep others from being heard.
-            let line = if watch { None } else { self.lines.acquire().await.ok() };
-            // Last of all: what was open when we queued may be shut by now.
+            // A watch lasts: it must not take the place of other requests.
+            let slot = if watch { None } else { self.slots.acquire().await.ok() };
+            // After the wait for a place: the fence may have closed meanwhile.
             obey(self.interceptors.before(&effect)).await?;
             let answer = once(&self.inner, &self.metrics, &effect, watch, request).await;
-            drop(line);
+            drop(slot);
             obey(self.interceptors.after(&effect)).await?;
             let answer = answer?;
             match (spare, pause(&answer, attempt)) {
@@ -271,13 +291,13 @@ fn duplicate(request: &Request<Body>) -> Option<Request<Body>> {
     Some(copy)
 }
 
-/// How long to wait before the next try; `None` when this answer is final.
+/// Returns how long to wait before the next try; `None` when this answer is final.
 fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
-    let shed = matches!(
+    let overloaded = matches!(
         answer.status(),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
     );
-    if !shed || attempt >= RETRIES {
+    if !overloaded || attempt >= RETRIES {
         return None;
     }
     let asked = answer.headers().get(http::header::RETRY_AFTER);
@@ -296,14 +316,14 @@ mod tests {
     use rstest::rstest;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-    /// Shuts for writes once the first answer has come.
+    /// Refuses writes from the first answer on.
     #[derive(Default)]
-    struct Shutting(AtomicBool);
+    struct Closing(AtomicBool);
 
-    impl Interceptor for Shutting {
+    impl Interceptor for Closing {
         fn before(&self, _: &Effect) -> Verdict {
             if self.0.load(SeqCst) {
-                return Verdict::Refuse("shut".to_owned());
+                return Verdict::Refuse("closed".to_owned());
             }
             Verdict::Pass
         }
@@ -315,8 +335,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_waits_for_its_turn_while_the_interceptor_shuts_is_never_sent() {
-        let (interceptor, sent) = (Arc::new(Shutting::default()), Arc::new(AtomicUsize::new(0)));
+    async fn a_request_that_waits_for_a_place_while_the_interceptor_closes_is_never_sent() {
+        let (interceptor, sent) = (Arc::new(Closing::default()), Arc::new(AtomicUsize::new(0)));
         let layer = InterceptorLayer {
             interceptors: Interceptors::new(vec![interceptor.clone()]),
             metrics: Metrics::default(),
@@ -337,9 +357,9 @@ mod tests {
         };
         let crowd = |number| futures::future::join_all((0..number).map(|_| write()));
         let answers = crowd(AT_ONCE + 5).await;
-        assert_eq!(sent.load(SeqCst), AT_ONCE, "only those that had a line when it shut");
+        assert_eq!(sent.load(SeqCst), AT_ONCE, "only those that had a place when it closed");
         assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 5);
-        // Those that were refused gave their lines back.
+        // The refused requests have released their places.
         assert!(crowd(AT_ONCE + 5).await.iter().all(Result::is_err));
         interceptor.0.store(false, SeqCst);
         assert!(write().await.is_ok());
@@ -357,12 +377,12 @@ mod tests {
     #[rstest]
     #[case::an_answer_is_final(200, None, 0, None)]
     #[case::a_refusal_is_final(403, None, 0, None)]
-    #[case::shed_without_a_time(503, None, 0, Some(100))]
+    #[case::rejected_without_a_time(503, None, 0, Some(100))]
     #[case::doubled(503, None, 2, Some(400))]
     #[case::the_server_names_the_time(429, Some("1"), 3, Some(1000))]
     #[case::too_long_to_sleep_out(429, Some("30"), 0, None)]
     #[case::given_up(429, Some("1"), RETRIES, None)]
-    fn only_what_the_server_shed_is_repeated(
+    fn only_a_request_that_an_overloaded_server_rejected_is_retried(
         #[case] code: u16,
         #[case] after: Option<&str>,
         #[case] attempt: u32,

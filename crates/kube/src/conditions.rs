@@ -1,5 +1,5 @@
-//! Conditions of Cluster API v1beta1 and the Machine API. Invariant: setting what is already so changes nothing, and
-//! `lastTransitionTime` moves only when the status does, so that it tells since when.
+//! Conditions of Cluster API v1beta1 and the Machine API. Invariant: setting a condition to the value that it has changes
+//! nothing, and `lastTransitionTime` moves only when the status does.
 
 use capstan_api::common::Condition;
 use jiff::Timestamp;
@@ -8,14 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 /// The condition that sums up the others, listed first.
 pub const READY: &str = "Ready";
 
-/// How bad a False is.
+/// The severity of a False.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// It is on its way.
+    /// It becomes true by itself.
     Info,
-    /// It may need a look.
+    /// A person may have to check it.
     Warning,
-    /// It will not mend by itself.
+    /// A person has to change something.
     Error,
 }
 
@@ -41,7 +41,7 @@ pub fn is_false(conditions: &[Condition], type_: &str) -> bool {
     get(conditions, type_).is_some_and(|condition| condition.status == "False")
 }
 
-/// Since when the condition has the status it has.
+/// Returns since when the condition has its status.
 pub fn since(conditions: &[Condition], type_: &str) -> Option<Timestamp> {
     get(conditions, type_).map(|condition| condition.last_transition_time.0)
 }
@@ -105,7 +105,7 @@ fn condition(
     }
 }
 
-/// Put a condition into the list, Ready first and the others by name. Whether anything changed.
+/// Puts a condition into the list, Ready first and the others by name. Returns whether anything changed.
 pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
     let Some(old) = conditions.iter_mut().find(|condition| condition.type_ == new.type_) else {
         conditions.push(new);

@@ -75,7 +75,7 @@ impl Context {
         } = options;
         let client = client::connect(config.clone(), Profile::Retrying, &interceptors, &metrics)?;
         let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics)?;
-        let recorder = Recorder::new(client.clone(), "capstan");
+        let recorder = Recorder::new(client.clone(), "capstan", clock);
         Ok(Self {
             client,
             no_retry,

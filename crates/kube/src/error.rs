@@ -6,6 +6,7 @@ use std::time::Duration;
 use capstan_core::Class;
 pub use capstan_core::Classified;
 
+use crate::bounds::Unbounded;
 use crate::client::{Refused, TimedOut};
 
 /// How long to stay away when the API server says 429 without a `retryAfterSeconds`.
@@ -115,10 +116,15 @@ pub fn classified(error: &kube::Error) -> String {
                 _ => format!("the API server rejects the request ({code})"),
             };
         }
-        kube::Error::Service(source) => match source.downcast_ref::<Refused>() {
-            Some(refused) => return refused.to_string(),
-            None => of_connection(source.as_ref()),
-        },
+        kube::Error::Service(source) => {
+            if let Some(refused) = source.downcast_ref::<Refused>() {
+                return refused.to_string();
+            }
+            if let Some(unbounded) = source.downcast_ref::<Unbounded>() {
+                return unbounded.to_string();
+            }
+            of_connection(source.as_ref())
+        }
         kube::Error::HyperError(source) => of_connection(source),
         kube::Error::ReadEvents(source) => of_connection(source),
         kube::Error::SerdeError(_)

@@ -1,24 +1,26 @@
-//! Events on objects. Invariant: the same thing said again about the same object becomes a count on one Event, written
-//! at most when the count doubles or [`REFRESH`] has passed; recording never fails its caller.
+//! Events on objects. Invariant: a repeated event about an object becomes a count on one Event, which is written only
+//! when the count doubles or [`REFRESH`] has passed; recording never fails its caller.
 //!
-//! They are written as core/v1 Events with count, first and last time and source, for that is what the replaced
-//! controllers wrote and what their users' field selectors and alerts match; the API server serves the same objects
-//! under events.k8s.io. kube's recorder would drop every message after the first of a reason.
+//! The recorder writes core/v1 Events with count, first and last time and source: the replaced controllers wrote these,
+//! and the field selectors and alerts of their users match them. The API server serves the same objects under
+//! events.k8s.io. kube's recorder would drop every message after the first of a reason.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_core::clock::Clock;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 /// A repeated Event is written at least this often, so that `kubectl get events` shows it as recent.
 const REFRESH: Duration = Duration::from_secs(300);
-/// Events older than this start anew: the API server keeps them for an hour.
+/// Events older than this start with a new count: the API server keeps them for an hour.
 const FORGET: Duration = Duration::from_secs(3000);
 /// The API server takes messages of up to 1024 bytes.
 const LONGEST_MESSAGE: usize = 1024;
@@ -30,7 +32,7 @@ pub enum Level {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Said {
+struct EventKey {
     uid: String,
     component: String,
     level: Level,
@@ -46,17 +48,17 @@ struct Record {
     written_at: Timestamp,
 }
 
-/// What users read with `kubectl get events` stands in the log too, where it outlives the hour.
-fn log<K: Resource<DynamicType = ()>>(object: &K, said: &Said) {
+/// Writes the event to the log too: the API server removes events after an hour.
+fn log<K: Resource<DynamicType = ()>>(object: &K, key: &EventKey) {
     let (kind, name) = (K::kind(&()), object.name_any());
     let namespace = object.namespace().unwrap_or_default();
-    match said.level {
-        Level::Normal => tracing::info!(%kind, namespace, name, reason = said.reason, "{}", said.message),
-        Level::Warning => tracing::warn!(%kind, namespace, name, reason = said.reason, "{}", said.message),
+    match key.level {
+        Level::Normal => tracing::info!(%kind, namespace, name, reason = key.reason, "{}", key.message),
+        Level::Warning => tracing::warn!(%kind, namespace, name, reason = key.reason, "{}", key.message),
     }
 }
 
-/// What to do about one more event.
+/// The write that one more event causes.
 #[derive(Debug, PartialEq, Eq)]
 enum Write {
     Create(String),
@@ -64,24 +66,26 @@ enum Write {
     Nothing,
 }
 
-/// Writes events in the name of one component. Clones share what was said.
+/// Writes events in the name of one component. Clones share the counts.
 #[derive(Clone)]
 pub struct Recorder {
     client: kube::Client,
     component: String,
-    said: Arc<Mutex<HashMap<Said, Record>>>,
+    clock: Clock,
+    recorded: Arc<Mutex<HashMap<EventKey, Record>>>,
 }
 
 impl Recorder {
-    pub fn new(client: kube::Client, component: impl Into<String>) -> Self {
+    pub fn new(client: kube::Client, component: impl Into<String>, clock: Clock) -> Self {
         Self {
             client,
             component: component.into(),
-            said: Arc::default(),
+            clock,
+            recorded: Arc::default(),
         }
     }
 
-    /// The same recorder under another component's name (`source.component` and `reportingComponent`).
+    /// Returns the same recorder under another component's name (`source.component` and `reportingComponent`).
     pub fn named(&self, component: impl Into<String>) -> Self {
         Self {
             component: component.into(),
@@ -98,9 +102,9 @@ impl Recorder {
     }
 
     pub async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
-        let (message, now) = (shorten(message), Timestamp::now());
+        let (message, now) = (shorten(message), self.clock.now());
         let uid = object.uid().unwrap_or_default();
-        let said = Said {
+        let key = EventKey {
             uid,
             component: self.component.clone(),
             level,
@@ -108,21 +112,21 @@ impl Recorder {
             message,
         };
         let write = {
-            let mut map = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            decide(&mut map, &said, &object.name_any(), now)
+            let mut map = self.recorded.lock();
+            decide(&mut map, &key, &object.name_any(), now)
         };
         if write == Write::Nothing {
             return;
         }
-        log(object, &said);
+        log(object, &key);
         let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let done = match write {
             Write::Nothing => return,
-            Write::Create(name) => self.create(&api, object, name, &said, now, 1).await,
+            Write::Create(name) => self.create(&api, object, name, &key, now, 1).await,
             Write::Count { name, count } => match count_up(&api, &name, count, now).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    self.create(&api, object, name, &said, now, count).await
+                    self.create(&api, object, name, &key, now, count).await
                 }
                 done => done,
             },
@@ -137,7 +141,7 @@ impl Recorder {
         api: &Api<Event>,
         object: &K,
         name: String,
-        said: &Said,
+        key: &EventKey,
         now: Timestamp,
         count: i32,
     ) -> Result<(), kube::Error> {
@@ -150,9 +154,9 @@ impl Recorder {
                 ..ObjectMeta::default()
             },
             involved_object: regarding,
-            reason: Some(said.reason.clone()),
-            message: Some(said.message.clone()),
-            type_: Some(format!("{:?}", said.level)),
+            reason: Some(key.reason.clone()),
+            message: Some(key.message.clone()),
+            type_: Some(format!("{:?}", key.level)),
             source: Some(EventSource {
                 component: Some(self.component.clone()),
                 host: None,
@@ -182,9 +186,9 @@ async fn count_up(api: &Api<Event>, name: &str, count: i32, now: Timestamp) -> R
     api.patch(name, &PatchParams::default(), &patch).await.map(drop)
 }
 
-fn decide(said: &mut HashMap<Said, Record>, what: &Said, object: &str, now: Timestamp) -> Write {
-    said.retain(|_, record| age(record, now) < FORGET);
-    match said.get_mut(what) {
+fn decide(recorded: &mut HashMap<EventKey, Record>, key: &EventKey, object: &str, now: Timestamp) -> Write {
+    recorded.retain(|_, record| age(record, now) < FORGET);
+    match recorded.get_mut(key) {
         None => {
             let name = format!("{object}.{:x}", now.as_nanosecond());
             let record = Record {
@@ -193,7 +197,7 @@ fn decide(said: &mut HashMap<Said, Record>, what: &Said, object: &str, now: Time
                 written: 1,
                 written_at: now,
             };
-            said.insert(what.clone(), record);
+            recorded.insert(key.clone(), record);
             Write::Create(name)
         }
         Some(record) => {
@@ -231,9 +235,9 @@ fn shorten(mut message: String) -> String {
 mod tests {
     use super::*;
 
-    fn said(message: &str) -> Said {
+    fn event_key(message: &str) -> EventKey {
         let (uid, component, reason) = ("u".to_owned(), "c".to_owned(), "r".to_owned());
-        Said {
+        EventKey {
             uid,
             component,
             level: Level::Warning,
@@ -243,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn the_same_said_again_is_written_when_its_count_doubles() {
+    fn a_repeated_event_is_written_when_its_count_doubles() {
         let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
         let writes: Vec<i32> = (1..=9)
-            .filter_map(|_| match decide(&mut map, &said("a"), "m", now) {
+            .filter_map(|_| match decide(&mut map, &event_key("a"), "m", now) {
                 Write::Create(_) => Some(1),
                 Write::Count { count, .. } => Some(count),
                 Write::Nothing => None,
@@ -258,22 +262,22 @@ mod tests {
     #[test]
     fn another_message_is_another_event() {
         let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
-        assert!(matches!(decide(&mut map, &said("a"), "m", now), Write::Create(_)));
-        assert!(matches!(decide(&mut map, &said("b"), "m", now), Write::Create(_)));
+        assert!(matches!(decide(&mut map, &event_key("a"), "m", now), Write::Create(_)));
+        assert!(matches!(decide(&mut map, &event_key("b"), "m", now), Write::Create(_)));
     }
 
     #[test]
     fn a_repeated_event_is_refreshed_and_in_the_end_forgotten() {
         let (mut map, now) = (HashMap::new(), Timestamp::UNIX_EPOCH);
-        decide(&mut map, &said("a"), "m", now);
-        decide(&mut map, &said("a"), "m", now);
-        assert_eq!(decide(&mut map, &said("a"), "m", now), Write::Nothing);
+        decide(&mut map, &event_key("a"), "m", now);
+        decide(&mut map, &event_key("a"), "m", now);
+        assert_eq!(decide(&mut map, &event_key("a"), "m", now), Write::Nothing);
         assert!(matches!(
-            decide(&mut map, &said("a"), "m", now + REFRESH),
+            decide(&mut map, &event_key("a"), "m", now + REFRESH),
             Write::Count { count: 4, .. }
         ));
         assert!(matches!(
-            decide(&mut map, &said("a"), "m", now + REFRESH + FORGET),
+            decide(&mut map, &event_key("a"), "m", now + REFRESH + FORGET),
             Write::Create(_)
         ));
     }

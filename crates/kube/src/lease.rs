@@ -2,10 +2,10 @@
 //!
 //! Invariant: no write passes the [`Fence`] later than the renew deadline after the last renewal was *sent*, by our own
 //! clocks, whether or not the API server answers; another candidate takes the lease only the whole duration after it
-//! *saw* that renewal. The time between the two is what a request on its way may still need. Each write of the Lease
-//! names the version that it replaces, so a renewal can never revive a lease that somebody else has taken.
+//! *saw* that renewal. A request that is on its way has the time between the two. Each write of the Lease names the
+//! version that it replaces, so a renewal can never revive a lease that another candidate has taken.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use capstan_core::interceptor::{Effect, Interceptor, Verdict};
@@ -13,13 +13,14 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::error::Error;
 
-/// A request about the lease is given up after this long: late is worse than failed.
+/// A request about the lease fails after this long: late is worse than failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A lease is given back in so many tries, each within [`RELEASE_TIMEOUT`]: a stop must not take longer than its grace.
+/// The lease is released in so many tries, each within [`RELEASE_TIMEOUT`]: a stop must not exceed its grace period.
 const RELEASE_TRIES: usize = 3;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -32,13 +33,13 @@ pub struct Settings {
     pub duration: Duration,
     /// How long we go on after the last renewal that we sent; shorter than `duration`.
     pub renew_deadline: Duration,
-    /// How often we renew, or look whether the lease is free.
+    /// How often we renew the lease, or read whether it is free.
     pub retry_period: Duration,
 }
 
-/// Who holds a lease: `HOST-BOOT_NAMESPACE_PID_START`, which tells a later process of the same machine that this one is
-/// gone, so that it need not wait the lease out. Host names repeat, and so do the first namespaces of two kernels; the
-/// kernel's own mark of this boot does not.
+/// The holder of a lease: `HOST-BOOT_NAMESPACE_PID_START`. A later process of the same machine can tell from it that this
+/// one has ended, and need not wait until the lease expires. Host names repeat, and so do the first namespaces of two
+/// kernels; the kernel's id of this boot does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity(String);
 
@@ -60,7 +61,7 @@ impl Identity {
         Self(format!("{host}-{boot}_{space}_{pid}_{start}"))
     }
 
-    /// Whether `holder` was a process of this machine (same host, same process namespace) that no longer lives.
+    /// Whether `holder` was a process of this machine (same host, same process namespace) that has ended.
     fn is_certainly_gone(&self, holder: &str) -> bool {
         let parts = |text: &str| text.split('_').map(str::to_owned).collect::<Vec<_>>();
         let (ours, theirs) = (parts(&self.0), parts(holder));
@@ -86,7 +87,7 @@ fn pid_namespace() -> Option<String> {
     Some(digits).filter(|digits| !digits.is_empty())
 }
 
-/// The kernel's own count at which a process started; none for one that has ended and was not reaped yet.
+/// Returns the kernel's own count at which a process started; none for one that has ended and was not reaped yet.
 fn process_start(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -96,7 +97,8 @@ fn process_start(pid: u32) -> Option<String> {
 }
 
 /// A moment by both clocks: the steady one stands still while a virtual machine is suspended, the wall clock may be set.
-/// Whichever says first that a moment has passed is believed.
+/// A moment has passed as soon as one of them shows it. Both are the operating system's own clocks and not the product's
+/// `Clock`, which a test may stop: a fence that stands still would not close.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     steady: Instant,
@@ -123,7 +125,7 @@ impl Moment {
     }
 }
 
-/// Lets writes pass only while the lease is surely ours. Reads always pass.
+/// Lets writes pass only while the lease is certainly ours. Reads always pass.
 #[derive(Clone, Debug, Default)]
 pub struct Fence(Arc<Mutex<Option<Moment>>>);
 
@@ -133,11 +135,11 @@ impl Fence {
     }
 
     fn until(&self) -> Option<Moment> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, until: Option<Moment>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        *self.0.lock() = until;
     }
 }
 
@@ -147,24 +149,24 @@ impl Interceptor for Fence {
             return Verdict::Pass;
         }
         Verdict::Refuse(format!(
-            "the lease is not ours any more: {} {} was not sent",
+            "this replica is no longer the leader: {} {} was not sent",
             effect.method, effect.target
         ))
     }
 }
 
-/// What to do about a lease as it was read.
+/// The next action on a lease as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// It is free, or its holder is gone: take it.
     Take,
     /// It is ours: renew it.
     Renew,
-    /// Somebody else has it.
+    /// Another candidate holds it.
     Wait,
 }
 
-/// `unchanged` is how long, by our own clock, we have seen the lease as it is: clocks of other machines are not asked.
+/// `unchanged` is how long, by our own clock, the lease has been as it is: clocks of other machines do not count.
 fn decide(spec: &LeaseSpec, identity: &Identity, unchanged: Duration, default_duration: Duration) -> Step {
     let holder = spec.holder_identity.as_deref().unwrap_or_default();
     let seconds = spec
@@ -179,8 +181,8 @@ fn decide(spec: &LeaseSpec, identity: &Identity, unchanged: Duration, default_du
     }
 }
 
-/// The lease as last read, and since when it has looked like that.
-struct Seen {
+/// The lease as last read, and since when it has been so.
+struct Observed {
     spec: LeaseSpec,
     since: Instant,
 }
@@ -192,7 +194,7 @@ pub struct Elector {
     fence: Fence,
     /// The lease as we last wrote it; `None` when it has to be read first.
     held: Option<Lease>,
-    seen: Option<Seen>,
+    observed: Option<Observed>,
 }
 
 impl Elector {
@@ -204,7 +206,7 @@ impl Elector {
             settings,
             fence,
             held: None,
-            seen: None,
+            observed: None,
         }
     }
 
@@ -219,9 +221,12 @@ impl Elector {
             if self.fence.is_open() {
                 break;
             }
-            let holder = self.seen.as_ref().and_then(|seen| seen.spec.holder_identity.clone());
+            let holder = self
+                .observed
+                .as_ref()
+                .and_then(|observed| observed.spec.holder_identity.clone());
             if holder.is_some() && holder != waiting_for {
-                info!(lease = %self.settings.name, holder, "waiting for the leader to go");
+                info!(lease = %self.settings.name, holder, "waiting for the leader to release the lease");
                 waiting_for = holder;
             }
             tokio::time::sleep(self.settings.retry_period).await;
@@ -241,25 +246,25 @@ impl Elector {
         warn!(lease = %self.settings.name, "the lease is lost: all writes are refused from here on");
     }
 
-    /// Gives the lease back, so that the next one need not wait it out. Whether it is ours is read where we cannot know:
-    /// a renewal may have been cut off on its way.
+    /// Releases the lease, so that the next leader need not wait until it expires. Reads first whether it is ours where we
+    /// cannot know: a renewal may have been cut off on its way.
     pub async fn release(&mut self) {
         self.fence.set(None);
         let name = self.settings.name.clone();
         for _ in 0..RELEASE_TRIES {
             let known = self.held.take();
-            let why = match tokio::time::timeout(RELEASE_TIMEOUT, self.give_back(known)).await {
+            let reason = match tokio::time::timeout(RELEASE_TIMEOUT, self.give_back(known)).await {
                 Ok(Ok(true)) => return info!(lease = %name, "released"),
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no answer within {} s", RELEASE_TIMEOUT.as_secs()),
             };
-            info!(lease = %name, why, "not released yet");
+            info!(lease = %name, reason, "not released yet");
         }
         info!(lease = %name, "not released: it expires by itself");
     }
 
-    /// Takes our name off the lease; `false` when it was not there.
+    /// Removes our name from the lease; returns false when it was not there.
     async fn give_back(&self, known: Option<Lease>) -> Result<bool, Error> {
         let lease = match known {
             Some(lease) => Some(lease),
@@ -277,7 +282,7 @@ impl Elector {
         Ok(true)
     }
 
-    /// One look at the lease, and one write if it is ours to take or renew.
+    /// Reads the lease once, and writes it once if we may take or renew it.
     async fn attempt(&mut self) -> Result<(), Error> {
         let held = self.held.take();
         let limit = REQUEST_TIMEOUT.min(self.settings.renew_deadline / 2);
@@ -318,7 +323,7 @@ impl Elector {
             .await
         {
             Ok(written) => self.won(written, sent),
-            // Somebody was faster; the next look shows who.
+            // Another candidate was faster; the next read shows which.
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(error.into()),
         }
@@ -327,15 +332,15 @@ impl Elector {
 
     fn won(&mut self, lease: Lease, sent: Moment) {
         self.held = Some(lease);
-        self.seen = None;
+        self.observed = None;
         self.fence.set(Some(sent.after(self.settings.renew_deadline)));
     }
 
     fn unchanged(&mut self, spec: &LeaseSpec) -> Duration {
-        match &self.seen {
-            Some(seen) if seen.spec == *spec => seen.since.elapsed(),
+        match &self.observed {
+            Some(observed) if observed.spec == *spec => observed.since.elapsed(),
             _ => {
-                self.seen = Some(Seen {
+                self.observed = Some(Observed {
                     spec: spec.clone(),
                     since: Instant::now(),
                 });
@@ -357,7 +362,7 @@ impl Elector {
 
     fn claim(&self, transitions: i32) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
-        // Rounded up: nobody may take it before we have stopped.
+        // Rounded up: no other candidate may take it before we have stopped.
         let seconds = self.settings.duration.as_millis().div_ceil(1000).max(1);
         LeaseSpec {
             holder_identity: Some(self.settings.identity.0.clone()),

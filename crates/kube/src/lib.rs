@@ -2,6 +2,7 @@
 //! back-off, expectations and the loop that runs a controller.
 
 pub mod backoff;
+mod bounds;
 pub mod cache;
 pub mod capi;
 pub mod client;
@@ -15,6 +16,8 @@ pub mod expectations;
 pub mod grant;
 pub mod lease;
 pub mod metrics;
+pub mod nodes;
+pub mod objects;
 pub mod patch;
 pub mod reconciler;
 pub mod runtime;

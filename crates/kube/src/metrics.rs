@@ -1,8 +1,9 @@
 //! One registry for the whole program. Invariant: cloning shares it; nothing is registered twice under one name.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -27,7 +28,7 @@ struct ControllerLabels {
     controller: String,
 }
 
-/// A pod that keeps a node from being drained.
+/// A pod that blocks the drain of its node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BlockedLabels {
     pub node: String,
@@ -60,7 +61,7 @@ impl std::fmt::Debug for Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // From a cached no-op to a pass that waits for a cloud: 1 ms to about a minute.
+        // From a reconcile without effect to one that waits for a cloud: 1 ms to about a minute.
         let buckets = || Histogram::new([0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0]);
         let metrics = Self {
             registry: Arc::default(),
@@ -83,20 +84,16 @@ impl Metrics {
             "Requests sent to Kubernetes API servers",
             requests,
         );
-        registry.register(
-            "capstan_reconciles",
-            "Reconcile passes by outcome",
-            self.reconciles.clone(),
-        );
+        registry.register("capstan_reconciles", "Reconciles by outcome", self.reconciles.clone());
         let durations = self.durations.clone();
         registry.register(
             "capstan_reconcile_duration_seconds",
-            "Time a reconcile pass took",
+            "Duration of a reconcile",
             durations,
         );
         registry.register(
             "capstan_drain_evictions",
-            "Evictions asked for, by answer",
+            "Evictions requested, by answer",
             self.evictions.clone(),
         );
         let blocked = self.blocked.clone();
@@ -107,27 +104,27 @@ impl Metrics {
         );
     }
 
-    /// Add metrics of one's own to the shared registry.
+    /// Adds metrics to the shared registry.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
-        add(&mut self.lock())
+        add(&mut self.registry.lock())
     }
 
-    /// The registry in the OpenMetrics text format.
+    /// Returns the registry in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut text = String::new();
-        match prometheus_client::encoding::text::encode(&mut text, &self.lock()) {
+        match prometheus_client::encoding::text::encode(&mut text, &self.registry.lock()) {
             Ok(()) => text,
             Err(error) => format!("# encoding failed: {error}\n"),
         }
     }
 
-    /// Count one answered (or, with code 0, unanswered) request.
+    /// Counts one answered (or, with code 0, unanswered) request.
     pub fn kube_request(&self, verb: &'static str, code: u16) {
         let code = if code == 0 { "none".to_owned() } else { code.to_string() };
         self.requests.get_or_create(&RequestLabels { verb, code }).inc();
     }
 
-    /// Requests sent so far with this verb, whatever the answer.
+    /// Returns the number of requests with this verb, whatever the answer.
     pub fn kube_requests(&self, verb: &str) -> u64 {
         let text = self.encode();
         let prefix = format!("capstan_kube_requests_total{{verb=\"{verb}\"");
@@ -154,18 +151,14 @@ impl Metrics {
         self.evictions.get_or_create(&EvictionLabels { result }).inc();
     }
 
-    /// Replace the pods shown as in the way of one node's drain.
-    pub fn in_the_way(&self, before: &[BlockedLabels], now: &[BlockedLabels]) {
+    /// Replaces the pods that block one node's drain.
+    pub fn blocked_pods(&self, before: &[BlockedLabels], now: &[BlockedLabels]) {
         for labels in before.iter().filter(|labels| !now.contains(labels)) {
             self.blocked.remove(labels);
         }
         for labels in now {
             self.blocked.get_or_create(labels).set(1);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,7 @@
-//! Writes to objects. Invariant: nothing is sent when nothing changed; what is sent is the difference between two typed
-//! values as a JSON merge patch, so that no field of somebody else is touched; a change of a list that others write too
-//! (finalizers) carries the resourceVersion it was computed from; what the server drops is not sent over and over; what is
-//! handed back is trimmed as the caches are.
+//! Writes to objects. Invariant: a patch is the difference between two typed values as a JSON merge patch, so that it
+//! touches no field of another writer, and an empty one is not sent; a change of a list that others write too (finalizers)
+//! carries the resourceVersion that it was computed from; a field that the API server prunes is not sent again and again;
+//! the returned object is trimmed as the caches are.
 
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
@@ -21,7 +21,7 @@ pub enum Lock {
     Version,
 }
 
-/// The merge patch (RFC 7386) that turns `before` into `after`; `None` when they are equal.
+/// Returns the merge patch (RFC 7386) that turns `before` into `after`; `None` when they are equal.
 pub fn diff(before: &impl Serialize, after: &impl Serialize) -> Result<Option<Value>, Error> {
     Ok(difference(&value(before)?, &value(after)?))
 }
@@ -60,7 +60,7 @@ fn difference(before: &Value, after: &Value) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-/// Write the difference of the two `status` to the status subresource. `None`: there was none.
+/// Writes the difference of the two `status` to the status subresource. Returns `None` when there was none.
 pub async fn status<K: Object + Serialize>(
     api: &Api<K>,
     before: &K,
@@ -80,7 +80,7 @@ pub async fn status<K: Object + Serialize>(
     Ok(Some(patched))
 }
 
-/// Write the difference of the two `metadata` and `spec`. `None`: there was none.
+/// Writes the difference of the two `metadata` and `spec`. Returns `None` when there was none.
 pub async fn object<K: Object + Serialize>(
     api: &Api<K>,
     before: &K,
@@ -134,7 +134,7 @@ struct Finalizers<'a> {
     finalizers: Vec<&'a str>,
 }
 
-/// Add a finalizer. `None`: it is there already.
+/// Adds a finalizer. Returns `None` when it is there already.
 pub async fn add_finalizer<K: Object>(api: &Api<K>, object: &K, finalizer: &str) -> Result<Option<K>, Error> {
     if object.finalizers().iter().any(|f| f == finalizer) {
         return Ok(None);
@@ -148,7 +148,7 @@ pub async fn add_finalizer<K: Object>(api: &Api<K>, object: &K, finalizer: &str)
     write_finalizers(api, object, finalizers).await.map(Some)
 }
 
-/// Take a finalizer away. `None`: it was not there, or the object is gone.
+/// Removes a finalizer. Returns `None` when it was not there, or when the object is gone.
 pub async fn remove_finalizer<K: Object>(api: &Api<K>, object: &K, finalizer: &str) -> Result<Option<K>, Error> {
     if !object.finalizers().iter().any(|f| f == finalizer) {
         return Ok(None);

@@ -1,17 +1,17 @@
-//! Which version of Cluster API's own kinds the management cluster serves.
+//! The version of Cluster API's own kinds that the management cluster serves.
 //!
-//! Invariant: whoever asks for such a kind asks in the newest version, and is answered in whatever version is served: a
-//! list that one version does not have is asked for in the other, and what came of it holds for that kind until it fails
-//! in turn. Both versions read into the same types, so nobody else has to know.
+//! Invariant: callers request such a kind in the newest version and get it in the version that is served. When a list in
+//! one version is not found, the client requests it in the other; the version that works is used for that kind until it
+//! fails in turn. Both versions are read into the same types, so no other code depends on the version.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use capstan_api::capi::{GROUP, Version};
 use http::{Method, Request, Uri};
 use kube::client::Body;
+use parking_lot::Mutex;
 
-/// What a path under Cluster API's group is about.
+/// The kind in a path under Cluster API's group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     pub plural: String,
@@ -19,7 +19,7 @@ pub struct Kind {
     collection: bool,
 }
 
-/// The versions that were found so far; those not found yet are taken to be the newest.
+/// The versions that worked, by kind; a kind that is not here is requested in the newest version.
 #[derive(Debug, Default)]
 pub struct Served(Mutex<HashMap<String, Version>>);
 
@@ -27,7 +27,7 @@ fn prefix(version: Version) -> String {
     format!("/apis/{GROUP}/{}/", version.as_str())
 }
 
-/// The kind that a path in the newest version is about.
+/// Returns the kind in a path of the newest version.
 pub fn kind(path: &str) -> Option<Kind> {
     let rest = path.strip_prefix(&prefix(Version::V1Beta2))?;
     let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
@@ -51,20 +51,16 @@ impl Kind {
 
 impl Served {
     pub fn version(&self, kind: &Kind) -> Version {
-        self.lock().get(&kind.plural).copied().unwrap_or_default()
+        self.0.lock().get(&kind.plural).copied().unwrap_or_default()
     }
 
     pub fn remember(&self, kind: &Kind, version: Version) {
         tracing::info!(kind = %kind.plural, version = version.as_str(), "Cluster API is served in this version");
-        self.lock().insert(kind.plural.clone(), version);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Version>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().insert(kind.plural.clone(), version);
     }
 }
 
-/// The other version.
+/// Returns the other version.
 pub fn other(version: Version) -> Version {
     match version {
         Version::V1Beta1 => Version::V1Beta2,
@@ -72,8 +68,8 @@ pub fn other(version: Version) -> Version {
     }
 }
 
-/// Asks for the same in another version than the newest.
-pub fn ask_in(request: &mut Request<Body>, version: Version) {
+/// Replaces the version in the request's path.
+pub fn set_version(request: &mut Request<Body>, version: Version) {
     let Some(asked) = request.uri().path_and_query() else {
         return;
     };
@@ -111,13 +107,13 @@ mod tests {
     fn only_the_version_of_a_request_is_replaced() {
         let uri = "/apis/cluster.x-k8s.io/v1beta2/machines?watch=true&x=/apis/cluster.x-k8s.io/v1beta2/";
         let mut request = Request::get(uri).body(Body::empty()).unwrap();
-        ask_in(&mut request, Version::V1Beta1);
+        set_version(&mut request, Version::V1Beta1);
         let expected = "/apis/cluster.x-k8s.io/v1beta1/machines?watch=true&x=/apis/cluster.x-k8s.io/v1beta2/";
         assert_eq!(request.uri().to_string(), expected);
     }
 
     #[test]
-    fn what_was_found_holds_for_its_kind_alone() {
+    fn the_version_that_worked_is_used_for_its_kind_alone() {
         let served = Served::default();
         let machines = kind("/apis/cluster.x-k8s.io/v1beta2/machines").unwrap();
         let clusters = kind("/apis/cluster.x-k8s.io/v1beta2/clusters").unwrap();

@@ -233,7 +233,6 @@ async fn clusters_controller(controller: Arc<Controller>, reconciler: runtime::R
 /// A node that comes, goes or changes its readiness asks for a reconcile of its pool; many at once ask for one.
 async fn follow_nodes(controller: Arc<Controller>) {
     let mut events = std::pin::pin!(controller.workloads.events());
-    let mut readiness: HashMap<String, (bool, bool)> = HashMap::new();
     let mut poke: HashSet<ObjectRef<AzureMachinePool>> = HashSet::new();
     let mut due: Option<tokio::time::Instant> = None;
     loop {
@@ -246,7 +245,7 @@ async fn follow_nodes(controller: Arc<Controller>) {
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return std::future::pending().await };
-                poke.extend(concerned(&controller, event, &mut readiness));
+                poke.extend(concerned(&controller, event));
                 due = due.or_else(|| (!poke.is_empty()).then(|| tokio::time::Instant::now() + TOGETHER));
             }
             () = flush => {
@@ -257,30 +256,11 @@ async fn follow_nodes(controller: Arc<Controller>) {
     }
 }
 
-/// Returns the pools that an event concerns: a heartbeat concerns none.
-fn concerned(
-    controller: &Controller,
-    event: NodeEvent,
-    readiness: &mut HashMap<String, (bool, bool)>,
-) -> Vec<ObjectRef<AzureMachinePool>> {
+/// Returns the pools that an event concerns; a heartbeat is no event.
+fn concerned(controller: &Controller, event: NodeEvent) -> Vec<ObjectRef<AzureMachinePool>> {
     match event {
-        NodeEvent::Node { cluster, node, gone } => {
-            let now = (capstan_kube::workload::is_ready(&node), pool::takes_pods(&node));
-            let key = format!("{cluster}/{}", node.name_any());
-            let before = if gone {
-                readiness.remove(&key)
-            } else {
-                readiness.insert(key, now)
-            };
-            if before == Some(now) && !gone {
-                return Vec::new();
-            }
-            let id = node
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.provider_id.clone())
-                .unwrap_or_default();
-            let id = id.to_ascii_lowercase();
+        NodeEvent::Node { cluster, node, .. } => {
+            let id = capstan_kube::nodes::provider_id(&node).unwrap_or_default();
             let mut pools = controller.pools_of(Some(&cluster.namespace), &cluster.name);
             // A node of a scale set that is named after one of the pools concerns that pool only.
             let named = |pool: &ObjectRef<AzureMachinePool>| {
@@ -292,12 +272,6 @@ fn concerned(
             pools
         }
         NodeEvent::Cluster(cluster) => controller.pools_of(Some(&cluster.namespace), &cluster.name),
-        NodeEvent::Missed => controller
-            .pools
-            .select(None, |_| true)
-            .iter()
-            .map(|pool| ObjectRef::from_obj(pool.as_ref()))
-            .collect(),
     }
 }
 

@@ -18,7 +18,7 @@ use capstan_core::clock::Clock;
 use capstan_core::drain::{self, Assessment, Drained, NodeState, Obstacle, Options, Plan, Request, Source};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
@@ -33,12 +33,17 @@ use crate::cache::{self, Cache};
 use crate::context::Context;
 use crate::error::{self, Error, code};
 use crate::metrics::Metrics;
-use crate::workload::ClusterKey;
+use crate::nodes::is_unreachable;
+use crate::workload::{ClusterKey, PAGE};
 
 /// Listing a node's pods takes milliseconds; a cluster that needs longer than this does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
 /// A drain that no caller asked about for this long has been abandoned.
 const ABANDONED: Duration = Duration::from_secs(600);
+/// A node with more pods than this is not drained; kubelets run at most a few hundred.
+const MAX_PODS: usize = 2_000;
+/// Disruption budgets that are watched at most. Pods under any other are tried again after a while.
+const MAX_BUDGETS: usize = 10_000;
 /// So many evictions are sent at once.
 const PARALLEL: usize = 8;
 
@@ -106,25 +111,13 @@ impl Drainer {
         (client, no_retry): (kube::Client, kube::Client),
         cluster: ClusterKey,
     ) -> Self {
-        let (metrics, shutdown) = (context.metrics.clone(), context.shutdown.clone());
-        Self::build(client, no_retry, metrics, shutdown, cluster)
-    }
-
-    fn build(
-        client: kube::Client,
-        no_retry: kube::Client,
-        metrics: Metrics,
-        shutdown: CancellationToken,
-        cluster: ClusterKey,
-    ) -> Self {
-        let clock = Clock::system();
         Self(Arc::new(Inner {
-            owners: Owners::new(client.clone(), clock),
+            owners: Owners::new(client.clone(), context.clock),
             client,
             no_retry,
-            clock,
-            metrics,
-            shutdown,
+            clock: context.clock,
+            metrics: context.metrics.clone(),
+            shutdown: context.shutdown.clone(),
             cluster,
             nodes: Mutex::default(),
             budgets: Mutex::default(),
@@ -261,13 +254,11 @@ impl Drainer {
     }
 
     fn start(&self, node: &str, wake: Wake) -> Arc<NodeDrain> {
-        let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-        let pods = Cache::start(
-            Api::all(self.0.client.clone()),
-            config,
-            node::trim_pod,
-            self.0.shutdown.clone(),
-        );
+        let config = watcher::Config::default()
+            .fields(&format!("spec.nodeName={node}"))
+            .page_size(PAGE);
+        let (api, shutdown) = (Api::all(self.0.client.clone()), self.0.shutdown.clone());
+        let pods = Cache::start_bounded(api, config, node::trim_pod, MAX_PODS, shutdown);
         let mut changes = Box::pin(pods.subscribe());
         let draining = Arc::new(NodeDrain::new(pods, wake, self.0.clock, self.0.metrics.clone()));
         let (weak, inner, node) = (Arc::downgrade(&draining), Arc::downgrade(&self.0), node.to_owned());
@@ -307,9 +298,25 @@ impl Drainer {
 
     async fn plan_live(&self, draining: &NodeDrain, node: &str, options: &Options) -> Result<Plan, Error> {
         let api: Api<Pod> = Api::all(self.0.client.clone());
-        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let pods = api.list(&params).await?;
-        self.plan(draining, pods.items.iter(), Source::Live, options).await
+        let mut page = ListParams::default()
+            .fields(&format!("spec.nodeName={node}"))
+            .limit(PAGE);
+        let mut pods = Vec::new();
+        loop {
+            let answer = api.list(&page).await?;
+            pods.extend(answer.items.into_iter().map(|mut pod| {
+                node::trim_pod(&mut pod);
+                pod
+            }));
+            if pods.len() > MAX_PODS {
+                return Err(self.unreachable(format!("node {node} has more than {MAX_PODS} pods")));
+            }
+            match answer.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page.continue_token = Some(token),
+                None => break,
+            }
+        }
+        self.plan(draining, pods.iter(), Source::Live, options).await
     }
 
     /// Sends the planned evictions and returns all obstacles.
@@ -351,7 +358,8 @@ impl Drainer {
             return;
         }
         let api = Api::<PodDisruptionBudget>::all(self.0.client.clone());
-        let budgets = Cache::start(api, watcher::Config::default(), trim_budget, self.0.shutdown.clone());
+        let (config, shutdown) = (watcher::Config::default(), self.0.shutdown.clone());
+        let budgets = Cache::start_bounded(api, config, trim_budget, MAX_BUDGETS, shutdown);
         let inner = Arc::downgrade(&self.0);
         let task = tokio::spawn(async move {
             let mut changes = Box::pin(budgets.subscribe());
@@ -401,18 +409,14 @@ fn warnings(plan: &Plan) -> Vec<String> {
     plan.evict.iter().flat_map(texts).collect()
 }
 
-/// Whether the node's kubelet has not reported for a while.
-pub fn is_unreachable(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "Unknown")
-}
-
 fn trim_budget(budget: &mut PodDisruptionBudget) {
     cache::trim(budget);
-    budget.meta_mut().annotations = None;
+    (budget.meta_mut().annotations, budget.meta_mut().labels) = (None, None);
     budget.spec = None;
+    budget.status = budget.status.take().map(|status| PodDisruptionBudgetStatus {
+        disruptions_allowed: status.disruptions_allowed,
+        ..PodDisruptionBudgetStatus::default()
+    });
 }
 
 #[cfg(test)]

@@ -9,12 +9,14 @@ use capstan_core::drain::{
     self, Eviction, Obstacle, ObstacleReason, Options, Plan, PodAction, PodName, Refusal, Source,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 
 use super::Wake;
 use super::evict::Answer;
-use crate::cache::{self, Cache};
+use super::owners::{DRAIN_LABEL, MIRROR};
+use crate::cache::Cache;
 use crate::metrics::{BlockedLabels, Metrics};
 
 /// A refused pod is tried again after this long, twice as long each time; a change of its budget cuts it short.
@@ -51,7 +53,7 @@ pub(super) struct NodeDrain {
 impl Drop for NodeDrain {
     fn drop(&mut self) {
         // However the drain ended, it has no obstacles any more.
-        self.metrics.in_the_way(self.reported.get_mut(), &[]);
+        self.metrics.blocked_pods(self.reported.get_mut(), &[]);
         if let Some(watcher) = self.watcher.get_mut().take() {
             watcher.abort();
         }
@@ -186,7 +188,7 @@ impl NodeDrain {
         };
         let now: Vec<BlockedLabels> = obstacles.iter().filter_map(labels).collect();
         let mut reported = self.reported.lock();
-        self.metrics.in_the_way(&reported, &now);
+        self.metrics.blocked_pods(&reported, &now);
         *reported = now;
     }
 
@@ -208,16 +210,36 @@ impl NodeDrain {
     }
 }
 
-/// Keeps what [`super::owners::Owners::describe`] reads.
+/// Keeps what [`super::owners::Owners::describe`] reads: a mark, a label, the controller, and whether there are emptyDirs.
 pub(super) fn trim_pod(pod: &mut Pod) {
-    cache::trim(pod);
-    if let Some(spec) = pod.spec.take() {
-        pod.spec = Some(PodSpec {
-            node_name: spec.node_name,
-            volumes: spec.volumes,
-            ..PodSpec::default()
-        });
-    }
+    let meta = std::mem::take(&mut pod.metadata);
+    let only = |map: Option<BTreeMap<String, String>>, key: &str| {
+        map.and_then(|mut map| map.remove_entry(key))
+            .map(|entry| BTreeMap::from([entry]))
+    };
+    let controller = meta
+        .owner_references
+        .into_iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true));
+    pod.metadata = ObjectMeta {
+        name: meta.name,
+        namespace: meta.namespace,
+        uid: meta.uid,
+        resource_version: meta.resource_version,
+        deletion_timestamp: meta.deletion_timestamp,
+        annotations: only(meta.annotations, MIRROR),
+        labels: only(meta.labels, DRAIN_LABEL),
+        owner_references: controller.map(|owner| vec![owner]),
+        ..ObjectMeta::default()
+    };
+    pod.spec = pod.spec.take().map(|spec| PodSpec {
+        volumes: spec.volumes.map(|volumes| {
+            let empty_dir = |volume: &Volume| volume.empty_dir.is_some();
+            volumes.into_iter().find(empty_dir).into_iter().collect()
+        }),
+        ..PodSpec::default()
+    });
     pod.status = pod.status.take().map(|status| PodStatus {
         phase: status.phase,
         ..PodStatus::default()

@@ -18,9 +18,9 @@ use crate::error::{Error, code};
 /// An answer about a DaemonSet is used for this long.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// The kubelet marks its shadows of static pods with this annotation.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Cluster API's label for pods that a drain leaves alone.
-const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
+pub(super) const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
 
 pub(super) struct Owners {
     client: kube::Client,

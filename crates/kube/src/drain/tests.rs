@@ -5,9 +5,8 @@ use capstan_core::drain::{ObstacleReason, PodName};
 
 /// Nothing listens there: these are about the state between two steps.
 fn drainer() -> Drainer {
-    let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-    let (metrics, shutdown) = (Metrics::default(), CancellationToken::new());
-    Drainer::build(client.clone(), client, metrics, shutdown, ClusterKey::default())
+    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    Drainer::new(&Context::new(nowhere, crate::Options::default()).unwrap())
 }
 
 fn named(name: &str) -> Pod {

@@ -133,7 +133,7 @@ impl Server {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.0.lock().unwrap())
+        change(&mut self.0.lock())
     }
 
     fn holder(&self) -> Option<String> {

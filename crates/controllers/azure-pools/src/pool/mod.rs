@@ -17,7 +17,6 @@ mod report;
 mod state;
 mod status;
 
-pub(crate) use member::takes_pods;
 pub use state::State;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,223 @@
+//! The connection to one cluster. Invariant: a workload cluster costs bounded memory, however many Nodes it has and
+//! whatever it answers; a reason never repeats an answer.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use capstan_core::clock::Clock;
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+use kube::runtime::watcher;
+use parking_lot::Mutex;
+
+use super::events::{Events, NodeEvent};
+use super::{ClusterKey, FIRST_ANSWER, kubeconfig};
+use crate::cache::{self, Cache, shortened};
+use crate::client::{self, Profile};
+use crate::context::Context;
+use crate::drain::Drainer;
+use crate::error::{self, Error};
+use crate::nodes::{self, NodeIndex};
+
+/// A workload cluster with more Nodes than this is refused. Kubernetes itself is tested with 5,000.
+pub const MAX_NODES: usize = 10_000;
+/// Nodes in one answer: with their image lists they are large before they are trimmed.
+pub(crate) const PAGE: u32 = 100;
+/// A silently dead watch is noticed after this long; kube's own default is five minutes.
+const WATCH_SECONDS: u32 = 120;
+/// A cluster that just failed to answer is not asked again for this long: its machines share the answer.
+const FAILED_PROBE: Duration = Duration::from_secs(5);
+
+/// A live connection to one cluster.
+pub struct Connection {
+    pub client: kube::Client,
+    /// For evictions.
+    pub no_retry: kube::Client,
+    pub nodes: Cache<Node>,
+    pub drainer: Drainer,
+    key: ClusterKey,
+    clock: Clock,
+    index: Arc<Mutex<NodeIndex>>,
+    failed: Mutex<Option<(Instant, String)>>,
+    feeder: tokio::task::AbortHandle,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.feeder.abort();
+    }
+}
+
+impl Connection {
+    /// Connects to the cluster that the kubeconfig describes, or returns why it is refused.
+    pub(super) async fn open(
+        context: &Context,
+        key: &ClusterKey,
+        text: &str,
+        events: &Events,
+    ) -> Result<Arc<Self>, String> {
+        let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
+        let config = kubeconfig::config(text).await.map_err(refused)?;
+        let client = |profile| {
+            let client = client::connect_bounded(config.clone(), profile, &context.interceptors, &context.metrics);
+            client.map_err(|error| match error {
+                Error::Api(error) => refused(error::classified(&error)),
+                _ => refused("the client cannot be built".to_owned()),
+            })
+        };
+        let clients = (client(Profile::Retrying)?, client(Profile::Once)?);
+        Ok(Self::with_clients(context, key, clients, events))
+    }
+
+    /// Connects by these clients to a workload cluster.
+    pub(super) fn with_clients(
+        context: &Context,
+        key: &ClusterKey,
+        clients: (kube::Client, kube::Client),
+        events: &Events,
+    ) -> Arc<Self> {
+        let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
+        let (api, shutdown) = (Api::all(clients.0.clone()), context.shutdown.clone());
+        let nodes = Cache::start_bounded(api, config, nodes::trim_foreign, MAX_NODES, shutdown);
+        Self::new(context, key, clients, nodes, events)
+    }
+
+    pub(super) fn new(
+        context: &Context,
+        key: &ClusterKey,
+        (client, no_retry): (kube::Client, kube::Client),
+        nodes: Cache<Node>,
+        events: &Events,
+    ) -> Arc<Self> {
+        let drainer = Drainer::of_cluster(context, (client.clone(), no_retry.clone()), key.clone());
+        let index = Arc::<Mutex<NodeIndex>>::default();
+        let mut changes = Box::pin(nodes.subscribe());
+        let (feed, events, cluster) = (index.clone(), events.clone(), key.clone());
+        let feeder = tokio::spawn(async move {
+            while let Some(change) = changes.next().await {
+                let concerns_machines = feed.lock().apply(&change);
+                if concerns_machines {
+                    events.send(&NodeEvent::Node {
+                        cluster: cluster.clone(),
+                        node: change.object,
+                        gone: change.gone,
+                    });
+                }
+            }
+        });
+        Arc::new(Self {
+            client,
+            no_retry,
+            nodes,
+            drainer,
+            key: key.clone(),
+            clock: context.clock,
+            index,
+            failed: Mutex::default(),
+            feeder: feeder.abort_handle(),
+        })
+    }
+
+    /// Returns the node that the cache shows.
+    pub(super) fn cached(
+        &self,
+        indexed: impl Fn(&NodeIndex) -> Option<String>,
+        matches: impl Fn(&Node) -> bool,
+    ) -> Option<Arc<Node>> {
+        let name = indexed(&self.index.lock());
+        let node = name.and_then(|name| self.nodes.get(None, &name));
+        // The index follows the cache by a moment: a node may be listed already and not be indexed yet.
+        node.or_else(|| self.nodes.store().find(|node| matches(node)))
+    }
+
+    /// Waits for the first list, unless the cluster is known not to answer.
+    pub(super) async fn first_list(&self) {
+        if self.nodes.trouble().is_none() {
+            let _ = tokio::time::timeout(FIRST_ANSWER, self.nodes.ready()).await;
+        }
+    }
+
+    /// Whether the cache shows all nodes.
+    pub(super) fn is_current(&self) -> bool {
+        let ready = self.nodes.ready().now_or_never().is_some_and(|ready| ready.is_ok());
+        ready && self.nodes.trouble().is_none()
+    }
+
+    /// Finds a node past the cache.
+    pub(super) async fn live(&self, matches: impl Fn(&Node) -> bool) -> Result<Option<Node>, String> {
+        if let Some((at, reason)) = self.failed.lock().clone()
+            && self.clock.since(at) < FAILED_PROBE
+        {
+            return Err(reason);
+        }
+        let mut found = None;
+        self.list(|node| {
+            if matches(&node) {
+                found = Some(node);
+            }
+            found.is_none()
+        })
+        .await?;
+        Ok(found)
+    }
+
+    pub(super) async fn live_provider_ids(&self) -> Result<BTreeSet<String>, String> {
+        let mut ids = BTreeSet::new();
+        self.list(|node| {
+            ids.extend(nodes::provider_id(&node));
+            true
+        })
+        .await?;
+        Ok(ids)
+    }
+
+    /// Lists the nodes past the cache, page by page, for as long as `next` returns true.
+    async fn list(&self, mut next: impl FnMut(Node) -> bool) -> Result<(), String> {
+        if self.nodes.is_overfull() {
+            return Err(too_many());
+        }
+        let api: Api<Node> = Api::all(self.no_retry.clone());
+        let (mut page, mut count) = (ListParams::default().limit(PAGE), 0);
+        loop {
+            let answer = match api.list(&page).await {
+                Ok(answer) => answer,
+                Err(error) => return Err(self.failed(&error)),
+            };
+            count += answer.items.len();
+            if count > MAX_NODES && !self.key.is_itself() {
+                return Err(too_many());
+            }
+            for mut node in answer.items {
+                match self.key.is_itself() {
+                    true => cache::trim_node(&mut node),
+                    false => nodes::trim_foreign(&mut node),
+                }
+                if !next(node) {
+                    return Ok(());
+                }
+            }
+            match answer.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page.continue_token = Some(token),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Returns why the cluster did not list its nodes, and keeps it for a moment.
+    fn failed(&self, error: &kube::Error) -> String {
+        tracing::info!(cluster = %self.key, error = shortened(error), "the cluster does not list its nodes");
+        let reason = error::classified(error);
+        let reason = match error::code(error) {
+            Some(401 | 403) => format!("{reason}: renew the kubeconfig in Secret {}", self.key.secret()),
+            _ => reason,
+        };
+        *self.failed.lock() = Some((self.clock.instant(), reason.clone()));
+        reason
+    }
+}
+
+fn too_many() -> String {
+    format!("it has more than {MAX_NODES} Nodes, and Capstan manages no machines of such a cluster")
+}

@@ -1,0 +1,131 @@
+use super::*;
+use crate::context::Options;
+use crate::stub;
+use http::{Request, Response};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::client::Body;
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tower::BoxError;
+
+fn nowhere() -> Context {
+    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    Context::new(nowhere, Options::default()).unwrap()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    let waiting = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), waiting).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_connection_of_a_cluster_whose_object_is_gone_is_closed() {
+    // Any kind will do for the Cluster objects: one of the two is deleted, and then nothing more happens.
+    let (client, _) = stub::client(|request| match request {
+        0 => Some((200, stub::config_maps(&["gone", "kept"]))),
+        1 => Some((
+            200,
+            json!({"type": "DELETED", "object": {"kind": "ConfigMap", "apiVersion": "v1",
+                "metadata": {"name": "gone", "namespace": "default", "resourceVersion": "2"}}}),
+        )),
+        _ => None,
+    });
+    let context = nowhere();
+    let workloads = Workloads::new(&context);
+    for name in ["gone", "kept"] {
+        workloads.cluster("default", name);
+    }
+    let shutdown = context.shutdown.clone();
+    let objects = Cache::<ConfigMap>::start(Api::all(client), watcher::Config::default(), cache::trim, shutdown);
+    workloads.forget_with(&objects);
+    let known = || {
+        let clusters = workloads.0.clusters.lock();
+        clusters.keys().map(|key| key.name.clone()).collect::<Vec<_>>()
+    };
+    until(|| known() == ["kept"]).await;
+    context.shutdown.cancel();
+}
+
+/// An API server with `total` Nodes, which it lists in pages; and how many lists it was asked for.
+fn many_nodes(total: usize) -> (kube::Client, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let number = |name: &str| {
+            let part = query.split('&').find_map(|part| part.strip_prefix(name));
+            part.and_then(|value| value.parse::<usize>().ok())
+        };
+        let (from, watch) = (number("continue=").unwrap_or(0), query.contains("watch=true"));
+        counted.fetch_add(usize::from(!watch), Ordering::SeqCst);
+        let to = (from + number("limit=").unwrap_or(total)).min(total);
+        async move {
+            if watch {
+                return std::future::pending().await;
+            }
+            let node =
+                |n| json!({"metadata": {"name": format!("n{n}")}, "spec": {"providerID": format!("azure:///n{n}")}});
+            let next = if to < total { to.to_string() } else { String::new() };
+            let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1", "continue": next},
+                "items": (from..to).map(node).collect::<Vec<_>>()});
+            Ok::<_, BoxError>(Response::new(Body::from(list.to_string().into_bytes())))
+        }
+    });
+    (kube::Client::new(service, "default"), count)
+}
+
+fn cluster_of(context: &Context, client: &kube::Client) -> (Cluster, Arc<Connection>) {
+    let key = ClusterKey {
+        namespace: "ns".to_owned(),
+        name: "c".to_owned(),
+    };
+    let clients = (client.clone(), client.clone());
+    let connection = Connection::with_clients(context, &key, clients, &Events::default());
+    let (_, state) = watch::channel(State::Up(connection.clone()));
+    (Cluster { key, state }, connection)
+}
+
+#[tokio::test]
+async fn a_cluster_with_100_000_nodes_is_refused_and_costs_no_more_than_the_limit() {
+    let (client, requests) = many_nodes(100_000);
+    let context = nowhere();
+    let (cluster, connection) = cluster_of(&context, &client);
+    until(|| connection.nodes.is_overfull()).await;
+    let pages = MAX_NODES / PAGE as usize + 1;
+    assert!(
+        requests.load(Ordering::SeqCst) <= pages,
+        "the list is not read to its end"
+    );
+    assert_eq!(connection.nodes.store().len(), 0);
+    let Lookup::Unreachable(reason) = cluster.by_provider_id("azure:///n1").await else {
+        panic!("it must be refused")
+    };
+    assert!(reason.contains("more than 10000 Nodes"), "{reason}");
+    assert!(cluster.live_provider_ids().await.is_err());
+    assert!(requests.load(Ordering::SeqCst) <= pages, "a lookup costs no request");
+    context.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_large_cluster_within_the_limit_is_listed_in_pages() {
+    let (client, requests) = many_nodes(1_234);
+    let context = nowhere();
+    let (cluster, connection) = cluster_of(&context, &client);
+    assert!(matches!(
+        cluster.by_provider_id("AZURE:///N1233").await,
+        Lookup::Found(_)
+    ));
+    assert!(matches!(
+        cluster.by_provider_id("azure:///n1234").await,
+        Lookup::Missing
+    ));
+    assert_eq!(connection.nodes.store().len(), 1_234);
+    let before = requests.load(Ordering::SeqCst);
+    assert_eq!(cluster.live_provider_ids().await.unwrap().len(), 1_234);
+    assert_eq!(requests.load(Ordering::SeqCst) - before, 13);
+    context.shutdown.cancel();
+}

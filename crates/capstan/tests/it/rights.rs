@@ -385,7 +385,10 @@ stringData: {username: \"${VSPHERE_USERNAME}\", password: \"${VSPHERE_PASSWORD}\
 ---
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
 kind: VSphereClusterIdentity
-metadata: {name: shared, finalizers: [vsphereclusteridentity/infrastructure.cluster.x-k8s.io]}
+metadata:
+  name: shared
+  annotations: {capstan.dev/allowed-servers: \"${VSPHERE_SERVER}\"}
+  finalizers: [vsphereclusteridentity/infrastructure.cluster.x-k8s.io]
 spec: {secretName: shared, allowedNamespaces: {selector: {matchLabels: {kubernetes.io/metadata.name: vsphere}}}}
 ---
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1

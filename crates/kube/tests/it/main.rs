@@ -10,4 +10,5 @@ mod basics;
 mod drain;
 mod example;
 mod lease;
+mod panics;
 mod workload;

@@ -1,7 +1,7 @@
 //! Which Azure to talk to, by the variables that Azure's own SDKs read.
 
 use crate::client::MAX_ANSWER;
-use crate::{Error, Metrics};
+use crate::{Error, InProcess, Metrics};
 use capstan_core::Clock;
 use capstan_core::interceptor::Interceptors;
 use reqwest::Url;
@@ -99,6 +99,8 @@ pub struct Settings {
     pub clock: Clock,
     pub interceptors: Interceptors,
     pub metrics: Metrics,
+    /// Answers requests in the place of Azure, if there is to be no network.
+    pub in_process: Option<InProcess>,
 }
 
 impl Settings {
@@ -110,6 +112,7 @@ impl Settings {
             clock: Clock::system(),
             interceptors: Interceptors::default(),
             metrics: Metrics::default(),
+            in_process: None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! tried again only after a change.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,14 +37,12 @@ struct Entry {
 /// The failures in a row of each object.
 pub struct Backoff<K> {
     entries: Mutex<HashMap<K, Entry>>,
-    noise: std::collections::hash_map::RandomState,
 }
 
 impl<K> Default for Backoff<K> {
     fn default() -> Self {
         Self {
             entries: Mutex::default(),
-            noise: Default::default(),
         }
     }
 }
@@ -93,8 +91,10 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
         self.lock().remove(key);
     }
 
+    /// Spreads objects by their names; the same in every process, so that a test can be replayed.
     fn jitter(&self, key: &K, failures: u32) -> f64 {
-        (self.noise.hash_one((key, failures)) % 1000) as f64 / 1000.0
+        let noise = BuildHasherDefault::<DefaultHasher>::default();
+        (noise.hash_one((key, failures)) % 1000) as f64 / 1000.0
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<K, Entry>> {

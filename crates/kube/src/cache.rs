@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
+use crate::rewatch::Rewatch;
 
 /// A cache whose server holds more objects than the cache may is filled again after this long: somebody may have removed
 /// some of them.
@@ -233,7 +234,7 @@ async fn keep<K: Object>(
     feed: Arc<Feed<K>>,
 ) {
     loop {
-        let events = std::pin::pin!(watcher(api.clone(), config.clone()).default_backoff());
+        let events = std::pin::pin!(watcher(api.clone(), config.clone()).backoff(Rewatch::of(&K::kind(&()))));
         fill(events, trim, limit, &mut writer, &listed, &feed).await;
         // The store drops what it has collected of the list.
         writer.apply_watcher_event(&watcher::Event::Init);

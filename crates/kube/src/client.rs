@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
 use kube::client::{Body, ClientBuilder};
 use tokio::sync::{Mutex, Semaphore};
+use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 use crate::bounds::{Bounds, is_watch};
@@ -57,15 +60,26 @@ pub struct TimedOut;
 /// The name of the writer in audit logs and `managedFields`: the API server takes the part before the slash as the manager.
 const USER_AGENT: &str = concat!("capstan/", env!("CARGO_PKG_VERSION"));
 
+/// Carries requests to an API server in the place of the network: a test's API server is in its own process.
+pub type Transport = BoxCloneSyncService<Request<Body>, Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>;
+
 /// Returns a client whose every request passes `interceptors`.
 pub fn connect(
     config: kube::Config,
     profile: Profile,
     interceptors: &Interceptors,
     metrics: &Metrics,
+    transport: Option<&Transport>,
 ) -> Result<kube::Client, Error> {
     let (config, layer) = prepared(config, profile, interceptors, metrics);
+    if let Some(transport) = transport {
+        return Ok(in_process(config, &layer, transport));
+    }
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+fn in_process(config: kube::Config, layer: &InterceptorLayer, transport: &Transport) -> kube::Client {
+    kube::Client::new(layer.layer(transport.clone()), config.default_namespace)
 }
 
 /// As [`connect`], to a server that somebody else runs: its answers are bounded.
@@ -74,8 +88,12 @@ pub fn connect_bounded(
     profile: Profile,
     interceptors: &Interceptors,
     metrics: &Metrics,
+    transport: Option<&Transport>,
 ) -> Result<kube::Client, Error> {
     let (config, layer) = prepared(config, profile, interceptors, metrics);
+    if let Some(transport) = transport {
+        return Ok(in_process(config, &layer, transport));
+    }
     let builder = ClientBuilder::try_from(config)?.with_layer(&Bounds);
     Ok(builder.with_layer(&layer).build())
 }

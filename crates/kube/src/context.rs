@@ -13,7 +13,7 @@ use kube::{Api, Resource};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{self, Cache, Caches, Object};
-use crate::client::{self, Profile};
+use crate::client::{self, Profile, Transport};
 use crate::error::Error;
 use crate::events::Recorder;
 use crate::metrics::Metrics;
@@ -25,6 +25,8 @@ const RESYNC: Duration = Duration::from_secs(10 * 60);
 #[derive(Clone, Debug)]
 pub struct Options {
     pub interceptors: Interceptors,
+    /// How requests reach the API server, if not over the network.
+    pub transport: Option<Transport>,
     /// Work in this namespace only; all of them when `None`.
     pub namespace: Option<String>,
     pub metrics: Metrics,
@@ -38,6 +40,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             interceptors: Interceptors::default(),
+            transport: None,
             namespace: None,
             metrics: Metrics::default(),
             shutdown: CancellationToken::default(),
@@ -54,6 +57,7 @@ pub struct Context {
     pub no_retry: kube::Client,
     pub namespace: Option<String>,
     pub interceptors: Interceptors,
+    pub transport: Option<Transport>,
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
     pub clock: Clock,
@@ -67,20 +71,28 @@ impl Context {
     pub fn new(config: kube::Config, options: Options) -> Result<Self, Error> {
         let Options {
             interceptors,
+            transport,
             namespace,
             metrics,
             shutdown,
             clock,
             resync,
         } = options;
-        let client = client::connect(config.clone(), Profile::Retrying, &interceptors, &metrics)?;
-        let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics)?;
+        let client = client::connect(
+            config.clone(),
+            Profile::Retrying,
+            &interceptors,
+            &metrics,
+            transport.as_ref(),
+        )?;
+        let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics, transport.as_ref())?;
         let recorder = Recorder::new(client.clone(), "capstan", clock);
         Ok(Self {
             client,
             no_retry,
             namespace,
             interceptors,
+            transport,
             metrics,
             shutdown,
             clock,

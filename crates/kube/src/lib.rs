@@ -20,6 +20,7 @@ pub mod nodes;
 pub mod objects;
 pub mod patch;
 pub mod reconciler;
+mod rewatch;
 pub mod runtime;
 pub mod serve;
 mod served;

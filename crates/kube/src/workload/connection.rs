@@ -61,7 +61,8 @@ impl Connection {
         let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
         let config = kubeconfig::config(text).await.map_err(refused)?;
         let client = |profile| {
-            let client = client::connect_bounded(config.clone(), profile, &context.interceptors, &context.metrics);
+            let (interceptors, transport) = (&context.interceptors, context.transport.as_ref());
+            let client = client::connect_bounded(config.clone(), profile, interceptors, &context.metrics, transport);
             client.map_err(|error| match error {
                 Error::Api(error) => refused(error::classified(&error)),
                 _ => refused("the client cannot be built".to_owned()),

@@ -180,6 +180,7 @@ impl AzureArgs {
             tenant: self.tenant.clone(),
             client_id: self.client_id.clone(),
             client_secret: self.client_secret.clone(),
+            start: None,
             seed: self.seed,
             times: Times {
                 vm_create: times.vm_create,

@@ -14,10 +14,11 @@ pub struct Clock {
 }
 
 impl Clock {
-    pub fn start() -> Self {
+    /// Starts at this time of day, or at the present.
+    pub fn start(wall: Option<Timestamp>) -> Self {
         Self {
             start: Instant::now(),
-            wall: Timestamp::now(),
+            wall: wall.unwrap_or_else(Timestamp::now),
             added: Duration::ZERO,
         }
     }

@@ -141,6 +141,8 @@ pub struct Config {
     pub client_id: String,
     pub client_secret: String,
     pub seed: u64,
+    /// The time of day at the start; the present if not given.
+    pub start: Option<jiff::Timestamp>,
     pub times: Times,
     pub strict: Strict,
     /// The only actions that the client may take, such as `Microsoft.Compute/disks/delete`; `*` stands for any text.
@@ -182,6 +184,7 @@ impl Default for Config {
             client_id: "c1a2b3c4-d5e6-4f70-8a9b-0c1d2e3f4a5b".into(),
             client_secret: "simulated-secret".into(),
             seed: 1,
+            start: None,
             times: Times::default(),
             strict: Strict::NONE,
             allowed_actions: None,

@@ -176,8 +176,9 @@ impl Joiner {
             }
         }
         let (clients, options) = (&self.clients, &self.options);
+        let now = shared.lock().world.clock.wall();
         let carry = |(key, before, step): (String, Option<Joined>, Step)| async move {
-            let outcome = step.carry_out(clients, options).await;
+            let outcome = step.carry_out(clients, options, now).await;
             (key, before, step, outcome)
         };
         let done: Vec<_> = futures::stream::iter(work)
@@ -294,14 +295,14 @@ enum Step {
 }
 
 impl Step {
-    async fn carry_out(&self, clients: &[kube::Client], options: &Options) -> anyhow::Result<()> {
+    async fn carry_out(&self, clients: &[kube::Client], options: &Options, now: jiff::Timestamp) -> anyhow::Result<()> {
         let cluster = match self {
             Step::Join { cluster, .. } | Step::Turn { cluster, .. } | Step::Leave { cluster, .. } => *cluster,
         };
         let nodes: Api<Node> = Api::all(clients.get(cluster).context("no such cluster")?.clone());
         match self {
-            Step::Join { guest, ready_at, .. } => join(&nodes, guest, ready_at.is_none(), options).await,
-            Step::Turn { node, ready, .. } => turn(&nodes, node, *ready).await,
+            Step::Join { guest, ready_at, .. } => join(&nodes, guest, ready_at.is_none(), options, now).await,
+            Step::Turn { node, ready, .. } => turn(&nodes, node, *ready, now).await,
             Step::Leave { node, .. } => absent(nodes.delete(node, &DeleteParams::default()).await.map(|_| ())),
         }
     }
@@ -314,15 +315,21 @@ fn absent(result: kube::Result<()>) -> anyhow::Result<()> {
     }
 }
 
-async fn join(nodes: &Api<Node>, guest: &Guest, ready: bool, options: &Options) -> anyhow::Result<()> {
-    let node: Node = serde_json::from_value(node(guest, ready, options))?;
+async fn join(
+    nodes: &Api<Node>,
+    guest: &Guest,
+    ready: bool,
+    options: &Options,
+    now: jiff::Timestamp,
+) -> anyhow::Result<()> {
+    let node: Node = serde_json::from_value(node(guest, ready, options, now))?;
     match nodes.create(&PostParams::default(), &node).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => turn(nodes, &guest.node, ready).await,
+        Err(kube::Error::Api(status)) if status.code == 409 => turn(nodes, &guest.node, ready, now).await,
         other => Ok(other.map(|_| ())?),
     }
 }
 
-async fn turn(nodes: &Api<Node>, name: &str, ready: bool) -> anyhow::Result<()> {
+async fn turn(nodes: &Api<Node>, name: &str, ready: bool, now: jiff::Timestamp) -> anyhow::Result<()> {
     let label = if ready { Value::Null } else { json!("off") };
     let metadata = json!({ "metadata": { "labels": { KWOK_LABEL: label } } });
     absent(
@@ -331,7 +338,7 @@ async fn turn(nodes: &Api<Node>, name: &str, ready: bool) -> anyhow::Result<()> 
             .await
             .map(|_| ()),
     )?;
-    let status = json!({ "status": { "conditions": [condition(ready, false)] } });
+    let status = json!({ "status": { "conditions": [condition(ready, false, now)] } });
     absent(
         nodes
             .patch_status(name, &PatchParams::default(), &Patch::Strategic(&status))
@@ -340,8 +347,8 @@ async fn turn(nodes: &Api<Node>, name: &str, ready: bool) -> anyhow::Result<()> 
     )
 }
 
-fn condition(ready: bool, fresh: bool) -> Value {
-    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+fn condition(ready: bool, fresh: bool, now: jiff::Timestamp) -> Value {
+    let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let (status, reason, message) = match (ready, fresh) {
         (true, _) => ("True", "KubeletReady", "kubelet is posting ready status"),
         (false, true) => ("False", "KubeletNotReady", "container runtime network not ready"),
@@ -350,7 +357,7 @@ fn condition(ready: bool, fresh: bool) -> Value {
     json!({ "type": "Ready", "status": status, "reason": reason, "message": message, "lastHeartbeatTime": now, "lastTransitionTime": now })
 }
 
-fn node(guest: &Guest, ready: bool, options: &Options) -> Value {
+fn node(guest: &Guest, ready: bool, options: &Options, now: jiff::Timestamp) -> Value {
     let zone = guest
         .zone
         .as_ref()
@@ -373,7 +380,7 @@ fn node(guest: &Guest, ready: bool, options: &Options) -> Value {
         "status": {
             "addresses": [{ "type": "InternalIP", "address": guest.address }, { "type": "Hostname", "address": guest.node }],
             "capacity": { "cpu": "4", "memory": "16Gi", "pods": "110" }, "allocatable": { "cpu": "4", "memory": "16Gi", "pods": "110" },
-            "conditions": [condition(ready, true)],
+            "conditions": [condition(ready, true, now)],
             "nodeInfo": { "kubeletVersion": version, "kubeProxyVersion": version, "osImage": guest.image, "operatingSystem": "linux",
                 "architecture": "amd64", "containerRuntimeVersion": "containerd://2.0.0", "kernelVersion": "6.8.0-azure",
                 "machineID": "", "systemUUID": "", "bootID": "" },

@@ -52,6 +52,42 @@ impl Azure {
         Self::start_with(config, None).await
     }
 
+    /// Starts a simulator without a listener: requests come through [`Handle::answer`]. Time is tokio's, which a test may
+    /// pause, and no token is asked for.
+    pub async fn in_process(config: Config) -> anyhow::Result<Handle> {
+        let config = Config {
+            require_token: false,
+            state: None,
+            ..config
+        };
+        let joiner = match config.joiner.clone() {
+            Some(options) => Some(joiner::Joiner::new(options).await?),
+            None => None,
+        };
+        let known = config.clone();
+        let shared = Arc::new(Shared::new(World::new(config), None));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(shared.clone().drive());
+        if let Some(joiner) = joiner {
+            tasks.spawn(joiner.run(shared.clone()));
+        }
+        Ok(Handle {
+            url: "https://azure.in-process".into(),
+            address: known.listen,
+            ca_pem: String::new(),
+            ca_file: PathBuf::new(),
+            keep_ca_file: true,
+            subscription: known.subscription,
+            tenant: known.tenant,
+            client_id: known.client_id,
+            client_secret: known.client_secret,
+            state: None,
+            authority: None,
+            shared,
+            tasks,
+        })
+    }
+
     async fn start_with(config: Config, lines: Option<cli::Lines>) -> anyhow::Result<Handle> {
         anyhow::ensure!(
             config.listen.ip().is_loopback() || config.admin_token.as_deref().is_some_and(|token| !token.is_empty()),
@@ -115,7 +151,7 @@ impl Azure {
             client_id: known.client_id,
             client_secret: known.client_secret,
             state: known.state,
-            authority,
+            authority: Some(authority),
             shared,
             tasks,
         };
@@ -138,7 +174,7 @@ pub struct Handle {
     pub client_id: String,
     pub client_secret: String,
     state: Option<PathBuf>,
-    authority: tls::Authority,
+    authority: Option<tls::Authority>,
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
@@ -147,12 +183,19 @@ impl Handle {
     /// Saves now, so that a file that cannot be written is an error at the start, and from then on whenever something has
     /// changed.
     fn keep(mut self) -> anyhow::Result<Self> {
-        if let Some(path) = self.state.clone() {
+        if let (Some(path), Some(authority)) = (self.state.clone(), self.authority.clone()) {
             self.save()?;
-            self.tasks
-                .spawn(state::keep(path, self.authority.clone(), self.shared.clone()));
+            self.tasks.spawn(state::keep(path, authority, self.shared.clone()));
         }
         Ok(self)
+    }
+
+    /// Answers a request without a network.
+    pub fn answer(
+        &self,
+        request: http::Request<bytes::Bytes>,
+    ) -> impl Future<Output = Result<http::Response<bytes::Bytes>, server::Dropped>> + Send + use<> {
+        server::answer(self.shared.clone(), request)
     }
 
     /// Every request so far, sign-ins included, the admin API's not.
@@ -302,8 +345,10 @@ impl Handle {
 
     /// Writes the state to its file, if it has one.
     pub fn save(&self) -> anyhow::Result<()> {
-        let Some(path) = &self.state else { return Ok(()) };
-        let saved = state::Saved::of(&self.shared.lock().world, &self.authority);
+        let (Some(path), Some(authority)) = (&self.state, &self.authority) else {
+            return Ok(());
+        };
+        let saved = state::Saved::of(&self.shared.lock().world, authority);
         saved.store(path)
     }
 

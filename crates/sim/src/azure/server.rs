@@ -237,7 +237,7 @@ pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor
                 connections.spawn(async move {
                     let _ = stream.set_nodelay(true);
                     let Ok(Ok(stream)) = tokio::time::timeout(HEADER_TIME, tls.accept(stream)).await else { return };
-                    let service = service_fn(move |request| answer(shared.clone(), request));
+                    let service = service_fn(move |request| receive(shared.clone(), request));
                     let mut http = hyper::server::conn::http1::Builder::new();
                     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
                     // A connection that a fault rule or a client cuts is nobody's error.
@@ -249,7 +249,7 @@ pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor
     }
 }
 
-async fn answer(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
+async fn receive(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
     let (head, body) = request.into_parts();
     let raw = match Limited::new(body, MAX_BODY).collect().await {
         Ok(body) => body.to_bytes(),
@@ -259,10 +259,17 @@ async fn answer(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<R
                 "RequestContentTooLarge",
                 format!("The request content exceeds the maximum size of '{MAX_BODY}' bytes."),
             );
-            return Ok(respond(fail.answer(), None));
+            return Ok(respond(fail.answer(), None).map(Full::new));
         }
         Err(_) => return Err(Dropped),
     };
+    let answer = answer(shared, HttpRequest::from_parts(head, raw)).await?;
+    Ok(answer.map(Full::new))
+}
+
+/// Answers a request, however it came.
+pub async fn answer(shared: Arc<Shared>, request: HttpRequest<Bytes>) -> Result<Response<Bytes>, Dropped> {
+    let (head, raw) = request.into_parts();
     let host = head
         .headers
         .get("host")
@@ -279,7 +286,7 @@ async fn answer(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<R
     Ok(respond(answer, client_request))
 }
 
-fn respond(answer: Answer, client_request: Option<String>) -> Response<Full<Bytes>> {
+fn respond(answer: Answer, client_request: Option<String>) -> Response<Bytes> {
     let body = if answer.body.is_null() {
         Bytes::new()
     } else {
@@ -304,9 +311,9 @@ fn respond(answer: Answer, client_request: Option<String>) -> Response<Full<Byte
         builder = builder.header(*name, value);
     }
     let failed = |_| {
-        let mut response = Response::new(Full::new(Bytes::new()));
+        let mut response = Response::new(Bytes::new());
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     };
-    builder.body(Full::new(body)).unwrap_or_else(failed)
+    builder.body(body).unwrap_or_else(failed)
 }

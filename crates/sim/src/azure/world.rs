@@ -147,7 +147,7 @@ impl World {
     pub fn new(config: Config) -> Self {
         let providers = super::resources::providers(&config);
         let mut world = Self {
-            clock: Clock::start(),
+            clock: Clock::start(config.start),
             chance: Chance::new(config.seed),
             docs: BTreeMap::new(),
             fleets: BTreeMap::new(),

@@ -3,6 +3,7 @@
 //! Invariants: nothing is built that was not asked for, and nothing twice (see [`parts`]); every process started here
 //! ends with whoever it was started for, even when that one is killed with SIGKILL (see [`process`]).
 
+pub mod apiserver;
 mod clusterapi;
 pub mod controlplane;
 mod files;

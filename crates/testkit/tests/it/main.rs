@@ -6,5 +6,6 @@
     reason = "a test that cannot go on should say where"
 )]
 
+mod conformance;
 mod controlplane;
 mod parts;

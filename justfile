@@ -15,9 +15,9 @@ lint:
 unit:
     cargo test --workspace --locked --lib --bins
 
-# Run the seeded explorer: random faults, crashes, stale reads and edits. CAPSTAN_SEED=N replays one seed.
-explore *ARGS:
-    cargo test --workspace --locked --test it explore -- --nocapture {{ ARGS }}
+# Run many seeds of the explorer: random faults, crashes, stale reads and edits. EXPLORE_SEED=N replays one seed.
+explore SEEDS="300" *ARGS:
+    EXPLORE_SEEDS={{ SEEDS }} cargo test --locked -p capstan-explore --lib -- --include-ignored --nocapture {{ ARGS }}
 
 # Run all tests. The first run builds the real parts with Go.
 test *ARGS:

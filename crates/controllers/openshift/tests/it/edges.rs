@@ -15,15 +15,50 @@ fn answer(status: u16, code: &str) -> Action {
     }
 }
 
-/// OpenShift's own role may delete disks, and neither read nor write them.
+/// The actions that machine-api-operator's CredentialsRequest for Azure asks for. It may delete disks, and neither read
+/// nor write them.
+const OPENSHIFTS_ROLE: [&str; 32] = [
+    "Microsoft.Compute/availabilitySets/delete",
+    "Microsoft.Compute/availabilitySets/read",
+    "Microsoft.Compute/availabilitySets/write",
+    "Microsoft.Compute/diskEncryptionSets/read",
+    "Microsoft.Compute/disks/delete",
+    "Microsoft.Compute/galleries/images/versions/read",
+    "Microsoft.Compute/skus/read",
+    "Microsoft.Compute/virtualMachines/delete",
+    "Microsoft.Compute/virtualMachines/read",
+    "Microsoft.Compute/virtualMachines/write",
+    "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
+    "Microsoft.Network/applicationSecurityGroups/read",
+    "Microsoft.Network/loadBalancers/backendAddressPools/join/action",
+    "Microsoft.Network/loadBalancers/read",
+    "Microsoft.Network/loadBalancers/write",
+    "Microsoft.Network/networkInterfaces/delete",
+    "Microsoft.Network/networkInterfaces/join/action",
+    "Microsoft.Network/networkInterfaces/loadBalancers/read",
+    "Microsoft.Network/networkInterfaces/read",
+    "Microsoft.Network/networkInterfaces/write",
+    "Microsoft.Network/networkSecurityGroups/read",
+    "Microsoft.Network/networkSecurityGroups/write",
+    "Microsoft.Network/publicIPAddresses/delete",
+    "Microsoft.Network/publicIPAddresses/join/action",
+    "Microsoft.Network/publicIPAddresses/read",
+    "Microsoft.Network/publicIPAddresses/write",
+    "Microsoft.Network/routeTables/read",
+    "Microsoft.Network/virtualNetworks/delete",
+    "Microsoft.Network/virtualNetworks/read",
+    "Microsoft.Network/virtualNetworks/subnets/join/action",
+    "Microsoft.Network/virtualNetworks/subnets/read",
+    "Microsoft.Resources/subscriptions/resourceGroups/read",
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn with_openshifts_own_role_a_machine_leaves_nothing_and_says_what_nobody_saw() -> Result<()> {
-    let world = World::new("role", Config::instant()).await?;
-    for policy in ["ListDisks", "GetDisk", "PutDisk"] {
-        world
-            .sim
-            .fault(Fault::new(answer(403, "AuthorizationFailed")).policy(policy))?;
-    }
+    let config = Config {
+        allowed_actions: Some(OPENSHIFTS_ROLE.map(ToOwned::to_owned).to_vec()),
+        ..Config::instant()
+    };
+    let world = World::new("role", config).await?;
     // Azure leaves the disks behind, so that somebody has to delete them.
     world.sim.fault(Fault::new(Action::KeepDisks))?;
     let _controller = world.start().await?;
@@ -32,13 +67,27 @@ async fn with_openshifts_own_role_a_machine_leaves_nothing_and_says_what_nobody_
         disk("gone", 0, "Delete", "Premium_LRS"),
         disk("keep", 1, "Detach", "Premium_LRS")
     ]);
-    world.create(world.manifest(&name, json!({"dataDisks": disks}))).await?;
+    world
+        .create(world.manifest(&name, json!({"dataDisks": disks, "publicIP": true})))
+        .await?;
     world.until_phase(&name, "Provisioned").await?;
-    world.sim.clear_requests();
     world.delete(&name).await?;
     world.until_gone(&name).await?;
+    let refused: Vec<String> = world
+        .sim
+        .arm_requests()
+        .iter()
+        .filter(|request| request.status == 403)
+        .map(|request| format!("{} {}", request.method, request.path))
+        .collect();
+    assert!(
+        refused.iter().all(|request| request.contains("/disks")),
+        "more than OpenShift's role allows: {refused:?}"
+    );
     assert_eq!(world.azure("disks"), [format!("{name}_keep")]);
-    assert!(world.azure("virtualMachines").is_empty() && world.azure("networkInterfaces").is_empty());
+    for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {
+        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+    }
     let event = world.event(&name, "DiskDeletionUnverified").await?;
     assert!(event.contains("Microsoft.Compute/disks/read"), "{event}");
     Ok(())
@@ -150,5 +199,30 @@ async fn an_availability_set_that_is_there_is_used_as_it_is() -> Result<()> {
     assert!(!world.calls().contains(&"PutAvailabilitySet"), "{:?}", world.calls());
     let set = world.sim.get(&id).unwrap_or_default();
     assert_eq!(set["properties"]["platformFaultDomainCount"], 3);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interface_that_ends_failed_is_requested_again() -> Result<()> {
+    let world = World::new("badnic", Config::instant()).await?;
+    let _controller = world.start().await?;
+    let failed = Action::FailProvisioning {
+        code: "InternalServerError".into(),
+        message: "as the test asks".into(),
+    };
+    world
+        .sim
+        .fault(Fault::new(failed).path("networkInterfaces/").times(1))?;
+    let name = world.name("m");
+    world.create(world.manifest(&name, json!({}))).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    let event = world.event(&name, "FailedCreate").await?;
+    assert!(event.contains(&format!("failed to create nic {name}-nic")), "{event}");
+    let id = format!(
+        "/subscriptions/{}/resourceGroups/capstan/providers/Microsoft.Network/networkInterfaces/{name}-nic",
+        world.sim.subscription
+    );
+    let nic = world.sim.get(&id).unwrap_or_default();
+    assert_eq!(nic["properties"]["provisioningState"], "Succeeded");
     Ok(())
 }

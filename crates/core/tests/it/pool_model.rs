@@ -116,13 +116,14 @@ const BUDGETS: [(Amount, Amount); 11] = [
     (Percent(50), Percent(50)),
 ];
 
-/// How often the world gets in the way in one run, in every run.
-const DISTURBANCES: u8 = 2;
+/// How often the world gets in the way in one run, by the size of the pool: every disturbance multiplies the states. Larger
+/// pools with many disturbances are covered by random orders of events.
+const SIZES: [(u8, u8); 4] = [(1, 2), (2, 1), (3, 0), (4, 0)];
 
-fn check(size: u8, (surge, unavailable): (Amount, Amount), strategy: Strategy) -> usize {
+fn check((size, disturbances): (u8, u8), (surge, unavailable): (Amount, Amount), strategy: Strategy) -> usize {
     let model = PoolModel {
         size,
-        disturbances: DISTURBANCES,
+        disturbances,
         rules: Rules::new(surge, unavailable, strategy, DeletePolicy::Oldest),
         settling: Mutex::default(),
     };
@@ -144,7 +145,7 @@ fn say(text: &str) {
 fn every_reachable_state_of_small_pools_keeps_the_promises() {
     let begun = Instant::now();
     let mut states = 0;
-    for size in 1..=4 {
+    for size in SIZES {
         for (budgets, strategy) in BUDGETS
             .iter()
             .flat_map(|b| [(*b, Strategy::Replace), (*b, Strategy::InPlace)])
@@ -152,10 +153,10 @@ fn every_reachable_state_of_small_pools_keeps_the_promises() {
             states += check(size, budgets, strategy);
         }
         let took = begun.elapsed().as_secs_f32();
-        say(&format!("pools up to {size}: {states} states so far, {took:.1} s"));
+        say(&format!("pools up to {}: {states} states so far, {took:.1} s", size.0));
     }
     say(&format!(
-        "{states} states of {} pools with {DISTURBANCES} disturbances each, all within both budgets and all settling",
-        4 * 2 * BUDGETS.len()
+        "{states} states of {} pools, all within both budgets and all settling",
+        SIZES.len() * 2 * BUDGETS.len()
     ));
 }

@@ -29,11 +29,8 @@ pub fn status(
             events.push(EventNote::warning(names::CLONING_FAILED, text));
         }
         (Ok(()), None) => return Report::nothing(),
-        (Ok(()), Some(ObservedMachine::Deleting { vm })) => {
-            if let Some(vm) = vm {
-                deleting(status, vm, now);
-            }
-        }
+        (Ok(()), Some(ObservedMachine::Deleting { vm: None })) => return Report::nothing(),
+        (Ok(()), Some(ObservedMachine::Deleting { vm: Some(vm) })) => deleting(status, vm, now),
         (Ok(()), Some(ObservedMachine::NoInfrastructure)) => {
             provisioned(status, Severity::Info, names::WAITING_FOR_CLUSTER, "", now);
         }
@@ -50,9 +47,11 @@ pub fn status(
             }),
         ) => up(status, vm, now),
         (Ok(()), Some(ObservedMachine::Vm { vm, is_failing, .. })) => {
-            if *is_failing || is_slow(vm, now) {
-                mirror(status, vm, now);
+            // A VM that makes progress is reported when it takes long.
+            if !*is_failing && !is_slow(vm, now) {
+                return Report::nothing();
             }
+            mirror(status, vm, now);
         }
     }
     conditions::summarize(&mut status.conditions, &[names::VM_PROVISIONED], now);
@@ -119,5 +118,36 @@ fn deleting(status: &mut VSphereMachineStatus, vm: &VSphereVM, now: Timestamp) {
             provisioned(status, Severity::Warning, reason, message, now);
         }
         None => provisioned(status, Severity::Info, names::DELETING, "", now),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_that_makes_progress_costs_no_write_before_it_takes_long() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let report = |age: i64| {
+            let mut vm = VSphereVM::new("m", Default::default());
+            vm.metadata.creation_timestamp = Some(Time(now - jiff::SignedDuration::from_secs(age)));
+            let observed = ObservedMachine::Vm {
+                followed: Box::new(vm.clone()),
+                vm: Arc::new(vm),
+                provider_id: None,
+                is_failing: false,
+                host_label: None,
+            };
+            let machine = VSphereMachine::new("m", Default::default());
+            status(&machine, Some(&observed), Ok(()), now).object
+        };
+        assert!(report(5).is_none());
+        let slow = report(40).unwrap().status.unwrap();
+        let condition = conditions::get(&slow.conditions, names::VM_PROVISIONED).unwrap();
+        assert_eq!(condition.reason.as_deref(), Some(names::CLONING));
     }
 }

@@ -41,7 +41,13 @@ fn objects() -> Vec<(PathBuf, DynamicObject)> {
     files(&directory(), &mut paths);
     paths.sort();
     let read = paths.into_iter().flat_map(|path| {
-        let objects = capstan_testkit::manifests::parse(&fs::read_to_string(&path).unwrap());
+        // `capstan up` fills these in.
+        let id = "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b";
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text
+            .replace("${AZURE_SUBSCRIPTION_ID}", id)
+            .replace("${AZURE_TENANT_ID}", id);
+        let objects = capstan_testkit::manifests::parse(&text);
         let objects = objects.unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
         objects.into_iter().map(move |object| (path.clone(), object))
     });

@@ -39,26 +39,27 @@ fn ours(template: &str) -> Result<Vec<DynamicObject>> {
     manifests::parse(&filled_in(&texts.join("\n---\n")))
 }
 
-/// Fills in `${NAME}`, `${NAME:=default}` and `${NAME:-default}` as clusterctl would.
+/// Fills in `${NAME}`, `${NAME:=default}` and `${NAME:-default}` as clusterctl would, from the last one on: a default may
+/// name a variable itself.
 fn filled_in(template: &str) -> String {
-    let mut out = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once("${") {
-        let (variable, after) = after.split_once('}').expect("a closed variable");
+    let mut text = template.to_owned();
+    while let Some(start) = text.rfind("${") {
+        let end = start + text[start..].find('}').expect("a closed variable");
+        let variable = &text[start + 2..end];
         let name = variable.split([':', '=', '-', '/']).next().unwrap_or_default();
         let default = variable[name.len()..]
             .trim_start_matches([':', '=', '-', '/'])
             .trim_matches('"');
         let value = match (name, default) {
             ("AZURE_EXTENDEDLOCATION_TYPE", _) => "EdgeZone".to_owned(),
+            ("AZURE_SUBSCRIPTION_ID", _) => "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b".to_owned(),
+            (name, _) if name.starts_with("AZURE_LOCATION") => "eastus".to_owned(),
             (_, "") => name.to_lowercase().replace('_', "-"),
             (_, default) => default.to_owned(),
         };
-        out.push_str(before);
-        out.push_str(&value);
-        rest = after;
+        text.replace_range(start..=end, &value);
     }
-    out + rest
+    text
 }
 
 async fn take(client: &Client, namespace: &str, mut object: DynamicObject) -> Result<()> {

@@ -165,7 +165,7 @@ fn every_command_explains_itself() {
         (&[][..], "Usage: capstan <COMMAND>"),
         (&["up"], "Ctrl-C stops everything"),
         (&["run"], "capstan run --kubeconfig"),
-        (&["sim"], "Simulated clouds"),
+        (&["sim"], "Simulate a cloud"),
         (&["sim", "azure"], "Azure"),
         (&["crds"], "kubectl apply --server-side"),
         (&["check"], "Examples:"),

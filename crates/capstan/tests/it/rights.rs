@@ -16,7 +16,7 @@ const BASE: &str = include_str!("../../../../deploy/base/rbac.yaml");
 const READER: &str = "capstan-metrics-reader";
 
 /// Rights that these runs do not show, each with the reason.
-const UNSEEN: [(&str, &str, &str); 6] = [
+const UNSEEN: [(&str, &str, &str); 7] = [
     // The admission plugin OwnerReferencesPermissionEnforcement checks these when an owner reference blocks deletion.
     ("machine.openshift.io", "machinesets/finalizers", "update"),
     (
@@ -24,6 +24,8 @@ const UNSEEN: [(&str, &str, &str); 6] = [
         "azuremachinepools/finalizers",
         "update",
     ),
+    // The same plugin checks this when an object gets an owner.
+    ("", "secrets", "delete"),
     // OpenShift's admission of Pods checks this.
     ("security.openshift.io", "securitycontextconstraints", "use"),
     // The simulated Azure deletes the Node together with its VM. A real Azure does not.

@@ -271,7 +271,9 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
         }
         Retry::NotNeeded | Retry::Due => capacity,
     };
-    let capacity = capacity.filter(|capacity| *capacity != set.capacity);
+    // A Flexible set keeps its capacity when a machine is deleted, and makes another one only when asked again.
+    let refills = set.flexible && set.scaling == Scaling::Idle && !matches!(set.retry, Retry::Waiting { .. });
+    let capacity = capacity.filter(|capacity| refills || *capacity != set.capacity);
     let again = set.retry == Retry::Due && set.scaling == Scaling::Idle;
     let model = set.model == Model::Outdated;
     if model || again || capacity.is_some() {
@@ -279,7 +281,7 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
         plan.steps.push(Step::ApplyScaleSet {
             model,
             capacity,
-            grows: capacity > set.capacity || again,
+            grows: capacity > set.capacity || again || refills && capacity == set.capacity,
         });
     } else if set.stale_bootstrap {
         plan.steps.push(Step::RefreshBootstrap);

@@ -530,3 +530,11 @@ fn without_room_for_a_surge_the_missing_machines_are_asked_for() {
     let observed = with(pool(2, (1, 1), "a:ro"), |set| set.retry = Retry::Waiting { refused: 3 });
     assert_eq!(told(&plan(&observed)), "capacity 2");
 }
+
+#[test]
+fn a_flexible_set_is_asked_again_for_a_capacity_that_it_has() {
+    let observed = with(pool(2, (1, 0), "a:ro b:r"), |set| {
+        (set.flexible, set.capacity) = (true, 3);
+    });
+    assert_eq!(told(&plan(&observed)), "capacity 3");
+}

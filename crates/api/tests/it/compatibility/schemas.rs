@@ -162,7 +162,20 @@ const NAMES_MAY_REPEAT: &str = ".dataDisks";
 /// Limits of ours that their definitions do not have: what their webhooks, Azure or vSphere refuse.
 /// Unchecked by them, a value beyond would only fail later; a length or count is there so that rules have a bounded
 /// cost, and is far beyond what is possible.
-const STRICTER: [(&str, &str); 25] = [
+const STRICTER: [(&str, &str); 37] = [
+    // Azure's rules for names: each of these becomes part of an address in Azure Resource Manager.
+    (".location", "pattern"),
+    (".vmSize", "pattern"),
+    (".subscriptionID", "pattern"),
+    (".resourceGroup", "pattern"),
+    (".privateDNSZoneResourceGroup", "pattern"),
+    (".vnet.name", "pattern"),
+    (".remoteVnetName", "pattern"),
+    (".subnets[].name", "pattern"),
+    (".azureBastion.subnet.name", "pattern"),
+    (".subnetName", "pattern"),
+    ("LB.name", "pattern"),
+    (".backendPool.name", "pattern"),
     // Azure: at most 64 LUNs, sizes of managed disks, names of resources.
     (".template.dataDisks", "maxItems"),
     (".template.dataDisks[].diskSizeGB", "minimum"),

@@ -105,26 +105,6 @@ async fn a_refused_model_stops_no_scale_down() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_quota_for_the_surge_a_rollout_uses_what_may_be_unavailable() -> Result<()> {
-    let world = World::with_pool(Options {
-        replicas: 2,
-        unavailable: json!(1),
-        sim: Config {
-            // Two machines of two cores each, and none beside them.
-            regional_cores: 4,
-            ..Config::quick()
-        },
-        ..Options::default()
-    })
-    .await?;
-    world.upgrade(2).await?;
-    world
-        .until("the new model", async || Ok(world.all_have(2)?.then_some(())))
-        .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn one_wrong_list_ends_no_machine() -> Result<()> {
     let world = World::with_pool(Options {
         replicas: 2,

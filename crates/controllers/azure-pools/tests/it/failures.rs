@@ -6,7 +6,7 @@ use anyhow::Result;
 use capstan_api::azure::AzureMachinePoolMachine;
 use capstan_core::interceptor::Interceptors;
 use capstan_kube::capi::MachinePool;
-use capstan_sim::azure::{Config, Fault};
+use capstan_sim::azure::Fault;
 use harness::{Options, World};
 use http::Method;
 use k8s_openapi::api::core::v1::Secret;

@@ -45,7 +45,7 @@ impl Machine {
     /// Somebody who needs the part.
     fn ask(&self) -> Child {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "provide_a_part", "--ignored", "--nocapture"])
+            .args(["--exact", "parts::provide_a_part", "--ignored", "--nocapture"])
             .env("PATH", format!("{}:/usr/bin:/bin", self.0.join("bin").display()))
             .env("CAPSTAN_CACHE", self.0.join("cache"))
             .env("BUILDS", self.0.join("builds"))

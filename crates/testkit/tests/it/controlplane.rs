@@ -218,7 +218,10 @@ fn kill_the_runner_and_look(hold: &str) -> Result<()> {
     let _ = std::fs::remove_file(&report);
     // The shell stands for cargo: it starts the test program and outlives it or not.
     let mut runner = Command::new("/bin/sh")
-        .args(["-c", "\"$0\" --exact controlplane::hold_a_control_plane --ignored & wait"])
+        .args([
+            "-c",
+            "\"$0\" --exact controlplane::hold_a_control_plane --ignored & wait",
+        ])
         .arg(std::env::current_exe()?)
         .env("TESTKIT_HOLD", hold)
         .env("TESTKIT_REPORT", &report)

@@ -198,8 +198,19 @@ async fn sides() -> Result<(ControlPlane, ApiServer, Side, Side)> {
     config.default_retry = false;
     let server = ApiServer::new(Settings::default());
     let ours = Side::new(server.client(), namespace.clone());
-    let theirs = Side::new(kube::Client::try_from(config)?, namespace);
-    Ok((plane, server, ours, theirs))
+    let client = kube::Client::try_from(config)?;
+    served(Side::new(client.clone(), namespace.clone())).await?;
+    Ok((plane, server, ours, Side::new(client, namespace)))
+}
+
+/// Waits until the server lists our kinds: it goes on to answer 404 for a moment after it has taken their definitions.
+async fn served(mut side: Side) -> Result<()> {
+    let listed = async {
+        while side.send(&get(MACHINES, "")).await.is_ok_and(|(code, _)| code != 200) {
+            tokio::time::sleep(ASK).await;
+        }
+    };
+    Ok(tokio::time::timeout(LIMIT, listed).await?)
 }
 
 #[tokio::test(flavor = "multi_thread")]

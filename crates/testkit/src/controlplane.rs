@@ -434,6 +434,8 @@ fn controller_manager_command(program: &Path, pki: &Pki, kubeconfig: &Path) -> C
         .arg(format!("--root-ca-file={}", pki.file("ca.crt").display()))
         .args([
             "--leader-elect=false",
+            // A test runs an example controller of that kind.
+            "--controllers=*,-replicationcontroller-controller",
             "--secure-port=0",
             "--profiling=false",
             "--kube-api-qps=300",

@@ -23,7 +23,7 @@ explore SEEDS="300" *ARGS:
 test *ARGS:
     cargo test --workspace --locked {{ ARGS }}
 
-# Run the tests against the controllers that Capstan replaces.
+# Run the tests against the controllers that Capstan replaces. There are none yet.
 peers:
     cargo test --workspace --locked --test it peers -- --ignored
 

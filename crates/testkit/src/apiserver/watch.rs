@@ -167,12 +167,13 @@ impl Watching {
             self.version = store.version();
             return Next::Send(self.bookmark_event());
         }
-        let until = due.unwrap_or(self.ends).min(self.ends);
-        Next::Wait(if self.bookmarks {
-            until.min(self.bookmark.max(now))
-        } else {
-            until
-        })
+        // A bookmark is sent only when no change is on its way: it says that all changes before it were sent.
+        let until = match due {
+            Some(due) => due,
+            None if self.bookmarks => self.bookmark,
+            None => self.ends,
+        };
+        Next::Wait(until.min(self.ends))
     }
 
     fn bookmark_event(&self) -> Value {

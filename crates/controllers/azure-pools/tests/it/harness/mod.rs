@@ -4,6 +4,7 @@ mod watch;
 
 pub use watch::{Bounds, say};
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use capstan_api::azure::{AzureCluster, AzureClusterIdentity, AzureMachinePool, A
 use capstan_azure::{Cloud, Settings};
 use capstan_core::interceptor::Interceptors;
 use capstan_kube::capi::{Cluster, MachinePool};
+use capstan_kube::nodes::takes_pods;
 use capstan_sim::azure::{Azure, Config, Handle, Network, joiner};
 use capstan_testkit::ControlPlane;
 use k8s_openapi::api::core::v1::{Node, Secret};
@@ -185,21 +187,27 @@ impl World {
             );
             let _ = cache.ready().await;
             loop {
-                let flexible = |id: &String| id.to_lowercase().starts_with(&vms);
-                let total =
-                    sim.instances(&set).len() + sim.ids("virtualMachines").iter().filter(|id| flexible(id)).count();
-                let prefix = format!("azure://{set}/virtualmachines/").to_lowercase();
-                let usable = cache.select(None, |node| {
-                    let spec = node.spec.as_ref();
-                    let id = spec
-                        .and_then(|s| s.provider_id.as_deref())
+                let mut instances: Vec<String> = sim.ids("virtualMachines");
+                instances.retain(|id| id.to_lowercase().starts_with(&vms));
+                instances.extend(sim.instances(&set).iter().map(|i| i["id"].to_string()));
+                let ours = |node: &Node| is_node_of(node, &set, &vms);
+                let cordoned = |node: &Node| {
+                    node.spec
+                        .as_ref()
+                        .and_then(|spec| spec.unschedulable)
                         .unwrap_or_default()
-                        .to_lowercase();
-                    let cordoned = spec.and_then(|s| s.unschedulable).unwrap_or_default();
-                    let ours = id.starts_with(&prefix) || id.starts_with(&format!("azure://{vms}"));
-                    ours && capstan_kube::workload::is_ready(node) && !cordoned
+                };
+                let usable = |node: &Node| ours(node) && takes_pods(node);
+                bounds.check(cache.select(None, usable).len(), &instances, || {
+                    let nodes = cache.select(None, ours);
+                    let state = |node: &Arc<Node>| {
+                        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+                        let ready = conditions.into_iter().flatten().find(|c| c.type_ == "Ready");
+                        let ready = ready.map(|c| (c.status.clone(), c.reason.clone()));
+                        format!("{} ready {ready:?} cordoned {}", node.name_any(), cordoned(node))
+                    };
+                    nodes.iter().map(state).collect::<Vec<_>>().join(", ")
                 });
-                bounds.check(usable.len(), total);
                 tokio::time::sleep(Duration::from_millis(15)).await;
             }
         });
@@ -383,7 +391,8 @@ impl World {
         Ok(())
     }
 
-    /// Waits until exactly so many machines exist, all ready and of the newest model, and the pool says so.
+    /// Waits until exactly so many instances and machines exist, all ready and of the newest model, their nodes take pods,
+    /// and the pool's status shows it.
     pub async fn until_ready(&self, count: usize) -> Result<Vec<AzureMachinePoolMachine>> {
         self.until(&format!("{count} ready machines"), async || {
             let machines = self.machines().await?;
@@ -392,10 +401,24 @@ impl World {
                 status.ready && status.latest_model_applied && m.metadata.deletion_timestamp.is_none()
             };
             let status = self.pool().await?.status.unwrap_or_default();
-            let told = status.replicas == i32::try_from(count)?
+            let shown = status.replicas == i32::try_from(count)?
                 && capstan_kube::conditions::is_true(&status.conditions, "ScaleSetModelUpdated")
                 && status.long_running_operation_states.is_empty();
-            Ok((machines.len() == count && machines.iter().all(good) && told).then_some(machines))
+            if !shown || machines.len() != count || !machines.iter().all(good) {
+                return Ok(None);
+            }
+            // The objects may still show an instance that has gone since.
+            let lower = |ids: Vec<String>| ids.iter().map(|id| id.to_lowercase()).collect::<BTreeSet<String>>();
+            let real = lower(self.instance_ids().into_iter().chain(self.vm_ids()).collect());
+            let id = |m: &AzureMachinePoolMachine| m.spec.provider_id.trim_start_matches("azure://").to_owned();
+            if real != lower(machines.iter().map(id).collect()) {
+                return Ok(None);
+            }
+            // A new node is ready a moment before Kubernetes removes the taint that it is born with.
+            let nodes = self.nodes().await?.list(&ListParams::default()).await?;
+            let (set, vms) = (self.set_id(), self.vm_prefix());
+            let available = |node: &&Node| is_node_of(node, &set, &vms) && takes_pods(node);
+            Ok((nodes.iter().filter(available).count() == count).then_some(machines))
         })
         .await
     }
@@ -575,6 +598,13 @@ impl Drop for World {
             task.abort();
         }
     }
+}
+
+/// Whether a node is of an instance of this scale set, in either mode.
+fn is_node_of(node: &Node, set: &str, vms: &str) -> bool {
+    let id = capstan_kube::nodes::provider_id(node).unwrap_or_default();
+    let uniform = format!("azure://{set}/virtualmachines/").to_lowercase();
+    id.starts_with(&uniform) || id.starts_with(&format!("azure://{vms}"))
 }
 
 pub fn image(version: u32) -> String {

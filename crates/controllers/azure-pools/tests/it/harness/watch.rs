@@ -19,12 +19,19 @@ impl Bounds {
         self.ceiling.store(ceiling, Ordering::SeqCst);
     }
 
-    pub fn check(&self, available: usize, total: usize) {
+    /// Notes the first state that breaks a bound, with its instances and nodes.
+    pub fn check(&self, available: usize, instances: &[String], nodes: impl FnOnce() -> String) {
         self.samples.fetch_add(1, Ordering::SeqCst);
         let (floor, ceiling) = (self.floor.load(Ordering::SeqCst), self.ceiling.load(Ordering::SeqCst));
+        let total = instances.len();
         if available < floor || (ceiling > 0 && total > ceiling) {
-            let text = format!("{available} available (floor {floor}), {total} instances (ceiling {ceiling})");
-            self.broken.lock().unwrap().get_or_insert(text);
+            let mut broken = self.broken.lock().unwrap();
+            broken.get_or_insert_with(|| {
+                let (now, nodes) = (jiff::Timestamp::now(), nodes());
+                format!(
+                    "{now}: {available} available (floor {floor}), {total} instances (ceiling {ceiling}): {instances:?} {nodes}"
+                )
+            });
         }
     }
 

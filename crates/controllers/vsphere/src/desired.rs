@@ -1,4 +1,4 @@
-//! From the API's objects to our own words and back. The only place that knows the version of the API.
+//! Translates the API's objects into the types of the plan, and back. Nothing else knows the version of the API.
 
 use std::time::Duration;
 
@@ -22,15 +22,15 @@ const DEFAULT_MEMORY_MIB: i64 = 2048;
 const HERTZ_PER_MHZ: i64 = 1_000_000;
 const BYTES_PER_MIB: i64 = 1 << 20;
 
-/// What a VSphereVM asks for.
-pub fn desired(vm: &VSphereVM) -> DesiredVm {
+/// Returns the VM that a VSphereVM with this UID describes.
+pub fn desired(vm: &VSphereVM, uid: &str) -> DesiredVm {
     let spec = &vm.spec.clone_spec;
     let text = |value: &Option<String>| value.clone().filter(|text| !text.trim().is_empty());
     let cpus = spec.num_cpus.unwrap_or_default().max(FEWEST_CPUS);
     let resources = &spec.resources;
     DesiredVm {
         name: vm.name_any(),
-        instance_uuid: vm.uid().unwrap_or_default(),
+        instance_uuid: uid.to_owned(),
         template: spec.template.clone(),
         linked: spec
             .clone_mode
@@ -166,10 +166,9 @@ fn controller_name(kind: ControllerKind) -> String {
     known.as_str().to_owned()
 }
 
-/// What an earlier pass left in the status.
-pub fn recorded(vm: &VSphereVM) -> Recorded {
-    let status = vm.status.clone().unwrap_or_default();
-    let placements = status.data_disks.iter().enumerate().filter_map(|(index, disk)| {
+/// Returns the units in a list of data disks.
+pub fn placements(disks: &[DataDiskStatus]) -> Vec<Placement> {
+    let placements = disks.iter().enumerate().filter_map(|(index, disk)| {
         Some(Placement {
             index,
             key: -2000 - i32::try_from(index).ok()?,
@@ -179,16 +178,24 @@ pub fn recorded(vm: &VSphereVM) -> Recorded {
             unit: disk.unit_number,
         })
     });
-    // The BIOS UUID is written when it is up for the first time, and outlives the status when the object is moved.
-    let was_ready = vm.spec.bios_uuid.as_ref().is_some_and(|uuid| !uuid.is_empty()) || status.ready;
+    placements.collect()
+}
+
+/// Returns the part of the object that an earlier reconcile wrote and the plan needs.
+pub fn recorded(vm: &VSphereVM) -> Recorded {
+    let status = vm.status.as_ref();
+    let bios_uuid = vm.spec.bios_uuid.clone().filter(|uuid| !uuid.is_empty());
+    let mode = status.and_then(|status| status.clone_mode.as_deref());
     Recorded {
-        was_ready,
-        placements: placements.collect(),
-        linked: status.clone_mode.as_deref() == Some(CloneMode::LinkedClone.as_str()),
+        // The BIOS UUID is written when the VM is up for the first time, and outlives the status when the object is moved.
+        was_ready: bios_uuid.is_some() || status.is_some_and(|status| status.ready),
+        bios_uuid,
+        placements: status.map(|status| placements(&status.data_disks)).unwrap_or_default(),
+        linked: mode == Some(CloneMode::LinkedClone.as_str()),
     }
 }
 
-/// The units that were given out, for the status, before the disks exist.
+/// Returns the data disks for the status before they exist.
 pub fn planned_disks(disks: &[DataDisk], placements: &[Placement]) -> Vec<DataDiskStatus> {
     placements
         .iter()
@@ -208,7 +215,7 @@ pub fn planned_disks(disks: &[DataDisk], placements: &[Placement]) -> Vec<DataDi
         .collect()
 }
 
-/// The disks as they are, for the status.
+/// Returns the data disks as vCenter shows them, for the status.
 pub fn found_disks(planned: &[DataDiskStatus], listed: &[Listed], keys: &[Option<i32>]) -> Vec<DataDiskStatus> {
     let mut disks = planned.to_vec();
     for (found, key) in listed.iter().zip(keys) {
@@ -224,7 +231,7 @@ pub fn found_disks(planned: &[DataDiskStatus], listed: &[Listed], keys: &[Option
     disks
 }
 
-/// The network cards, for the status.
+/// Returns the network cards for the status.
 pub fn network_status(report: &Report) -> Vec<NetworkStatus> {
     report
         .interfaces

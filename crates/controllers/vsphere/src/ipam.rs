@@ -1,7 +1,7 @@
-//! Addresses from pools that somebody else hands out, by the contract of `ipam.cluster.x-k8s.io`.
+//! Addresses from pools that an IPAM provider hands out, by the contract of `ipam.cluster.x-k8s.io`.
 //!
-//! Kept here: one claim for each pool that a network card names, owned by its VSphereVM; its name follows from the VM and
-//! the place in the spec, so that it is found again and never made twice.
+//! Invariant: there is one claim for each pool that a network card names, owned by its VSphereVM. Its name follows from the
+//! VM and the place in the spec, so that it is found again and never made twice.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::error::Error;
 use capstan_core::vm::NetworkDevice;
 
-/// A watch that has shown nothing by then is in trouble: most likely the kinds are not installed.
+/// After this long a watch that has shown nothing is in trouble: most likely the kinds are not installed.
 const SHOWN: Duration = Duration::from_secs(10);
 
 /// A claim to an address of a pool.
@@ -49,7 +49,7 @@ pub struct ClaimStatus {
     pub conditions: Vec<ClaimCondition>,
 }
 
-/// What of a condition is told to users; the rest differs between versions.
+/// The part of a condition that our messages use; the rest differs between versions.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct ClaimCondition {
     #[serde(rename = "type", default)]
@@ -81,16 +81,16 @@ pub struct AddressSpec {
     pub gateway: Option<String>,
 }
 
-/// One claim that a VM has to have.
+/// An address that a VM claims from a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DesiredVm {
+pub struct ClaimedAddress {
     pub name: String,
-    /// Which of the spec's network devices it is for.
+    /// The index of the network device in the spec.
     pub device: usize,
     pub pool: TypedLocalObjectReference,
 }
 
-/// An address that one of the network devices was given.
+/// An address that a pool handed out for a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     pub device: usize,
@@ -99,14 +99,14 @@ pub struct Given {
     pub gateway: Option<IpAddr>,
 }
 
-/// The claims that a VM's network devices call for, in the order of the spec.
-pub fn desired(vm: &VSphereVM) -> Vec<DesiredVm> {
+/// Returns the addresses that the network devices of a VM claim, in the order of the spec.
+pub fn desired(vm: &VSphereVM) -> Vec<ClaimedAddress> {
     let devices = vm.spec.clone_spec.network.devices.iter().enumerate();
     let devices = devices.filter(|(_, device)| !device.skip_ip_allocation);
     devices
         .flat_map(|(index, device)| {
             let pools = device.addresses_from_pools.iter().enumerate();
-            pools.map(move |(pool, reference)| DesiredVm {
+            pools.map(move |(pool, reference)| ClaimedAddress {
                 name: format!("{}-{index}-{pool}", vm.name_any()),
                 device: index,
                 pool: reference.clone(),
@@ -115,7 +115,7 @@ pub fn desired(vm: &VSphereVM) -> Vec<DesiredVm> {
         .collect()
 }
 
-/// What an address object says, checked: pools are made by people.
+/// Returns the address of an IPAddress. It is checked, because users make pools.
 pub fn given(device: usize, name: &str, spec: &AddressSpec) -> Result<Given, String> {
     let wrong = |field: &str, value: &str| format!("IPAddress {name:?}: {field} {value:?} is not valid");
     let parse = |field: &str, text: &str| text.parse::<IpAddr>().map_err(|_| wrong(field, text));
@@ -138,7 +138,7 @@ pub fn given(device: usize, name: &str, spec: &AddressSpec) -> Result<Given, Str
     })
 }
 
-/// Puts the addresses that were given into the network devices. A gateway of the spec stays; else the first given is it.
+/// Puts the addresses into the network devices. A gateway of the spec stays; else the first address gives it.
 pub fn put(devices: &mut [NetworkDevice], all: &[Given]) {
     for given in all {
         let Some(device) = devices.get_mut(given.device) else {
@@ -159,7 +159,7 @@ pub fn put(devices: &mut [NetworkDevice], all: &[Given]) {
     }
 }
 
-/// Claims and addresses, watched from the first VM on that needs them: the kinds may not be installed.
+/// The caches of claims and addresses. They start with the first VM that needs them: the kinds may not be installed.
 #[derive(Default)]
 pub struct Ipam(Mutex<Option<Caches>>);
 
@@ -170,13 +170,13 @@ pub struct Caches {
 }
 
 impl Ipam {
-    /// The caches; `poke` is told of every VM that a change concerns.
+    /// Returns the caches. `wake` is called for every VM that a change concerns.
     pub async fn caches(
         &self,
         context: &Context,
-        poke: impl Fn(ObjectRef<VSphereVM>) + Clone + Send + 'static,
+        wake: impl Fn(ObjectRef<VSphereVM>) + Clone + Send + 'static,
     ) -> Result<Caches, Error> {
-        let caches = self.start(context, poke);
+        let caches = self.start(context, wake);
         let ready = async {
             caches.claims.ready().await?;
             caches.addresses.ready().await
@@ -194,7 +194,7 @@ impl Ipam {
         Ok(caches)
     }
 
-    fn start(&self, context: &Context, poke: impl Fn(ObjectRef<VSphereVM>) + Clone + Send + 'static) -> Caches {
+    fn start(&self, context: &Context, wake: impl Fn(ObjectRef<VSphereVM>) + Clone + Send + 'static) -> Caches {
         let mut slot = self.0.lock();
         if let Some(caches) = slot.as_ref() {
             return caches.clone();
@@ -204,7 +204,7 @@ impl Ipam {
             addresses: context.cache_where(Default::default(), cache::trim),
         };
         let mut changes = Box::pin(caches.claims.subscribe());
-        let by_claim = poke.clone();
+        let by_claim = wake.clone();
         tokio::spawn(async move {
             while let Some(change) = changes.next().await {
                 owner(&change.object).into_iter().for_each(&by_claim);
@@ -218,7 +218,7 @@ impl Ipam {
                 let mut claim = ObjectRef::<IPAddressClaim>::new(name);
                 claim.namespace = change.object.namespace();
                 let vm = claims.get(&claim).and_then(|claim| owner(&claim));
-                vm.into_iter().for_each(&poke);
+                vm.into_iter().for_each(&wake);
             }
         });
         *slot = Some(caches.clone());
@@ -226,7 +226,7 @@ impl Ipam {
     }
 }
 
-/// The VM that a claim is for.
+/// Returns the VM that a claim is for.
 fn owner(claim: &IPAddressClaim) -> Option<ObjectRef<VSphereVM>> {
     let mut owners = claim.owner_references().iter();
     let owner = owners.find(|owner| owner.kind == VSphereVM::KIND)?;
@@ -236,12 +236,12 @@ fn owner(claim: &IPAddressClaim) -> Option<ObjectRef<VSphereVM>> {
 }
 
 impl IPAddressClaim {
-    pub fn belongs_to(&self, vm: &VSphereVM) -> bool {
-        let uid = vm.uid().unwrap_or_default();
+    /// Whether the claim belongs to the VSphereVM with this UID.
+    pub fn belongs_to(&self, uid: &str) -> bool {
         self.owner_references().iter().any(|owner| owner.uid == uid)
     }
 
-    /// The address object that answers it, when there is one.
+    /// Returns the name of the IPAddress that answers the claim.
     pub fn address(&self) -> Option<&str> {
         let status = self
             .status
@@ -250,7 +250,7 @@ impl IPAddressClaim {
         Some(status.address_ref.name.as_str()).filter(|name| !name.is_empty())
     }
 
-    /// What the provider of the pool has to say about it.
+    /// Returns why the provider of the pool has not answered the claim.
     pub fn complaint(&self) -> Option<String> {
         let conditions = self.status.as_ref().map(|status| status.conditions.as_slice());
         let mut conditions = conditions.unwrap_or_default().iter();

@@ -114,15 +114,16 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         context.cache_cluster_wide(cache::trim),
         context.cache_cluster_wide(cache::trim),
     );
-    let runs_vms = vm::Vms::new(
-        &context,
-        clusters.clone(),
-        credentials.clone(),
-        workloads,
-        affinity.clone(),
-    );
     let all = tokio::join!(
-        runs_vms.run(vms.clone(), options.concurrency),
+        vm::run(
+            &context,
+            clusters.clone(),
+            credentials.clone(),
+            workloads,
+            affinity.clone(),
+            vms.clone(),
+            options.concurrency
+        ),
         machine::run(
             &context,
             clusters.clone(),

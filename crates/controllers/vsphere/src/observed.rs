@@ -253,23 +253,3 @@ pub fn with_settings(desired: &DesiredVm, config: ConfigSpec) -> ConfigSpec {
         ..config
     }
 }
-
-/// Whether the result of a reconfiguration has to be read back.
-pub fn is_read_back(changes: &Changes) -> bool {
-    touches_devices(changes) || sets_policies(changes) || !changes.settings.is_empty()
-}
-
-/// Whether a reconfiguration sets storage policies.
-pub fn sets_policies(changes: &Changes) -> bool {
-    changes.policy.is_some() || !changes.disk_policies.is_empty()
-}
-
-/// Whether a reconfiguration touches devices.
-pub fn touches_devices(changes: &Changes) -> bool {
-    !(changes.add_controllers.is_empty()
-        && changes.add_disks.is_empty()
-        && changes.grow.is_empty()
-        && changes.add_nics.is_empty()
-        && changes.remove_nics.is_empty()
-        && !changes.add_pci)
-}

@@ -1,8 +1,8 @@
-//! What of a fresh clone is not as asked for.
+//! Compares a fresh clone with its spec.
 //!
-//! A clone task that succeeded proves nothing, so every clone is compared with what was asked for before it is powered
-//! on for the first time; what is missing is put right in one reconfiguration, together with what can only be known after
-//! the clone: the MAC addresses in the metadata and the UUIDs of the disks.
+//! A clone task that succeeded proves nothing, so every clone is compared with its spec before it is powered on for the
+//! first time. One reconfiguration adds whatever is missing, together with the values that exist only after the clone: the
+//! MAC addresses in the metadata and the UUIDs of the disks.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::guestinfo;
 use super::metadata;
 use super::types::{DesiredVm, ObservedVm, Recorded, ResolvedNames, UserData};
 
-/// What to change on a VM.
+/// The changes that bring a VM in line with its spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     pub add_controllers: Vec<NewController>,
@@ -34,17 +34,17 @@ pub struct Changes {
     pub policy: Option<String>,
     /// Device key and the storage policy that the disk lacks.
     pub disk_policies: Vec<(i32, String)>,
-    /// Reservations, limits, shares and the like that are not as asked for, each with its field and value. Every
+    /// Reservations, limits, shares and the like that differ from the spec, each with its field and value. Every
     /// reconfiguration carries them all.
     pub settings: Vec<String>,
-    /// What vCenter left out although its task succeeded, each with its name.
+    /// The names of the devices that vCenter left out although its task succeeded.
     pub dropped: Vec<String>,
-    /// What no reconfiguration can put right.
+    /// Differences that no reconfiguration can remove.
     pub wrong: Vec<String>,
 }
 
 impl Changes {
-    /// Whether there is nothing to change. What cannot be mended is not a change.
+    /// Whether a reconfiguration would change nothing.
     pub fn is_empty(&self) -> bool {
         *self
             == Self {
@@ -52,6 +52,26 @@ impl Changes {
                 wrong: self.wrong.clone(),
                 ..Self::default()
             }
+    }
+
+    /// Whether the result of the reconfiguration has to be read back.
+    pub fn is_read_back(&self) -> bool {
+        self.touches_devices() || self.sets_policies() || !self.settings.is_empty()
+    }
+
+    /// Whether the reconfiguration sets storage policies.
+    pub fn sets_policies(&self) -> bool {
+        self.policy.is_some() || !self.disk_policies.is_empty()
+    }
+
+    /// Whether the reconfiguration touches devices.
+    pub fn touches_devices(&self) -> bool {
+        !(self.add_controllers.is_empty()
+            && self.add_disks.is_empty()
+            && self.grow.is_empty()
+            && self.add_nics.is_empty()
+            && self.remove_nics.is_empty()
+            && !self.add_pci)
     }
 }
 

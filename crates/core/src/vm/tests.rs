@@ -111,7 +111,7 @@ fn finished() -> ObservedVm {
 }
 
 fn next(recorded: &Recorded, observed: Option<&ObservedVm>) -> Step {
-    plan(&desired(), &names(), Some(&user()), recorded, observed)
+    next_step(&desired(), &names(), Some(&user()), recorded, observed)
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn settings_that_vcenter_dropped_are_named_and_sent_again_before_the_first_power
     let mut observed = finished();
     observed.cpu_allocation.limit = Some(-1);
     observed.memory_allocation.shares = Some(2000);
-    let next = |observed: &ObservedVm| plan(&desired, &names(), Some(&user()), &recorded(), Some(observed));
+    let next = |observed: &ObservedVm| next_step(&desired, &names(), Some(&user()), &recorded(), Some(observed));
     let Step::Reconfigure { changes, .. } = next(&observed) else {
         panic!("{:?}", next(&observed));
     };
@@ -281,7 +281,7 @@ fn hardware_is_upgraded_and_never_downgraded(#[case] version: Option<&str>, #[ca
         hardware_version: version.map(Into::into),
         ..desired()
     };
-    let step = plan(&desired, &names(), Some(&user()), &recorded(), Some(&finished()));
+    let step = next_step(&desired, &names(), Some(&user()), &recorded(), Some(&finished()));
     assert_eq!(matches!(step, Step::Upgrade { .. }), upgraded, "{step:?}");
 }
 
@@ -442,7 +442,7 @@ fn storage_policies_are_set_after_the_clone_and_read_back_before_the_first_power
         }),
         ..finished()
     };
-    let next = |observed: &ObservedVm| plan(&desired(), &names, Some(&user()), &recorded(), Some(observed));
+    let next = |observed: &ObservedVm| next_step(&desired(), &names, Some(&user()), &recorded(), Some(observed));
     let Step::Reconfigure { changes, .. } = next(&observed) else {
         panic!("two disks lack their policies: {:?}", next(&observed))
     };

@@ -117,6 +117,13 @@ pub struct DesiredVm {
     pub soft_timeout: Duration,
 }
 
+impl DesiredVm {
+    /// Whether a guest that cannot be asked to shut down may be powered off.
+    pub fn may_be_forced(&self) -> bool {
+        self.power_off == PowerOff::TrySoft
+    }
+}
+
 /// The bootstrap data of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserData {
@@ -244,6 +251,8 @@ impl ObservedVm {
 pub struct Recorded {
     /// Whether the VM was ready once: it is never cloned again, and its hardware is not changed any more.
     pub was_ready: bool,
+    /// The BIOS UUID in the spec.
+    pub bios_uuid: Option<String>,
     /// The units that the data disks were given before the clone.
     pub placements: Vec<Placement>,
     pub linked: bool,

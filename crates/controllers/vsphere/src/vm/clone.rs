@@ -1,65 +1,59 @@
-//! The clone: what it is made from, where it goes, and what happens when somebody was there before.
+//! The clone: its template, its place, and the conflicts about its name.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
-use capstan_core::Class;
 use capstan_core::disks::vsphere::allocate;
-use capstan_kube::Next;
+use capstan_core::vm as plan;
+use capstan_core::vm::{DesiredVm, UserData};
+use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_vsphere::{
     CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, ResourcePool, Vcenter, VmInfo,
 };
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 
-use super::state::{CloneEnd, Started, TaskKind, VmState};
-use super::{Vms, pending, status};
-use crate::conditions as names;
+use super::state::{Started, TaskKind, VmState};
+use super::{Controller, Observed, pending};
 use crate::desired;
 use crate::error::Error;
-use crate::observed::{self, Resolved, ResolvedDisk};
-use capstan_core::vm as plan;
-use capstan_core::vm::{DesiredVm, UserData};
+use crate::observed;
 
-impl Vms {
-    pub(super) async fn start_clone(
-        self: &Arc<Self>,
-        vm: &Arc<VSphereVM>,
+/// A clone with everything that vCenter needs for it.
+pub struct PreparedClone {
+    template: MoRef,
+    folder: MoRef,
+    spec: CloneSpec,
+    /// The clone for the status, without its task.
+    started: Started,
+}
+
+impl Controller {
+    /// Reads the template and resolves all names of the spec.
+    pub(super) async fn prepare_clone(
+        &self,
+        vm: &VSphereVM,
         state: &mut VmState,
         vcenter: &Vcenter,
-    ) -> Result<Next, Error> {
-        if plan::waits_for_static_address(&desired::desired(vm).networks) {
-            return self.waiting_for_static_address(vm, state).await;
-        }
-        if state.name_taken {
-            self.name_is_taken(vm, state, vcenter).await?;
-            if state.reference.is_some() {
-                return Ok(Next::After(Duration::ZERO));
-            }
-        }
-        if self.others_are_cloning(vm, state, vcenter).await? {
-            return Ok(Next::Wait);
-        }
-        self.load_user_data(vm, state).await?;
-        let datacenter = vcenter.datacenter(vm.spec.clone_spec.datacenter.as_deref()).await?;
-        let template = vcenter.template(&datacenter, &vm.spec.clone_spec.template).await?;
+        desired: &DesiredVm,
+    ) -> Result<PreparedClone, Error> {
+        let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
+        let template = vcenter.template(&datacenter, &desired.template).await?;
         let hardware = template.hardware();
-        let desired = self.desired(vm, state);
-        let snapshot = self.snapshot(vm, &desired, &template).await;
-        plan::check_template(&desired, &hardware, snapshot.is_some()).map_err(Error::Invalid)?;
+        let snapshot = snapshot(state, desired, &template);
+        plan::check_template(desired, &hardware, snapshot.is_some()).map_err(Error::Invalid)?;
         let allocation =
             allocate(&hardware, &desired.disks).map_err(|problems| Error::Invalid(problems.to_string()))?;
-        let resolved = self.resolve(&desired, vcenter).await?;
+        let resolved = self.resolve(desired, vcenter).await?;
         let folder = vcenter.vm_folder(&datacenter, desired.folder.as_deref()).await?;
         let mut devices = observed::add_disks(
-            &desired,
+            desired,
             &resolved,
             &allocation.new_controllers,
             &allocation.placements,
             false,
         );
-        devices.extend(observed::replace_nics(&desired, &resolved, template.devices.iter()));
+        devices.extend(observed::replace_nics(desired, &resolved, template.devices.iter()));
         let config = ConfigSpec {
             instance_uuid: Some(desired.instance_uuid.clone()),
             disk_uuid_enabled: Some(true),
@@ -68,66 +62,73 @@ impl Vms {
             memory_mib: Some(desired.memory_mib),
             memory_reservation_locked: (!desired.pci.is_empty()).then_some(true),
             devices,
-            extra_config: plan::at_clone(&desired, state.user.as_ref()).into_iter().collect(),
+            extra_config: plan::at_clone(desired, state.user.as_ref()).into_iter().collect(),
             vapp_config_removed: Some(true),
             ..ConfigSpec::default()
         };
-        let config = observed::with_settings(&desired, config);
+        let config = observed::with_settings(desired, config);
         let spec = self
-            .location(&desired, vcenter, &datacenter, &template, snapshot.clone(), config)
+            .location(desired, vcenter, &datacenter, &template, snapshot.clone(), config)
             .await?;
-        let task = match vcenter
-            .clone_vm(&template.reference, &folder, &desired.name, &spec)
-            .await
-        {
+        let ignored = capstan_core::validate::vsphere::ignored(&vm.spec.clone_spec);
+        if !ignored.is_empty() {
+            state
+                .events
+                .push(EventNote::warning("FieldIgnored", ignored.join("; ")));
+        }
+        Ok(PreparedClone {
+            template: template.reference.clone(),
+            folder,
+            spec,
+            started: Started {
+                task: String::new(),
+                linked: snapshot.is_some(),
+                snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
+                disks: desired::planned_disks(&desired.disks, &allocation.placements),
+            },
+        })
+    }
+
+    pub(super) async fn start_clone(
+        &self,
+        scope: &Scope<VSphereVM>,
+        observed: &mut Observed,
+        state: &mut VmState,
+    ) -> Result<Outcome, Error> {
+        let Some(prepared) = observed.clone.take() else {
+            return Ok(Outcome::Observe);
+        };
+        let PreparedClone {
+            template,
+            folder,
+            spec,
+            started,
+        } = prepared;
+        let cloned = observed
+            .vcenter()?
+            .clone_vm(&template, &folder, &observed.desired.name, &spec);
+        let task = match cloned.await {
             Ok(task) => task,
             Err(error) if error.fault().is_some_and(|fault| fault.is("DuplicateName")) => {
                 state.name_taken = true;
-                self.name_is_taken(vm, state, vcenter).await?;
-                return Ok(Next::After(Duration::ZERO));
+                return Ok(Outcome::Observe);
             }
             Err(error) => {
                 state.doubtful = error.fault().is_none();
                 return Err(error.into());
             }
         };
-        state.started = Some(Started {
+        let started = Started {
             task: task.reference().value().to_owned(),
-            linked: snapshot.is_some(),
-            snapshot: snapshot.map(|snapshot| snapshot.value().to_owned()),
-            disks: desired::planned_disks(&desired.disks, &allocation.placements),
-        });
-        state.task_over = false;
-        let ignored = capstan_core::validate::vsphere::ignored(&vm.spec.clone_spec);
-        if !ignored.is_empty() {
-            self.recorder
-                .warning(vm.as_ref(), "FieldIgnored", ignored.join("; "))
-                .await;
-        }
-        let next = self.follow(vm, state, TaskKind::Clone, pending::task(task));
-        self.record_clone(vm, state).await?;
-        Ok(next)
-    }
-
-    /// The snapshot that a linked clone grows from; without one it is a full clone, which is told of.
-    async fn snapshot(&self, vm: &VSphereVM, desired: &DesiredVm, template: &VmInfo) -> Option<MoRef> {
-        if !desired.linked {
-            return None;
-        }
-        let Some(name) = &desired.snapshot else {
-            return template.current_snapshot.clone();
+            ..started
         };
-        match template.snapshot(name) {
-            Ok(snapshot) => Some(snapshot.reference.clone()),
-            Err(error) => {
-                let text = format!("{error}: the machine becomes a full clone instead of a linked one");
-                self.recorder.warning(vm, "SnapshotNotFound", text).await;
-                None
-            }
-        }
+        observed.notes.started = Some(started.clone());
+        state.started = Some(started);
+        (state.task_over, state.clone_failed) = (false, false);
+        Ok(pending::follow(scope, state, TaskKind::Clone, pending::task(task)))
     }
 
-    /// Where the clone goes: pool, datastore and storage policy.
+    /// Returns the clone with its pool and its datastore.
     async fn location(
         &self,
         desired: &DesiredVm,
@@ -227,53 +228,16 @@ impl Vms {
             .ok_or_else(none)
     }
 
-    /// What the networks, and the datastores and policies of single disks, are called in vCenter.
-    pub(super) async fn resolve(&self, desired: &DesiredVm, vcenter: &Vcenter) -> Result<Resolved, Error> {
-        let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
-        let mut resolved = Resolved::default();
-        if let Some(name) = &desired.storage_policy {
-            resolved.policy = Some(vcenter.storage_policy(name).await?);
-        }
-        for device in &desired.networks {
-            resolved
-                .networks
-                .push(vcenter.network(&datacenter, &device.network).await?);
-        }
-        for (index, disk) in desired.disks.iter().enumerate() {
-            let named = |error: capstan_vsphere::Error| match error {
-                error @ (capstan_vsphere::Error::NotFound { .. } | capstan_vsphere::Error::Ambiguous { .. }) => {
-                    Error::Invalid(format!("dataDisks[{index}] {:?}: {error}", disk.name))
-                }
-                error => error.into(),
-            };
-            let datastore = match &disk.datastore {
-                Some(path) => Some(vcenter.datastore(&datacenter, Some(path)).await.map_err(named)?),
-                None => None,
-            };
-            let policy = match disk.storage_policy.as_ref().or(desired.storage_policy.as_ref()) {
-                Some(name) => Some(vcenter.storage_policy(name).await.map_err(named)?),
-                None => None,
-            };
-            resolved.disks.push(ResolvedDisk { datastore, policy });
-        }
-        Ok(resolved)
-    }
-
-    /// Reads what the guest is started with.
-    pub(super) async fn load_user_data(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
-        let Some(name) = vm
-            .spec
-            .bootstrap_ref
-            .as_ref()
-            .and_then(|reference| reference.name.clone())
-        else {
+    /// Reads the bootstrap data.
+    pub(super) async fn load_user_data(&self, scope: &Scope<VSphereVM>, state: &mut VmState) -> Result<(), Error> {
+        let reference = scope.object.spec.bootstrap_ref.as_ref();
+        let Some(name) = reference.and_then(|reference| reference.name.clone()) else {
             return Ok(());
         };
         if state.user.is_some() {
             return Ok(());
         }
-        let secrets: Api<Secret> = self.context.api(&vm.namespace().unwrap_or_default());
-        let secret = secrets.get_opt(&name).await?;
+        let secret = scope.api_of::<Secret>().get_opt(&name).await?;
         let secret =
             secret.ok_or_else(|| Error::NotReady(format!("secret {name:?} with the bootstrap data does not exist")))?;
         let mut data = secret.data.unwrap_or_default();
@@ -295,64 +259,15 @@ impl Vms {
         Ok(())
     }
 
-    /// Keeps the clone's task in the status, at once, with the units that were given out.
-    pub(super) async fn record_clone(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
-        let Some(started) = state.started.clone() else {
-            return Ok(());
-        };
-        let noted = vm.status.as_ref().and_then(|status| status.task_ref.as_deref());
-        if noted == Some(started.task.as_str()) || state.task_over || started.task.is_empty() {
-            return Ok(());
-        }
-        let text = status::cloning(vm);
-        self.write(vm, state, |status, now| {
-            status.task_ref = Some(started.task.clone());
-            started.note(status);
-            status::in_progress(status, names::CLONING, &text, now);
-        })
-        .await
-    }
-
-    pub(super) async fn clone_ended(
-        &self,
-        vm: &VSphereVM,
-        state: &mut VmState,
-        result: capstan_vsphere::Result<Option<MoRef>>,
-    ) -> Result<(), Error> {
-        let end = CloneEnd::of(&result);
-        state.task_over = end != CloneEnd::UnderWay;
-        match (end, result) {
-            (_, Ok(made)) => {
-                state.reference = made;
-                state.failures = 0;
-                Ok(())
-            }
-            // Whether it was made after all is found out by its UUID, once no clone is under way any more.
-            (CloneEnd::Unknown, Err(_)) => {
-                state.doubtful = true;
-                Ok(())
-            }
-            (CloneEnd::UnderWay, Err(error)) => Err(error.into()),
-            (_, Err(error)) => {
-                state.started = None;
-                self.write(vm, state, |status, _| status.task_ref = None).await?;
-                if error.fault().is_some_and(|fault| fault.is("DuplicateName")) {
-                    state.name_taken = true;
-                    return Ok(());
-                }
-                Err(status::because(names::CLONING_FAILED, error))
-            }
-        }
-    }
-
     /// Whether a process before this one may have started a clone that is still under way; if so, leaves a waiter behind.
     /// An object that is younger than this process cannot have been cloned by another.
     pub(super) async fn others_are_cloning(
-        self: &Arc<Self>,
-        vm: &Arc<VSphereVM>,
+        &self,
+        scope: &Scope<VSphereVM>,
         state: &mut VmState,
         vcenter: &Vcenter,
     ) -> Result<bool, Error> {
+        let vm = &scope.object;
         let young = vm.creation_timestamp().is_some_and(|made| made.0 > self.started);
         if !state.doubtful && (state.alone || young) {
             return Ok(false);
@@ -364,37 +279,21 @@ impl Vms {
             (state.alone, state.doubtful) = (true, false);
             return Ok(false);
         }
-        self.follow(vm, state, TaskKind::OtherClones, pending::clones(tasks));
+        pending::follow(scope, state, TaskKind::OtherClones, pending::clones(tasks));
         Ok(true)
     }
 
-    /// The units that were given out by a process that did not live to write them down: the same template and the same
-    /// spec give the same units.
-    pub(super) async fn recall_disks(
+    /// Allocates the units of the data disks as the clone did.
+    pub(super) async fn allocate_again(
         &self,
-        vm: &VSphereVM,
+        scope: &Scope<VSphereVM>,
         state: &mut VmState,
         vcenter: &Vcenter,
     ) -> Result<(), Error> {
-        let recorded = self.recorded(vm, state);
-        let mode = vm.status.as_ref().is_some_and(|status| status.clone_mode.is_some()) || state.started.is_some();
-        let known = mode && recorded.placements.len() == vm.spec.clone_spec.data_disks.len();
-        let told = vm.status.as_ref().is_some_and(|status| status.ready);
-        if known || told || state.observed.is_none() {
-            return Ok(());
-        }
-        match self.allocate_again(vm, state, vcenter).await {
-            // What was up once is up without its template, too.
-            Err(error) if recorded.was_ready && error.class() == Class::Terminal => Ok(()),
-            result => result,
-        }
-    }
-
-    async fn allocate_again(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
-        let desired = desired::desired(vm);
+        let desired = desired::desired(&scope.object, &scope.key.uid);
         let datacenter = vcenter.datacenter(desired.datacenter.as_deref()).await?;
         let template = vcenter.template(&datacenter, &desired.template).await?;
-        let snapshot = self.snapshot(vm, &desired, &template).await;
+        let snapshot = snapshot(state, &desired, &template);
         let allocation = allocate(&template.hardware(), &desired.disks).map_err(|p| Error::Invalid(p.to_string()))?;
         state.started = Some(Started {
             task: String::new(),
@@ -405,12 +304,12 @@ impl Vms {
         Ok(())
     }
 
-    /// Who has the name that a clone was refused for.
-    async fn name_holder(&self, vm: &VSphereVM, vcenter: &Vcenter) -> Result<Holder, Error> {
-        let spec = &vm.spec.clone_spec;
+    /// Returns who has the name that vCenter refused a clone for.
+    async fn name_holder(&self, scope: &Scope<VSphereVM>, vcenter: &Vcenter) -> Result<Holder, Error> {
+        let spec = &scope.object.spec.clone_spec;
         let datacenter = vcenter.datacenter(spec.datacenter.as_deref()).await?;
         let folder = vcenter.vm_folder(&datacenter, spec.folder.as_deref()).await?;
-        let Some(reference) = vcenter.find_child(&folder, &vm.name_any()).await? else {
+        let Some(reference) = vcenter.find_child(&folder, &scope.key.name).await? else {
             return Ok(Holder::Nobody);
         };
         let info = match vcenter.vm(&reference).await {
@@ -419,25 +318,30 @@ impl Vms {
         };
         Ok(match info.instance_uuid.as_str() {
             "" => Holder::Unfinished,
-            uuid if uuid.eq_ignore_ascii_case(&vm.uid().unwrap_or_default()) => Holder::Ourselves(reference),
-            uuid => Holder::Somebody(uuid.to_owned()),
+            uuid if uuid.eq_ignore_ascii_case(&scope.key.uid) => Holder::Own(reference),
+            uuid => Holder::Foreign(uuid.to_owned()),
         })
     }
 
-    /// Somebody has the name already: ourselves, through a clone whose task was lost, or somebody else.
-    async fn name_is_taken(&self, vm: &VSphereVM, state: &mut VmState, vcenter: &Vcenter) -> Result<(), Error> {
-        let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
-        match self.name_holder(vm, vcenter).await? {
+    /// Finds the VM that has the name already: this object's, through a clone whose task was lost, or a foreign one.
+    pub(super) async fn find_by_name(
+        &self,
+        scope: &Scope<VSphereVM>,
+        state: &mut VmState,
+        vcenter: &Vcenter,
+    ) -> Result<(), Error> {
+        let (name, uid) = (&scope.key.name, &scope.key.uid);
+        let folder = scope.object.spec.clone_spec.folder.as_deref().unwrap_or("vm");
+        match self.name_holder(scope, vcenter).await? {
             // It may be given up right now, or be held by something that this account may not see.
             Holder::Nobody => {
                 state.name_taken = false;
-                let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
                 Err(Error::Unseen(format!(
                     "vCenter says that the name {name:?} is taken, but no virtual machine of that name can be seen in \
                      folder {folder:?}: let the account see what has it, remove that, or use another name"
                 )))
             }
-            Holder::Ourselves(reference) => {
+            Holder::Own(reference) => {
                 state.name_taken = false;
                 state.reference = Some(reference);
                 Ok(())
@@ -445,23 +349,38 @@ impl Vms {
             Holder::Unfinished => Err(Error::NotReady(format!(
                 "a clone named {name:?} is under way already: waiting for it"
             ))),
-            Holder::Somebody(uuid) => {
-                let folder = vm.spec.clone_spec.folder.as_deref().unwrap_or("vm");
-                Err(Error::Invalid(format!(
-                    "a virtual machine named {name:?} exists in folder {folder:?} already and is not this VSphereVM's (its \
+            Holder::Foreign(uuid) => Err(Error::Invalid(format!(
+                "a virtual machine named {name:?} exists in folder {folder:?} already and is not this VSphereVM's (its \
                      instance UUID is {uuid}, not {uid}): it is left alone; rename or remove it, or use another name"
-                )))
-            }
+            ))),
         }
     }
 }
 
-/// Who has a name.
+/// The holder of a name.
 enum Holder {
     Nobody,
-    Ourselves(MoRef),
-    /// A clone that is not far enough to tell whose it is.
+    Own(MoRef),
+    /// A clone that does not show yet whose it is.
     Unfinished,
     /// By the instance UUID.
-    Somebody(String),
+    Foreign(String),
+}
+
+/// Returns the snapshot that a linked clone grows from; without one it is a full clone, which an event reports.
+fn snapshot(state: &mut VmState, desired: &DesiredVm, template: &VmInfo) -> Option<MoRef> {
+    if !desired.linked {
+        return None;
+    }
+    let Some(name) = &desired.snapshot else {
+        return template.current_snapshot.clone();
+    };
+    match template.snapshot(name) {
+        Ok(snapshot) => Some(snapshot.reference.clone()),
+        Err(error) => {
+            let text = format!("{error}: the machine becomes a full clone instead of a linked one");
+            state.events.push(EventNote::warning("SnapshotNotFound", text));
+            None
+        }
+    }
 }

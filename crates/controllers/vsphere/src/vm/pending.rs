@@ -4,53 +4,48 @@
 //! the next reconcile with the outcome, and once before that when the work takes long.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::vm::{self as plan, Nic, ObservedVm, PowerState};
-use capstan_kube::Next;
+use capstan_kube::runtime::{Outcome, Scope};
 use capstan_vsphere::{MoRef, Task, VmRuntime, VmWatch};
-use kube::ResourceExt;
-use kube::runtime::reflector::ObjectRef;
+use parking_lot::Mutex;
 
-use super::state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState};
-use super::{SLOW, Vms};
+use super::state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState, WaiterReport};
 use crate::observed;
 
-impl Vms {
-    /// Leaves a waiter behind for `work`.
-    pub(super) fn follow(
-        self: &Arc<Self>,
-        vm: &VSphereVM,
-        state: &mut VmState,
-        kind: TaskKind,
-        work: impl Future<Output = TaskOutcome> + Send + 'static,
-    ) -> Next {
-        let this = self.clone();
-        let (uid, object) = (vm.uid().unwrap_or_default(), ObjectRef::from_obj(vm));
-        let waiter = tokio::spawn(async move {
-            let mut work = std::pin::pin!(work);
-            let outcome = match tokio::time::timeout(SLOW, work.as_mut()).await {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    this.deliver(&uid, &object, TaskOutcome::Slow);
-                    work.await
-                }
-            };
-            this.deliver(&uid, &object, outcome);
-        });
-        state.pending = Some(PendingTask {
-            kind,
-            waiter: waiter.abort_handle(),
-        });
-        Next::Wait
-    }
+/// The status reports a step that takes longer than this while it lasts, and a shorter one when it is over.
+const SLOW: Duration = Duration::from_secs(15);
 
-    fn deliver(&self, uid: &str, object: &ObjectRef<VSphereVM>, outcome: TaskOutcome) {
-        self.states.deliver(uid, outcome);
-        if let Some(trigger) = self.trigger.get() {
-            trigger.poke(object.clone());
-        }
-    }
+/// Leaves a waiter behind for `work`.
+pub fn follow(
+    scope: &Scope<VSphereVM>,
+    state: &mut VmState,
+    kind: TaskKind,
+    work: impl Future<Output = TaskOutcome> + Send + 'static,
+) -> Outcome {
+    let report = Arc::new(Mutex::new(WaiterReport::default()));
+    let (clock, wake, shared) = (scope.context.clock, scope.waker(), report.clone());
+    let waiter = tokio::spawn(async move {
+        let mut work = std::pin::pin!(work);
+        let outcome = tokio::select! {
+            outcome = &mut work => outcome,
+            () = clock.sleep(SLOW) => {
+                shared.lock().slow = true;
+                wake();
+                work.await
+            }
+        };
+        shared.lock().outcome = Some(outcome);
+        wake();
+    });
+    state.pending = Some(PendingTask {
+        kind,
+        waiter: waiter.abort_handle(),
+        report,
+    });
+    Outcome::Wait(None)
 }
 
 /// Ends with the task.

@@ -2,11 +2,11 @@
 //!
 //! Losing it is always safe: whatever matters is found again in the VM's status and in vCenter.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
-use capstan_kube::expectations::Version;
+use capstan_kube::runtime::EventNote;
 use capstan_vsphere::{Device, MoRef, VmInfo, VmRuntime};
 
 use crate::ipam::Given;
@@ -39,8 +39,16 @@ pub enum TaskKind {
 pub enum TaskOutcome {
     Task(Result<Option<MoRef>, capstan_vsphere::Error>),
     State(Result<VmRuntime, capstan_vsphere::Error>),
+}
+
+/// The reports of a waiter.
+#[derive(Debug, Default)]
+pub struct WaiterReport {
+    pub outcome: Option<TaskOutcome>,
     /// The work takes so long that the status should report it.
-    Slow,
+    pub slow: bool,
+    /// An event was recorded for it.
+    pub recorded: bool,
 }
 
 /// Pending work; the waiter ends when this value is dropped.
@@ -48,6 +56,7 @@ pub enum TaskOutcome {
 pub struct PendingTask {
     pub kind: TaskKind,
     pub waiter: tokio::task::AbortHandle,
+    pub report: Arc<Mutex<WaiterReport>>,
 }
 
 impl Drop for PendingTask {
@@ -82,11 +91,11 @@ impl Started {
 /// The state of one VM.
 #[derive(Debug, Default)]
 pub struct VmState {
-    /// The version of the object that our last write made.
-    pub written: Option<Version>,
     pub started: Option<Started>,
     /// Whether the task in the status has ended.
     pub task_over: bool,
+    /// Whether the clone in the status has failed.
+    pub clone_failed: bool,
     /// It is certain that no clone from another process is under way.
     pub alone: bool,
     /// The answer to a clone was lost: it may be under way.
@@ -98,10 +107,10 @@ pub struct VmState {
     /// The devices of the observation, as vCenter sent them.
     pub devices: Vec<Device>,
     pub user: Option<UserData>,
-    /// How often in a row something failed that another try alone will hardly mend.
+    /// How often in a row something failed that another try alone will hardly change.
     pub failures: u32,
-    /// What vCenter refused is not tried again before this time, unless somebody changes the object (by this hash).
-    pub rest: Option<(Instant, u64)>,
+    /// vCenter refused a step, which is not retried before this time unless somebody changes the object (by this hash).
+    pub retry_at: Option<(Instant, u64)>,
     /// The last reconfiguration, so that one without effect is not repeated for ever.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
@@ -111,10 +120,14 @@ pub struct VmState {
     pub module: Option<String>,
     /// The addresses from pools, once all of them are there.
     pub given: Vec<Given>,
-    /// When it was last seen to be up, and how it was marked then.
-    pub looked: Option<(Instant, u64)>,
-    /// What vCenter had left out and was put right.
-    pub mended: Vec<String>,
+    /// When the VM was last read and found up, and how the object was marked then.
+    pub read_at: Option<(Instant, u64)>,
+    /// The devices that vCenter had left out and a reconfiguration added.
+    pub restored: Vec<String>,
+    /// Whether the guest could not be asked to shut down.
+    pub guest_refuses: bool,
+    /// Events for the next report.
+    pub events: Vec<EventNote>,
     pub pending: Option<PendingTask>,
 }
 
@@ -132,10 +145,25 @@ impl VmState {
         self.devices = Vec::new();
     }
 
-    /// How long it is still left alone, if nobody has changed the object since.
-    pub fn resting(&self, version: u64, now: Instant) -> Option<Duration> {
-        let (until, _) = self.rest.filter(|(_, by)| *by == version)?;
+    /// Returns the time until the next retry, if nobody has changed the object since.
+    pub fn retry_left(&self, version: u64, now: Instant) -> Option<Duration> {
+        let (until, _) = self.retry_at.filter(|(_, by)| *by == version)?;
         until.checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+
+    /// Whether pending work has ended.
+    pub fn has_outcome(&self) -> bool {
+        let pending = self.pending.as_ref();
+        pending.is_some_and(|pending| pending.report.lock().outcome.is_some())
+    }
+
+    /// Takes the outcome of pending work, which is pending no more.
+    pub fn take_outcome(&mut self) -> Option<(TaskKind, TaskOutcome)> {
+        let pending = self.pending.as_ref()?;
+        let outcome = pending.report.lock().outcome.take()?;
+        let kind = pending.kind.clone();
+        self.pending = None;
+        Some((kind, outcome))
     }
 }
 
@@ -159,41 +187,6 @@ impl CloneEnd {
             Err(capstan_vsphere::Error::TaskGone { .. }) => Self::Unknown,
             Err(_) => Self::UnderWay,
         }
-    }
-}
-
-/// The states of all VMs, by UID.
-#[derive(Default)]
-pub struct VmStates {
-    state: Mutex<HashMap<String, VmState>>,
-    outcomes: Mutex<HashMap<String, TaskOutcome>>,
-}
-
-impl VmStates {
-    /// Takes the state of a VM. There is one reconcile at a time for each VM.
-    pub fn take(&self, uid: &str) -> VmState {
-        self.state.lock().remove(uid).unwrap_or_default()
-    }
-
-    pub fn put(&self, uid: &str, state: VmState) {
-        self.state.lock().insert(uid.to_owned(), state);
-    }
-
-    pub fn forget(&self, uid: &str) {
-        self.state.lock().remove(uid);
-        self.outcomes.lock().remove(uid);
-    }
-
-    pub fn deliver(&self, uid: &str, outcome: TaskOutcome) {
-        self.outcomes.lock().insert(uid.to_owned(), outcome);
-    }
-
-    pub fn has_outcome(&self, uid: &str) -> bool {
-        self.outcomes.lock().contains_key(uid)
-    }
-
-    pub fn outcome(&self, uid: &str) -> Option<TaskOutcome> {
-        self.outcomes.lock().remove(uid)
     }
 }
 
@@ -232,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_ends_with_its_time_or_with_a_change_of_the_object() {
-        let now = Instant::now();
-        let resting = |seconds: u64| VmState {
-            rest: Some((now + Duration::from_secs(seconds), 1)),
+    fn a_failure_is_retried_after_its_time_or_after_a_change_of_the_object() {
+        let now = capstan_core::clock::Clock::system().instant();
+        let failed = |seconds: u64| VmState {
+            retry_at: Some((now + Duration::from_secs(seconds), 1)),
             ..VmState::default()
         };
-        assert!(resting(60).resting(1, now).is_some());
-        assert!(resting(60).resting(2, now).is_none(), "somebody changed it");
-        assert!(resting(0).resting(1, now).is_none());
-        assert!(VmState::default().resting(1, now).is_none());
+        assert!(failed(60).retry_left(1, now).is_some());
+        assert!(failed(60).retry_left(2, now).is_none(), "somebody changed it");
+        assert!(failed(0).retry_left(1, now).is_none());
+        assert!(VmState::default().retry_left(1, now).is_none());
     }
 }

@@ -1,35 +1,170 @@
-//! The status, the conditions and the events of a VSphereVM.
+//! The status, the conditions and the events of a VSphereVM. Pure.
 //!
-//! Invariant: nothing is written that does not differ; a step that takes seconds is reported once, at its end.
+//! A step that takes seconds is reported once, at its end; a step that takes long is reported while it lasts.
 
-use std::sync::Arc;
-
-use capstan_api::vsphere::{VSphereVM, VSphereVMStatus};
+use capstan_api::vsphere::{NetworkStatus, VSphereVM, VSphereVMStatus};
 use capstan_core::Class;
-use capstan_core::disks::vsphere::list;
-use capstan_kube::Next;
+use capstan_core::disks::vsphere::Listed;
+use capstan_core::vm::Report as NetworkReport;
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::expectations::Version;
-use capstan_kube::patch::{self, Lock};
-use capstan_vsphere::{MoRef, Vcenter};
+use capstan_kube::runtime::{EventNote, Report};
+use capstan_vsphere::MoRef;
 use jiff::Timestamp;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 
-use super::state::{TaskKind, VmState};
-use super::{RECHECK, Vms, marks, recheck, retry};
+use super::is_ready;
+use super::state::{Started, TaskKind, VmState};
 use crate::conditions as names;
 use crate::desired;
 use crate::error::Error;
-use capstan_core::vm::DesiredVm;
-use capstan_core::vm::Report;
+
+const SUMMARIZED: &[&str] = &[names::VCENTER_AVAILABLE, names::VM_PROVISIONED];
 
 /// A failure with the reason that its condition gives.
 pub fn because(reason: &'static str, error: capstan_vsphere::Error) -> Error {
     Error::Step { reason, error }
 }
 
-/// What is said from the start of a clone on; what follows it is told by itself only where it takes long.
-pub fn cloning(vm: &VSphereVM) -> String {
+/// Everything that a reconcile reports.
+#[derive(Default)]
+pub struct Notes {
+    /// The clone that was started and has not ended.
+    pub started: Option<Started>,
+    /// Whether the clone in the status has failed.
+    pub clone_failed: bool,
+    pub progress: Option<Progress>,
+    pub up: Option<Up>,
+    pub failure: Option<Error>,
+    /// Whether the virtual machine was found.
+    pub found: bool,
+    pub events: Vec<EventNote>,
+}
+
+impl Notes {
+    /// Adds what the state knows.
+    pub fn take(&mut self, state: &mut VmState) {
+        let under_way = |started: &&Started| !state.task_over && !started.task.is_empty();
+        self.started = state.started.as_ref().filter(under_way).cloned();
+        self.clone_failed = state.clone_failed;
+        self.found = state.reference.is_some();
+        self.events.append(&mut state.events);
+        let Some(pending) = &state.pending else { return };
+        let mut report = pending.report.lock();
+        if report.slow && self.progress.is_none() {
+            self.progress = Progress::slow(&pending.kind, state.reference.as_ref(), !report.recorded);
+            report.recorded = true;
+        }
+    }
+}
+
+/// The progress of a VM that is not up yet, or not any more.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// A step takes long.
+    Slow {
+        reason: &'static str,
+        /// `None`: the clone, which the spec describes.
+        text: Option<&'static str>,
+        vm: Option<MoRef>,
+        /// Whether to record an event.
+        first: bool,
+    },
+    /// A user has to set the address of a card.
+    StaticAddress,
+    /// Pools have not handed out all addresses.
+    Claims(String),
+    /// The guest of a VM that was ready reports no address any more.
+    AddressGone { network: Vec<NetworkStatus> },
+    /// The VM was ready once and cannot be found.
+    Lost,
+    /// The guest was asked to shut down, or cannot be asked.
+    SoftPowerOff {
+        reason: &'static str,
+        severity: Severity,
+        text: &'static str,
+    },
+}
+
+impl Progress {
+    fn slow(kind: &TaskKind, vm: Option<&MoRef>, first: bool) -> Option<Self> {
+        let (reason, text) = match kind {
+            TaskKind::Clone => (names::CLONING, None),
+            TaskKind::OtherClones => (names::CLONING, Some("waiting for clones that are under way")),
+            TaskKind::Upgrade => (names::CLONING, Some("upgrading the virtual hardware")),
+            TaskKind::Reconfigure(_) => (names::CLONING, Some("setting up devices and metadata")),
+            TaskKind::Group => (names::CLONING, Some("joining the VM group of its failure domain")),
+            TaskKind::PowerOn => (names::POWERING_ON, Some("powering on")),
+            TaskKind::Address => (
+                names::WAITING_FOR_IP,
+                Some("powered on, waiting for the guest to report an address"),
+            ),
+            TaskKind::Shutdown | TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy => return None,
+        };
+        let vm = vm.cloned();
+        Some(Self::Slow {
+            reason,
+            text,
+            vm,
+            first,
+        })
+    }
+}
+
+/// A VM that is up.
+pub struct Up {
+    pub reference: MoRef,
+    pub report: NetworkReport,
+    pub host: Option<String>,
+    pub module: Option<String>,
+    pub started: Option<Started>,
+    pub listed: Vec<Listed>,
+    /// The keys of the controllers of the listed disks.
+    pub keys: Vec<Option<i32>>,
+    /// Whether addresses come from pools.
+    pub pooled: bool,
+    /// The devices that vCenter had left out and a reconfiguration added.
+    pub restored: Vec<String>,
+}
+
+pub fn status(vm: &VSphereVM, notes: Option<&Notes>, result: Result<(), &Error>, now: Timestamp) -> Report<VSphereVM> {
+    let mut after = vm.clone();
+    let status = after.status.get_or_insert_default();
+    let before = status.clone();
+    let mut events = Vec::new();
+    if let Some(notes) = notes {
+        events.extend(notes.events.clone());
+        if notes.clone_failed {
+            status.task_ref = None;
+        }
+        if let Some(started) = &notes.started {
+            record_clone(status, vm, started, now);
+        }
+        if let Some(progress) = &notes.progress {
+            report_progress(status, vm, progress, &mut events, now);
+        }
+        if let Some(up) = &notes.up {
+            report_up(status, vm, up, &mut events, now);
+        }
+    }
+    let failure = result.err().or(notes.and_then(|notes| notes.failure.as_ref()));
+    // An error of the API server is not the machine's: it is retried and logged.
+    if let Some(error) = failure.filter(|error| error.is_reported()) {
+        let found = notes.is_some_and(|notes| notes.found);
+        report_failure(status, vm, found, error, &mut events, now);
+    }
+    let mut report = Report::nothing();
+    report.events = events;
+    // A VM that is up also replaces conditions that another controller left behind.
+    if *status != before || notes.is_some_and(|notes| notes.up.is_some()) {
+        conditions::summarize(&mut status.conditions, SUMMARIZED, now);
+        status.v1beta2 = names::v1beta2(&status.conditions);
+        report.object = Some(after);
+    }
+    report
+}
+
+/// Describes the clone and the steps after it, which are reported by themselves only where they take long.
+fn cloning(vm: &VSphereVM) -> String {
     let spec = &vm.spec.clone_spec;
     format!(
         "cloning template {:?} with {} data disks; then it is set up, powered on and waits for an address",
@@ -38,270 +173,208 @@ pub fn cloning(vm: &VSphereVM) -> String {
     )
 }
 
-/// Says that something is under way.
-pub fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, now: Timestamp) {
-    // Whoever gets this far has been let in.
-    conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
-    conditions::mark_false(
-        &mut status.conditions,
-        names::VM_PROVISIONED,
-        Severity::Info,
-        reason,
-        message,
-        now,
-    );
+/// Records the task of a clone with the units of the data disks, for a process after this one.
+fn record_clone(status: &mut VSphereVMStatus, vm: &VSphereVM, started: &Started, now: Timestamp) {
+    if status.task_ref.as_deref() == Some(started.task.as_str()) {
+        return;
+    }
+    status.task_ref = Some(started.task.clone());
+    started.note(status);
+    in_progress(status, names::CLONING, &cloning(vm), now);
 }
 
-const SUMMED_UP: &[&str] = &[names::VCENTER_AVAILABLE, names::VM_PROVISIONED];
+fn in_progress(status: &mut VSphereVMStatus, reason: &str, message: &str, now: Timestamp) {
+    // vCenter has let us in.
+    conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
+    let (type_, severity) = (names::VM_PROVISIONED, Severity::Info);
+    conditions::mark_false(&mut status.conditions, type_, severity, reason, message, now);
+}
 
-impl Vms {
-    /// Writes what `edit` changes in the status, if anything.
-    pub(super) async fn write(
-        &self,
-        vm: &VSphereVM,
-        state: &mut VmState,
-        edit: impl FnOnce(&mut VSphereVMStatus, Timestamp),
-    ) -> Result<(), Error> {
-        let now = self.context.clock.now();
-        let mut after = vm.clone();
-        let status = after.status.get_or_insert_default();
-        edit(status, now);
-        conditions::summarize(&mut status.conditions, SUMMED_UP, now);
-        let written = match patch::status(&self.api(vm), vm, &after, Lock::Open).await {
-            Err(error) if error.is_not_found() => return Ok(()),
-            written => written?,
-        };
-        if let Some(version) = written.and_then(|written| written.resource_version()) {
-            state.written = Some(Version::new(version));
-        }
-        Ok(())
-    }
-
-    pub(super) async fn waiting_for_static_address(&self, vm: &VSphereVM, state: &mut VmState) -> Result<Next, Error> {
-        let text = "a network device has neither DHCP nor ipAddrs: waiting for somebody to set its ipAddrs";
-        self.write(vm, state, |status, now| {
-            in_progress(status, names::WAITING_FOR_STATIC_IP, text, now)
-        })
-        .await?;
-        Ok(Next::Wait)
-    }
-
-    /// A step takes long: say so.
-    pub(super) async fn slow(&self, vm: &VSphereVM, state: &mut VmState) -> Result<(), Error> {
-        let Some(kind) = state.pending.as_ref().map(|pending| pending.kind.clone()) else {
-            return Ok(());
-        };
-        let (reason, text) = match kind {
-            TaskKind::OtherClones => (names::CLONING, "waiting for clones that are under way".into()),
-            TaskKind::Clone => (names::CLONING, cloning(vm)),
-            TaskKind::Upgrade => (names::CLONING, "upgrading the virtual hardware".into()),
-            TaskKind::Reconfigure(_) => (names::CLONING, "setting up devices and metadata".into()),
-            TaskKind::Group => (names::CLONING, "joining the VM group of its failure domain".into()),
-            TaskKind::PowerOn => (names::POWERING_ON, "powering on".into()),
-            TaskKind::Address => (
-                names::WAITING_FOR_IP,
-                "powered on, waiting for the guest to report an address".into(),
-            ),
-            TaskKind::Shutdown | TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy => return Ok(()),
-        };
-        let reference = state.reference.as_ref().map(ToString::to_string);
-        self.write(vm, state, |status, now| {
+fn report_progress(
+    status: &mut VSphereVMStatus,
+    vm: &VSphereVM,
+    progress: &Progress,
+    events: &mut Vec<EventNote>,
+    now: Timestamp,
+) {
+    match progress {
+        Progress::Slow {
+            reason,
+            text,
+            vm: reference,
+            first,
+        } => {
+            let text = text.map_or_else(|| cloning(vm), str::to_owned);
             in_progress(status, reason, &text, now);
-            status.vm_ref = status.vm_ref.take().or(reference);
-        })
-        .await?;
-        self.recorder.normal(vm, reason, text).await;
-        Ok(())
-    }
-
-    /// It runs; what remains is its address. Told when that takes long.
-    pub(super) async fn waiting_for_address(
-        &self,
-        vm: &VSphereVM,
-        state: &mut VmState,
-        report: &Report,
-    ) -> Result<Next, Error> {
-        let was_ready = vm.status.as_ref().is_some_and(|status| status.ready);
-        if was_ready {
-            let network = desired::network_status(report);
-            self.write(vm, state, |status, now| {
-                status.network = network;
-                in_progress(
-                    status,
-                    names::WAITING_FOR_IP,
-                    "the guest reports no address any more",
-                    now,
-                );
-            })
-            .await?;
+            status.vm_ref = status.vm_ref.take().or(reference.as_ref().map(ToString::to_string));
+            events.extend(first.then(|| EventNote::normal(reason, text)));
         }
-        Ok(Next::Wait)
-    }
-
-    /// It is up: say so to everybody.
-    pub(super) async fn up(
-        self: &Arc<Self>,
-        vm: &Arc<VSphereVM>,
-        state: &mut VmState,
-        vcenter: &Vcenter,
-        desired: &DesiredVm,
-        reference: &MoRef,
-        report: Report,
-    ) -> Result<Next, Error> {
-        let Some(observed) = state.observed.clone() else {
-            return Ok(Next::Wait);
-        };
-        let host = match observed.host.as_deref().and_then(|host| host.parse::<MoRef>().ok()) {
-            Some(host) => vcenter.name_of(&host).await.ok(),
-            None => None,
-        };
-        self.join_module(vm, state, vcenter, reference).await;
-        let module = state.module.clone();
-        let recorded = self.recorded(vm, state);
-        let listed = list(&observed.hardware, &desired.disks, &recorded.placements);
-        let keys: Vec<Option<i32>> = listed
-            .iter()
-            .map(|disk| {
-                observed
-                    .hardware
-                    .disk_at(disk.kind, disk.bus, disk.unit)
-                    .map(|device| device.controller_key)
-            })
-            .collect();
-        self.write_bios_uuid(vm, state, &observed.bios_uuid).await?;
-        let first = !vm.status.as_ref().is_some_and(|status| status.ready);
-        let started = state.started.clone();
-        let address = report.addresses.join(", ");
-        let pooled = desired.networks.iter().any(|device| device.pooled);
-        self.write(vm, state, |status, now| {
-            if let Some(started) = started.filter(|_| status.clone_mode.is_none() || status.data_disks.is_empty()) {
-                started.note(status);
-            }
-            status.data_disks = desired::found_disks(&status.data_disks, &listed, &keys);
-            status.ready = true;
-            status.host = host.or(status.host.take());
-            status.vm_ref = Some(reference.to_string());
-            status.task_ref = None;
-            status.module_uuid = module.or(status.module_uuid.take());
-            status.addresses = report.addresses.clone();
-            status.network = desired::network_status(&report);
-            (status.failure_reason, status.failure_message) = (None, None);
-            if pooled {
-                conditions::mark_true(&mut status.conditions, names::IP_ADDRESS_CLAIMED, now);
-            }
-            conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
-            conditions::mark_true(&mut status.conditions, names::VM_PROVISIONED, now);
-        })
-        .await?;
-        if first {
-            self.tell_first(vm, state, desired, reference, &address).await;
+        Progress::StaticAddress => {
+            let text = "a network device has neither DHCP nor ipAddrs: waiting for somebody to set its ipAddrs";
+            in_progress(status, names::WAITING_FOR_STATIC_IP, text, now);
         }
-        let kept = VmState {
-            written: state.written.take(),
-            reference: Some(reference.clone()),
-            module: state.module.take(),
-            ..VmState::default()
-        };
-        *state = VmState {
-            task_over: true,
-            tagged: true,
-            looked: Some((self.context.clock.instant(), marks(vm))),
-            ..kept
-        };
-        Ok(Next::After(self.context.resync))
-    }
-
-    async fn tell_first(&self, vm: &VSphereVM, state: &VmState, desired: &DesiredVm, reference: &MoRef, address: &str) {
-        if !state.mended.is_empty() {
-            let text = format!("{}; put right by reconfiguration", state.mended.join("; "));
-            self.recorder.warning(vm, "DevicesDropped", text).await;
+        Progress::Claims(text) => {
+            in_progress(status, names::WAITING_FOR_STATIC_IP, text, now);
+            let (type_, reason) = (names::IP_ADDRESS_CLAIMED, names::WAITING_FOR_IP_ADDRESS);
+            conditions::mark_false(&mut status.conditions, type_, Severity::Info, reason, text, now);
         }
-        let text = format!(
-            "cloned from template {:?} as {reference} with {} data disks, powered on, address {address}",
-            desired.template,
-            desired.disks.len()
-        );
-        self.recorder.normal(vm, "Provisioned", text).await;
-    }
-
-    async fn write_bios_uuid(&self, vm: &VSphereVM, state: &mut VmState, uuid: &str) -> Result<(), Error> {
-        if uuid.is_empty() || vm.spec.bios_uuid.as_deref() == Some(uuid) {
-            return Ok(());
+        Progress::AddressGone { network } => {
+            status.network = network.clone();
+            let text = "the guest reports no address any more";
+            in_progress(status, names::WAITING_FOR_IP, text, now);
         }
-        let mut after = vm.clone();
-        after.spec.bios_uuid = Some(uuid.to_owned());
-        let written = patch::object(&self.api(vm), vm, &after, Lock::Open).await?;
-        if let Some(version) = written.and_then(|written| written.resource_version()) {
-            state.written = Some(Version::new(version));
-        }
-        Ok(())
-    }
-
-    /// It was there once and cannot be found. Storage may be away for a while, so nothing is made in its place.
-    pub(super) async fn lost(&self, vm: &VSphereVM, state: &mut VmState) -> Result<Next, Error> {
-        let uuid = vm.spec.bios_uuid.clone().unwrap_or_default();
-        let text = format!("virtual machine with BIOS UUID {uuid} cannot be found in vCenter");
-        self.write(vm, state, |status, now| {
+        // Its storage may be away for a while, so Capstan makes nothing in its place.
+        Progress::Lost => {
+            let uuid = vm.spec.bios_uuid.as_deref().unwrap_or_default();
+            let text = format!("virtual machine with BIOS UUID {uuid} cannot be found in vCenter");
             let (type_, reason) = (names::VM_PROVISIONED, names::NOT_FOUND);
             conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, &text, now);
-        })
-        .await?;
-        self.recorder.warning(vm, names::NOT_FOUND, text).await;
-        Ok(Next::After(RECHECK))
+            events.push(EventNote::warning(names::NOT_FOUND, text));
+        }
+        Progress::SoftPowerOff { reason, severity, text } => {
+            let type_ = names::GUEST_SOFT_POWER_OFF_SUCCEEDED;
+            // The time of its last transition is when the guest was asked.
+            conditions::remove(&mut status.conditions, type_);
+            conditions::mark_false(&mut status.conditions, type_, *severity, reason, text, now);
+            in_progress(status, names::DELETING, text, now);
+        }
+    }
+}
+
+fn report_up(status: &mut VSphereVMStatus, vm: &VSphereVM, up: &Up, events: &mut Vec<EventNote>, now: Timestamp) {
+    let unknown = status.clone_mode.is_none() || status.data_disks.is_empty();
+    if let Some(started) = up.started.as_ref().filter(|_| unknown) {
+        started.note(status);
+    }
+    status.data_disks = desired::found_disks(&status.data_disks, &up.listed, &up.keys);
+    status.ready = true;
+    status.host = up.host.clone().or(status.host.take());
+    status.vm_ref = Some(up.reference.to_string());
+    status.task_ref = None;
+    status.module_uuid = up.module.clone().or(status.module_uuid.take());
+    status.addresses = up.report.addresses.clone();
+    status.network = desired::network_status(&up.report);
+    (status.failure_reason, status.failure_message) = (None, None);
+    if up.pooled {
+        conditions::mark_true(&mut status.conditions, names::IP_ADDRESS_CLAIMED, now);
+    }
+    conditions::mark_true(&mut status.conditions, names::VCENTER_AVAILABLE, now);
+    conditions::mark_true(&mut status.conditions, names::VM_PROVISIONED, now);
+    if is_ready(vm) {
+        return;
+    }
+    if !up.restored.is_empty() {
+        let text = format!("{}; put right by reconfiguration", up.restored.join("; "));
+        events.push(EventNote::warning("DevicesDropped", text));
+    }
+    let spec = &vm.spec.clone_spec;
+    let text = format!(
+        "cloned from template {:?} as {} with {} data disks, powered on, address {}",
+        spec.template,
+        up.reference,
+        spec.data_disks.len(),
+        up.report.addresses.join(", "),
+    );
+    events.push(EventNote::normal("Provisioned", text));
+}
+
+/// Reports a failure, word for word.
+fn report_failure(
+    status: &mut VSphereVMStatus,
+    vm: &VSphereVM,
+    found: bool,
+    error: &Error,
+    events: &mut Vec<EventNote>,
+    now: Timestamp,
+) {
+    let deleting = vm.meta().deletion_timestamp.is_some();
+    let connection = error.is_connection();
+    let reason = match error {
+        _ if connection => names::VCENTER_UNREACHABLE,
+        Error::Step { reason, .. } => *reason,
+        _ if deleting => names::DELETION_FAILED,
+        _ if found || desired::recorded(vm).was_ready => names::TASK_FAILURE,
+        _ => names::CLONING_FAILED,
+    };
+    let severity = match error.class() {
+        Class::Terminal => Severity::Error,
+        Class::Transient | Class::Throttled(_) => Severity::Warning,
+    };
+    let text = error.to_string();
+    // A VM that is up stays provisioned when a read, a Secret or a rule fails; only a failed step on it says otherwise.
+    let was_ready = is_ready(vm) && !deleting;
+    let about_vcenter = connection || was_ready && !matches!(error, Error::Step { .. });
+    let list = &mut status.conditions;
+    if !about_vcenter && error.vsphere().is_some() {
+        conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
+    }
+    let type_ = if about_vcenter {
+        names::VCENTER_AVAILABLE
+    } else {
+        names::VM_PROVISIONED
+    };
+    conditions::mark_false(list, type_, severity, reason, &text, now);
+    events.push(EventNote::warning(reason, text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn now() -> Timestamp {
+        Timestamp::UNIX_EPOCH
     }
 
-    /// Tells of a failure, word for word, and decides when to try again.
-    pub(super) async fn failed(&self, vm: &VSphereVM, state: &mut VmState, error: Error) -> Result<Next, Error> {
-        state.stale();
-        let deleting = vm.meta().deletion_timestamp.is_some();
-        let seen = state.reference.is_some() || desired::recorded(vm).was_ready;
-        let reason = match &error {
-            Error::Step { reason, .. } => *reason,
-            _ if deleting => names::DELETION_FAILED,
-            _ if seen => names::TASK_FAILURE,
-            _ => names::CLONING_FAILED,
+    fn vm(ready: bool) -> VSphereVM {
+        let mut vm = VSphereVM::new("m", Default::default());
+        vm.status.get_or_insert_default().ready = ready;
+        vm
+    }
+
+    fn refused() -> Error {
+        because(
+            names::POWERING_ON_FAILED,
+            capstan_vsphere::Error::TaskGone {
+                task: MoRef::task("task-1"),
+            },
+        )
+    }
+
+    #[rstest]
+    #[case::a_step_on_a_running_machine(true, refused(), names::VM_PROVISIONED, names::POWERING_ON_FAILED)]
+    #[case::a_rule_and_a_running_machine(true, Error::Invalid("x".into()), names::VCENTER_AVAILABLE, names::TASK_FAILURE)]
+    #[case::a_rule(false, Error::Invalid("x".into()), names::VM_PROVISIONED, names::CLONING_FAILED)]
+    fn a_running_machine_stays_provisioned_unless_a_step_on_it_fails(
+        #[case] ready: bool,
+        #[case] error: Error,
+        #[case] type_: &str,
+        #[case] reason: &str,
+    ) {
+        let report = status(&vm(ready), None, Err(&error), now());
+        let after = report.object.unwrap().status.unwrap();
+        let condition = conditions::get(&after.conditions, type_).unwrap();
+        assert_eq!(condition.reason.as_deref(), Some(reason));
+        assert_eq!(report.events.len(), 1);
+    }
+
+    #[test]
+    fn a_clone_is_recorded_once_and_a_failed_one_is_removed() {
+        let mut notes = Notes {
+            started: Some(Started {
+                task: "task-1".into(),
+                ..Started::default()
+            }),
+            ..Notes::default()
         };
-        let severity = if error.class() == Class::Terminal {
-            Severity::Error
-        } else {
-            Severity::Warning
+        let recorded = status(&vm(false), Some(&notes), Ok(()), now()).object.unwrap();
+        assert_eq!(recorded.status.as_ref().unwrap().task_ref.as_deref(), Some("task-1"));
+        assert!(status(&recorded, Some(&notes), Ok(()), now()).object.is_none());
+        notes = Notes {
+            clone_failed: true,
+            ..Notes::default()
         };
-        let (text, connection) = (error.to_string(), error.is_connection());
-        let said = if connection { names::VCENTER_UNREACHABLE } else { reason };
-        self.recorder.warning(vm, said, text.as_str()).await;
-        let answered = !connection && error.vsphere().is_some();
-        // A VM that is up stays provisioned when a read, a Secret or a rule fails; only a failed step on it says otherwise.
-        let was_ready = vm.status.as_ref().is_some_and(|status| status.ready) && !deleting;
-        let about_vcenter = connection || was_ready && !matches!(error, Error::Step { .. });
-        self.write(vm, state, |status, now| {
-            let list = &mut status.conditions;
-            if answered && !about_vcenter {
-                conditions::mark_true(list, names::VCENTER_AVAILABLE, now);
-            }
-            let type_ = if about_vcenter {
-                names::VCENTER_AVAILABLE
-            } else {
-                names::VM_PROVISIONED
-            };
-            conditions::mark_false(list, type_, severity, said, &text, now);
-        })
-        .await?;
-        let terminal = error.class() == Class::Terminal;
-        if !terminal && !error.is_refusal() {
-            return Err(error);
-        }
-        state.failures = state.failures.saturating_add(1);
-        let wait = if terminal {
-            recheck(state.failures)
-        } else {
-            retry(state.failures)
-        };
-        let task = matches!(error.vsphere(), Some(capstan_vsphere::Error::TaskFailed { .. }));
-        if task || !terminal {
-            // Our own writes ask for passes too: without a rest each would start the next task at once.
-            state.rest = Some((self.context.clock.instant() + wait, self.version_of_others(vm)));
-        }
-        tracing::warn!(vm = %vm.name_any(), %error, retry = ?wait, "a step failed");
-        Ok(Next::After(wait))
+        let failed = status(&recorded, Some(&notes), Ok(()), now()).object.unwrap();
+        assert_eq!(failed.status.unwrap().task_ref, None);
     }
 }

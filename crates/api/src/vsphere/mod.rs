@@ -5,6 +5,7 @@ mod cluster;
 mod frozen;
 mod machine;
 mod topology;
+pub mod v1beta2;
 mod vm;
 
 pub use clone::*;

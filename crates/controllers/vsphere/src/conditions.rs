@@ -1,4 +1,7 @@
-//! Names that others rely on: condition types, their reasons, finalizers, labels.
+//! Names that others rely on: condition types, their reasons, finalizers, labels. Conditions for both contracts of Cluster API.
+
+use capstan_api::common::{Condition, V1Beta2Status};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as NewCondition;
 
 /// Whether the virtual machine is there and up.
 pub const VM_PROVISIONED: &str = "VMProvisioned";
@@ -65,3 +68,57 @@ pub const CONTROL_PLANE_NAME_LABEL: &str = "cluster.x-k8s.io/control-plane-name"
 pub const DEPLOYMENT_NAME_LABEL: &str = "cluster.x-k8s.io/deployment-name";
 /// What every provider ID of a machine on vSphere starts with.
 pub const PROVIDER_ID: &str = "vsphere://";
+
+/// The condition types that have another name in the v1beta2 contract.
+const RENAMED: [(&str, &str); 6] = [
+    (VM_PROVISIONED, "VirtualMachineProvisioned"),
+    (IP_ADDRESS_CLAIMED, "IPAddressClaimsFulfilled"),
+    (FAILURE_DOMAINS_AVAILABLE, "FailureDomainsReady"),
+    (FAILURE_DOMAIN_VALIDATED, "FailureDomainValidated"),
+    (PLACEMENT_CONSTRAINT_MET, "PlacementConstraintReady"),
+    (CLUSTER_MODULES_AVAILABLE, "ClusterModulesReady"),
+];
+
+/// Returns the conditions in the form of the v1beta2 contract. Cluster API reads these first where they exist, so they always
+/// agree with the others. A True without a reason gets its type as the reason, because the contract asks for one.
+pub fn v1beta2(conditions: &[Condition]) -> Option<V1Beta2Status> {
+    let convert = |condition: &Condition| {
+        let renamed = RENAMED.iter().find(|(old, _)| *old == condition.type_);
+        let type_ = renamed.map_or(condition.type_.as_str(), |(_, new)| new);
+        NewCondition {
+            type_: type_.to_owned(),
+            status: condition.status.clone(),
+            reason: condition.reason.clone().unwrap_or_else(|| type_.to_owned()),
+            message: condition.message.clone().unwrap_or_default(),
+            last_transition_time: condition.last_transition_time.clone(),
+            observed_generation: None,
+        }
+    };
+    (!conditions.is_empty()).then(|| V1Beta2Status {
+        conditions: conditions.iter().map(convert).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use capstan_kube::conditions::{READY, Severity, get, mark_false, mark_true, summarize};
+    use jiff::Timestamp;
+
+    #[test]
+    fn both_contracts_read_the_same_conditions() {
+        let (mut old, now) = (Vec::new(), Timestamp::UNIX_EPOCH);
+        mark_true(&mut old, VCENTER_AVAILABLE, now);
+        mark_false(&mut old, VM_PROVISIONED, Severity::Info, CLONING, "cloning", now);
+        summarize(&mut old, &[VCENTER_AVAILABLE, VM_PROVISIONED], now);
+        let new = v1beta2(&old).unwrap().conditions;
+        let shown = |type_: &str| {
+            let found = new.iter().find(|condition| condition.type_ == type_).unwrap();
+            (found.status.as_str(), found.reason.as_str(), found.message.as_str())
+        };
+        assert_eq!(shown("VirtualMachineProvisioned"), ("False", CLONING, "cloning"));
+        assert_eq!(shown(VCENTER_AVAILABLE), ("True", VCENTER_AVAILABLE, ""));
+        assert_eq!(shown(READY).0, get(&old, READY).unwrap().status);
+        assert_eq!(v1beta2(&[]), None);
+    }
+}

@@ -109,6 +109,7 @@ impl Reconcile for Controller {
             }
         };
         conditions::summarize(&mut status.conditions, &[names::CREDENTIALS_AVAILABLE], now);
+        status.v1beta2 = names::v1beta2(&status.conditions);
         Report::of(after)
     }
 }

@@ -66,6 +66,7 @@ pub fn status(
         }
     }
     conditions::summarize(&mut status.conditions, &[names::VCENTER_AVAILABLE], now);
+    status.v1beta2 = names::v1beta2(&status.conditions);
     let mut report = Report::of(after);
     report.events = events;
     report

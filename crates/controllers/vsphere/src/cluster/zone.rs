@@ -158,6 +158,7 @@ impl Reconcile for Controller {
         // A zone with a warning can be used.
         status.ready = Some(fault.as_ref().is_none_or(|fault| fault.severity != Severity::Error));
         conditions::summarize(&mut status.conditions, &CHECKED, now);
+        status.v1beta2 = names::v1beta2(&status.conditions);
         Report::of(after)
     }
 }

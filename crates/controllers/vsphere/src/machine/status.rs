@@ -55,6 +55,7 @@ pub fn status(
         }
     }
     conditions::summarize(&mut status.conditions, &[names::VM_PROVISIONED], now);
+    status.v1beta2 = names::v1beta2(&status.conditions);
     let mut report = Report::of(after);
     report.events = events;
     report

@@ -1,0 +1,254 @@
+//! The definitions with v1beta2: its schema follows from that of v1beta1 and the table of fields.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionVersion, ServiceReference,
+    WebhookClientConfig, WebhookConversion,
+};
+use serde_json::{Map, Value, json};
+
+use super::fields::{self, Field, Form};
+use super::{V1BETA1, V1BETA2};
+
+/// The path of the conversion webhook.
+pub const CONVERT_PATH: &str = "/convert";
+/// Cluster API reads objects in the version that the newest contract label names.
+const CONTRACT: &str = "cluster.x-k8s.io/v1beta2";
+
+/// Adds v1beta2 to the definitions of the vSphere kinds. The API server converts through the webhook behind this Service; the
+/// running program adds the CA to trust.
+pub fn serve_v1beta2(
+    crds: Vec<CustomResourceDefinition>,
+    namespace: &str,
+    service: &str,
+) -> Vec<CustomResourceDefinition> {
+    let conversion = CustomResourceConversion {
+        strategy: "Webhook".to_owned(),
+        webhook: Some(WebhookConversion {
+            client_config: Some(WebhookClientConfig {
+                service: Some(ServiceReference {
+                    namespace: namespace.to_owned(),
+                    name: service.to_owned(),
+                    path: Some(CONVERT_PATH.to_owned()),
+                    port: Some(443),
+                }),
+                ..WebhookClientConfig::default()
+            }),
+            conversion_review_versions: vec!["v1".to_owned()],
+        }),
+    };
+    let add = |mut crd: CustomResourceDefinition| {
+        let Some(kind) = fields::of(&crd.spec.names.kind) else {
+            return crd;
+        };
+        let stored = crd.spec.versions.iter().find(|version| version.name == V1BETA1);
+        let Some(second) = stored.map(|stored| second_version(stored, kind)) else {
+            return crd;
+        };
+        crd.spec.versions.push(second);
+        crd.spec.conversion = Some(conversion.clone());
+        let labels = crd.metadata.labels.get_or_insert_default();
+        labels.insert(CONTRACT.to_owned(), V1BETA2.to_owned());
+        crd
+    };
+    crds.into_iter().map(add).collect()
+}
+
+fn second_version(stored: &CustomResourceDefinitionVersion, kind: &fields::Kind) -> CustomResourceDefinitionVersion {
+    let mut version = stored.clone();
+    (version.name, version.storage) = (V1BETA2.to_owned(), false);
+    let provisioned = kind.status.iter().any(|field| field.v1beta1 == "ready");
+    for column in version.additional_printer_columns.iter_mut().flatten() {
+        if provisioned && column.json_path == ".status.ready" {
+            column.json_path = ".status.initialization.provisioned".to_owned();
+        }
+    }
+    if let Some(schema) = version.schema.as_mut() {
+        let mut value = serde_json::to_value(&*schema).unwrap_or_default();
+        if let Some(root) = value.get_mut("openAPIV3Schema") {
+            change_schema(root, kind.spec, kind.fields);
+            change_schema(root, &["status"], kind.status);
+        }
+        // The schema was made from our own types; a test installs every one of them.
+        *schema = serde_json::from_value(value).unwrap_or_default();
+    }
+    version
+}
+
+fn change_schema(root: &mut Value, path: &[&str], fields: &[Field]) {
+    let found = path
+        .iter()
+        .try_fold(root, |schema, name| schema.get_mut("properties")?.get_mut(*name));
+    let Some(schema) = found else { return };
+    let taken: Vec<(&Field, Value)> = fields
+        .iter()
+        .filter_map(|field| Some((field, take_property(schema, field.v1beta1)?)))
+        .collect();
+    for (field, property) in taken {
+        let property = match field.form {
+            Form::Dropped => continue,
+            Form::Same => property,
+            Form::Seconds => json!({
+                "type": "integer", "format": "int32", "minimum": 1,
+                "description": property.get("description").cloned().unwrap_or_default(),
+            }),
+            Form::List => list_of(property),
+        };
+        put_property(schema, field.v1beta2, property);
+    }
+    change_rules(schema, fields);
+}
+
+/// Takes a property out of an object schema. A parent without properties goes with it.
+fn take_property(schema: &mut Value, path: &str) -> Option<Value> {
+    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
+    let properties = schema.get_mut("properties")?.as_object_mut()?;
+    if !rest.is_empty() {
+        let inner = properties.get_mut(name)?;
+        let taken = take_property(inner, rest)?;
+        if inner
+            .get("properties")
+            .and_then(Value::as_object)
+            .is_some_and(Map::is_empty)
+        {
+            properties.remove(name);
+        }
+        return Some(taken);
+    }
+    let taken = properties.remove(name)?;
+    if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+        required.retain(|required| required != name);
+    }
+    Some(taken)
+}
+
+fn put_property(schema: &mut Value, path: &str, property: Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    let properties = fields.entry("properties").or_insert_with(|| json!({}));
+    let Some(properties) = properties.as_object_mut() else {
+        return;
+    };
+    match path.split_once('.') {
+        None => drop(properties.insert(path.to_owned(), property)),
+        Some((name, rest)) => {
+            let inner = properties.entry(name).or_insert_with(|| json!({"type": "object"}));
+            put_property(inner, rest, property);
+        }
+    }
+}
+
+fn list_of(map: Value) -> Value {
+    let mut items = map
+        .get("additionalProperties")
+        .cloned()
+        .unwrap_or_else(|| json!({"type": "object"}));
+    put_property(
+        &mut items,
+        "name",
+        json!({"type": "string", "minLength": 1, "maxLength": 256}),
+    );
+    items["required"] = json!(["name"]);
+    json!({
+        "type": "array", "items": items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+        "description": map.get("description").cloned().unwrap_or_default(),
+    })
+}
+
+/// Renames fields in the rules of a schema, and drops the rules of fields that do not exist any more.
+fn change_rules(schema: &mut Value, fields: &[Field]) {
+    let rules = schema.get_mut("x-kubernetes-validations").and_then(Value::as_array_mut);
+    let Some(rules) = rules else { return };
+    let is_about = |rule: &Value, field: &Field| rule.get("fieldPath") == Some(&format!(".{}", field.v1beta1).into());
+    rules.retain(|rule| {
+        !fields
+            .iter()
+            .any(|field| field.form == Form::Dropped && is_about(rule, field))
+    });
+    for rule in rules.iter_mut().filter_map(Value::as_object_mut) {
+        for text in ["rule", "fieldPath"] {
+            let Some(Value::String(text)) = rule.get_mut(text) else {
+                continue;
+            };
+            for field in fields.iter().filter(|field| field.form != Form::Dropped) {
+                *text = text.replace(field.v1beta1, field.v1beta2);
+            }
+            // Unset seconds are 0.
+            *text = text.replace("Seconds.orValue('0s') == '0s'", "Seconds.orValue(0) == 0");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(kind: &str, version: &str) -> Value {
+        let crds = serve_v1beta2(crate::crds(), "ns", "svc");
+        let crd = crds.into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
+        let mut versions = crd.spec.versions.into_iter();
+        let version = versions.find(|found| found.name == version).unwrap();
+        serde_json::to_value(version.schema.unwrap().open_api_v3_schema.unwrap()).unwrap()
+    }
+
+    fn property<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
+        path.split('.')
+            .try_fold(schema, |schema, name| schema.get("properties")?.get(name))
+    }
+
+    #[test]
+    fn every_vsphere_kind_is_served_in_both_versions_and_stored_once() {
+        for crd in serve_v1beta2(crate::crds(), "ns", "svc") {
+            let vsphere = crd.spec.names.kind.starts_with("VSphere");
+            assert_eq!(crd.spec.versions.len(), if vsphere { 2 } else { 1 });
+            assert_eq!(crd.spec.versions.iter().filter(|version| version.storage).count(), 1);
+            assert_eq!(crd.spec.conversion.is_some(), vsphere);
+            let contract = crd.metadata.labels.as_ref().and_then(|labels| labels.get(CONTRACT));
+            assert_eq!(contract.is_some(), vsphere);
+        }
+    }
+
+    #[test]
+    fn the_schema_of_v1beta2_has_every_field_in_its_place() {
+        for kind in &fields::KINDS {
+            let (old, new) = (schema(kind.kind, V1BETA1), schema(kind.kind, V1BETA2));
+            let tables = [(kind.spec.join("."), kind.fields), ("status".to_owned(), kind.status)];
+            for (prefix, field) in tables
+                .iter()
+                .flat_map(|(prefix, table)| table.iter().map(move |f| (prefix, f)))
+            {
+                let at = |path: &str| format!("{prefix}.{path}");
+                assert!(
+                    property(&old, &at(field.v1beta1)).is_some(),
+                    "{} {}",
+                    kind.kind,
+                    field.v1beta1
+                );
+                match field.form {
+                    Form::Dropped => assert_eq!(property(&new, &at(field.v1beta1)), None),
+                    Form::Same | Form::Seconds | Form::List => {
+                        assert!(
+                            property(&new, &at(field.v1beta2)).is_some(),
+                            "{} {}",
+                            kind.kind,
+                            field.v1beta2
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rules_follow_their_fields() {
+        let new = schema("VSphereMachine", V1BETA2);
+        let rules = property(&new, "spec").unwrap()["x-kubernetes-validations"].to_string();
+        assert!(
+            rules.contains("self.?guestSoftPowerOffTimeoutSeconds.orValue(0) == 0"),
+            "{rules}"
+        );
+        assert!(rules.contains("has(self.naming)"), "{rules}");
+        assert!(
+            !rules.contains("failureDomain") && !rules.contains("namingStrategy"),
+            "{rules}"
+        );
+    }
+}

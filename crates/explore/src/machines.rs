@@ -37,7 +37,8 @@ struct Watch(Mutex<Known>);
 struct Known {
     /// VMs that were up once, by name.
     up: BTreeSet<String>,
-    /// Machines whose provisioning has failed in Azure, or whose VM somebody else has removed.
+    /// Machines whose provisioning has failed in Azure, or whose VM somebody else has removed: their Nodes may never join,
+    /// and a MachineHealthCheck would replace them.
     lost: BTreeSet<String>,
     /// Disks that are to be kept, once they exist.
     kept: BTreeSet<String>,
@@ -81,6 +82,12 @@ impl Known {
                 self.up.insert(name);
             } else {
                 self.unready.insert(name, now);
+            }
+        }
+        for name in names(view, "virtualMachines") {
+            let vm = view.azure.get(&vm_id(view, &name));
+            if vm.is_some_and(|vm| vm["properties"]["provisioningState"] == "Failed") {
+                self.lost.insert(name);
             }
         }
         self.kept
@@ -268,7 +275,7 @@ impl Scenario for Machines {
                 if !vms.contains(&name) {
                     missing.push(format!("{name} is Running and has no VM"));
                 }
-            } else if phase != "Failed" {
+            } else if phase != "Failed" && !self.monitor.0.lock().lost.contains(&name) {
                 missing.push(format!("{name} is {phase}"));
             }
             expected.insert(name);

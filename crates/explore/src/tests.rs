@@ -73,7 +73,6 @@ fn pools_keep_their_promises() {
 }
 
 #[test]
-#[ignore = "until the controllers tell the time by the clock alone"]
 fn machines_keep_their_promises() {
     seeds::<Machines>();
 }

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use capstan_core::Clock;
 use serde::Serialize;
 use std::fmt;
+use zeroize::Zeroizing;
 
 /// Entra ID refuses assertions that live longer than this.
 const LIFETIME_SECONDS: i64 = 600;
@@ -79,7 +80,10 @@ impl Certificate {
         Ok(Self {
             key,
             thumbprint: URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, first)),
-            chain: certificates.iter().map(|(_, der)| STANDARD.encode(der)).collect(),
+            chain: certificates
+                .iter()
+                .map(|(_, der)| STANDARD.encode(der.as_slice()))
+                .collect(),
             client_id: identity.client_id.clone(),
             audience,
             clock,
@@ -139,18 +143,19 @@ impl ClientAssertion for Certificate {
 }
 
 /// The blocks of a PEM text: label and content.
-fn pem_blocks(text: &str) -> Option<Vec<(String, Vec<u8>)>> {
+fn pem_blocks(text: &str) -> Option<Vec<(String, Zeroizing<Vec<u8>>)>> {
     let mut blocks = Vec::new();
-    let mut open: Option<(String, String)> = None;
+    let mut open: Option<(String, Zeroizing<String>)> = None;
     for line in text.lines().map(str::trim) {
         if let Some(label) = line
             .strip_prefix("-----BEGIN ")
             .and_then(|rest| rest.strip_suffix("-----"))
         {
-            open = Some((label.to_owned(), String::new()));
+            // Room for all of it: a text that grows leaves copies behind.
+            open = Some((label.to_owned(), Zeroizing::new(String::with_capacity(text.len()))));
         } else if line.starts_with("-----END ") {
             let (label, body) = open.take()?;
-            blocks.push((label, STANDARD.decode(body).ok()?));
+            blocks.push((label, Zeroizing::new(STANDARD.decode(body.as_bytes()).ok()?)));
         } else if let Some((_, body)) = &mut open {
             body.push_str(line);
         }

@@ -2,28 +2,10 @@
 
 use crate::Error;
 use aws_lc_rs::digest::{Context, SHA256};
+use capstan_core::Secret;
 use std::fmt;
 use std::path::PathBuf;
-
-/// A value that is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(value: impl Into<String>) -> Self {
-        Self(value.into())
-    }
-
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
+use zeroize::Zeroizing;
 
 /// How to sign in. Equal credentials share tokens; a rotated secret is another credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +73,7 @@ impl Credential {
                 value: path,
                 reason: error.to_string(),
             })?;
-            let pem = Secret::new(String::from_utf8_lossy(&pem));
+            let pem = Secret::new(String::from_utf8_lossy(&Zeroizing::new(pem)));
             return Ok(Self::Certificate { tenant, client_id, pem });
         }
         Ok(match set("AZURE_FEDERATED_TOKEN_FILE") {

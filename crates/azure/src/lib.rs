@@ -29,8 +29,9 @@ pub mod settings;
 pub mod skus;
 mod token;
 
+pub use capstan_core::Secret;
 pub use client::{Client, Clients, Put};
-pub use credential::{Credential, Identity, Secret};
+pub use credential::{Credential, Identity};
 pub use error::{ArmError, Error};
 pub use id::ResourceId;
 pub use in_process::InProcess;

@@ -1,7 +1,7 @@
 //! The decisions: pure, synchronous, total functions. No IO, no Kubernetes client, no HTTP.
 //!
 //! Beside them are the few parts that every client and controller shares: error classes, interceptors, the clock,
-//! backoff and memos.
+//! backoff, memos and secrets.
 
 pub mod azure_names;
 pub mod backoff;
@@ -16,9 +16,11 @@ pub mod memo;
 pub mod order;
 pub mod plan;
 pub mod pool;
+pub mod secret;
 pub mod validate;
 pub mod vm;
 
 pub use class::{Class, Classified};
 pub use clock::Clock;
 pub use memo::Memo;
+pub use secret::Secret;

@@ -126,7 +126,7 @@ impl Vcenter {
     async fn rest_login(&self) -> Result<String> {
         let login = &self.0.login;
         let request = self.0.http.post(format!("{}{SESSION}", self.0.base)).timeout(ANSWER);
-        let request = request.basic_auth(&login.username, Some(&login.password));
+        let request = request.basic_auth(&login.username, Some(login.password.reveal()));
         let answer = self
             .through("POST", SESSION, false, self.rest_send("POST session", request))
             .await;

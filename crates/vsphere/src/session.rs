@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use capstan_core::Secret;
 use capstan_core::interceptor::Interceptors;
 use tokio::time::Instant;
 
@@ -33,7 +34,7 @@ pub struct Login {
     /// Host, host:port, or URL.
     pub server: String,
     pub username: String,
-    pub password: String,
+    pub password: Secret,
     pub trust: Trust,
 }
 

@@ -308,7 +308,7 @@ impl Vcenter {
         let manager = self.content()?.session_manager.clone();
         let mut body = Writer::new();
         body.text("userName", &self.0.login.username)
-            .text("password", &self.0.login.password);
+            .text("password", self.0.login.password.reveal());
         let result = self
             .exchange(&Call::hello("Login", &manager, body.finish()), None)
             .await;

@@ -36,7 +36,7 @@ const CA: &str = "ca.crt";
 #[derive(Clone, Default)]
 pub struct Account {
     pub username: String,
-    pub password: String,
+    pub password: capstan_core::Secret,
     pub ca: Option<String>,
 }
 
@@ -355,7 +355,7 @@ fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, E
     let field = |key: &str| text(key).ok_or_else(|| refuse(format!("it has no {key:?}")));
     Ok(Account {
         username: field(USERNAME)?,
-        password: field(PASSWORD)?,
+        password: field(PASSWORD)?.into(),
         ca: text(CA),
     })
 }

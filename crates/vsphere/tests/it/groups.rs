@@ -16,7 +16,7 @@ async fn start(options: Options) -> Result<(Vcsim, Vcenter, MoRef)> {
     let login = Login {
         server: sim.server.clone(),
         username: sim.username.clone(),
-        password: sim.password.clone(),
+        password: sim.password.clone().into(),
         trust: Trust::Ca(sim.ca.clone()),
     };
     let vcenter = Vcenter::connect(login, Default::default()).await?;

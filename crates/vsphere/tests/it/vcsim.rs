@@ -22,7 +22,7 @@ fn login(sim: &Vcsim, trust: Trust) -> Login {
     Login {
         server: sim.server.clone(),
         username: sim.username.clone(),
-        password: sim.password.clone(),
+        password: sim.password.clone().into(),
         trust,
     }
 }

@@ -50,7 +50,7 @@ async fn start(interceptor: Arc<Sequence>) -> Result<(Vcsim, Sessions, Vcenter)>
     let login = Login {
         server: sim.server.clone(),
         username: sim.username.clone(),
-        password: sim.password.clone(),
+        password: sim.password.clone().into(),
         trust: Trust::Ca(sim.ca.clone()),
     };
     let vcenter = sessions.get(&login).await?;

@@ -167,7 +167,7 @@ impl Rotation {
         let login = Login {
             server: self.sim.server.clone(),
             username: self.sim.username.clone(),
-            password: self.sim.password.clone(),
+            password: self.sim.password.clone().into(),
             trust: Trust::Ca(self.sim.ca.clone()),
         };
         Ok(Vcenter::connect(login, Default::default()).await?)

@@ -345,7 +345,7 @@ impl World {
         let login = Login {
             server: self.vcsim.server.clone(),
             username: self.vcsim.username.clone(),
-            password: self.vcsim.password.clone(),
+            password: self.vcsim.password.clone().into(),
             trust: Trust::Thumbprint(self.vcsim.thumbprint.clone()),
         };
         Ok(Vcenter::connect(login, Default::default()).await?)

@@ -25,6 +25,11 @@ pub const CLUSTER_MODULES_AVAILABLE: &str = "ClusterModulesAvailable";
 /// Whether an identity's secret is there.
 pub const CREDENTIALS_AVAILABLE: &str = "CredentialsAvailable";
 
+/// Whether Capstan can connect to the workload cluster; absent when it can, or had no need to.
+pub const WORKLOAD_CLUSTER_AVAILABLE: &str = "WorkloadClusterAvailable";
+
+/// The kubeconfig Secret of the workload cluster is missing, or Capstan does not use it.
+pub const KUBECONFIG_REFUSED: &str = "KubeconfigRefused";
 /// Upstream's reason for zones that have not reported yet.
 pub const WAITING_FOR_ZONES: &str = "WaitingForFailureDomainStatus";
 pub const WAITING_FOR_CLUSTER: &str = "WaitingForClusterInfrastructure";

@@ -67,7 +67,7 @@ impl Options {
             credentials: Policy {
                 account: account.map(|(username, password)| Account {
                     username,
-                    password,
+                    password: password.into(),
                     ca: None,
                 }),
                 ..Policy::default()
@@ -119,7 +119,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             &context,
             clusters.clone(),
             credentials.clone(),
-            workloads,
+            workloads.clone(),
             affinity.clone(),
             vms.clone(),
             options.concurrency
@@ -136,10 +136,10 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             &context,
             clusters.clone(),
             credentials.clone(),
-            own.clone(),
-            vms.clone(),
+            (own.clone(), vms.clone()),
             affinity,
-            identities.clone()
+            identities.clone(),
+            workloads
         ),
         cluster::zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
         cluster::identity::run(&context, identities, credentials),

@@ -224,6 +224,19 @@ impl Workloads {
         entry.cluster.clone()
     }
 
+    /// Returns why a cluster that somebody asked for cannot be connected to: its Secret is missing or refused.
+    pub fn refusal(&self, namespace: &str, name: &str) -> Option<String> {
+        let key = ClusterKey {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let clusters = self.0.clusters.lock();
+        match &*clusters.get(&key)?.cluster.state.borrow() {
+            State::Down(reason) => Some(reason.clone()),
+            State::Starting | State::Up(_) => None,
+        }
+    }
+
     /// Closes the connection of every cluster whose object is removed from `objects`, from now on.
     pub fn forget_with<K: Object>(&self, objects: &Cache<K>) {
         let (inner, shutdown) = (Arc::downgrade(&self.0), self.0.context.shutdown.clone());

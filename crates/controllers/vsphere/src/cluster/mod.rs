@@ -20,6 +20,7 @@ use capstan_core::validate::vcenter::same_server;
 use capstan_kube::capi::Cluster;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::workload::{NodeEvent, Workloads};
 use capstan_kube::{Cache, Context, Recorder, cache};
 use capstan_vsphere::{Trust, Vcenter};
 use futures::StreamExt;
@@ -55,6 +56,7 @@ struct ClusterController {
     vms: Cache<VSphereVM>,
     affinity: Affinity,
     zones: Cache<VSphereDeploymentZone>,
+    workloads: Workloads,
 }
 
 /// The deployment zones that a cluster selects.
@@ -77,6 +79,8 @@ enum Observed {
         /// The version of vCenter, and whether its certificate is verified.
         connected: Option<(String, bool)>,
         modules: Option<Modules>,
+        /// Why the workload cluster cannot be connected to, where a controller tried.
+        workload: Option<String>,
         /// An error that only a user can correct.
         fault: Option<Box<Error>>,
     },
@@ -101,10 +105,10 @@ pub async fn run(
     context: &Context,
     clusters: Clusters,
     credentials: Arc<Credentials>,
-    machines: Cache<VSphereMachine>,
-    vms: Cache<VSphereVM>,
+    (machines, vms): (Cache<VSphereMachine>, Cache<VSphereVM>),
     affinity: Affinity,
     identities: Cache<VSphereClusterIdentity>,
+    workloads: Workloads,
 ) -> Result<(), Error> {
     let controller = ClusterController {
         context: context.clone(),
@@ -115,6 +119,7 @@ pub async fn run(
         vms,
         affinity,
         zones: context.cache_cluster_wide(cache::trim),
+        workloads,
     };
     controller.zones.ready().await?;
     Arc::new(controller).run(identities).await;
@@ -129,6 +134,17 @@ impl ClusterController {
         let by_secret = self.credentials.changes().flat_map(move |secret| {
             let named = |cluster: &VSphereCluster| credentials.secret_of(cluster).as_ref() == Some(&secret);
             futures::stream::iter(references(&of_secret.select(None, named)))
+        });
+        let (known, workloads) = (self.clusters.clone(), self.workloads.clone());
+        let by_workload = self.workloads.events().flat_map(move |event| {
+            let NodeEvent::Cluster(key) = event else {
+                return futures::stream::iter(Vec::new());
+            };
+            let cluster = known.clusters.get(Some(&key.namespace), &key.name);
+            let own = cluster.and_then(|cluster| known.infrastructure_of(&cluster).ok());
+            let is_refused = workloads.refusal(&key.namespace, &key.name).is_some();
+            let differs = own.filter(|own| is_refused != status::reports_refusal(own));
+            futures::stream::iter(references(differs.as_slice()))
         });
         let (of_machine, of_vm, affinity) = (self.clusters.clone(), self.clusters.clone(), self.affinity.clone());
         let reconciler = Reconciler::new(&self.context, own)
@@ -172,7 +188,8 @@ impl ClusterController {
                     named.is_some_and(|r| r.kind == VSphereIdentityKind::VSphereClusterIdentity && r.name == name)
                 }))
             })
-            .on(by_secret);
+            .on(by_secret)
+            .on(by_workload);
         reconciler.run(self).await;
     }
 
@@ -298,6 +315,7 @@ impl Reconcile for ClusterController {
             zones: self.zones_of(&own)?,
             connected: None,
             modules: None,
+            workload: self.workloads.refusal(&scope.key.namespace, &owner.name),
             fault: None,
         }))
     }

@@ -26,6 +26,9 @@ pub fn status(
     let mut after = cluster.clone();
     let status = after.status.get_or_insert_default();
     let mut events = Vec::new();
+    if let Some(Observed::Present { workload, .. }) = observed {
+        workload_available(status, workload.as_deref(), now);
+    }
     let fault = match observed {
         Some(Observed::Present { fault, .. }) => result.err().or(fault.as_deref()),
         Some(Observed::Deleting { .. }) => return Report::nothing(),
@@ -83,6 +86,26 @@ fn available(status: &mut VSphereClusterStatus, verified: bool, now: Timestamp) 
     }
 }
 
+/// Reports a workload cluster that Capstan cannot connect to. The condition is absent when nothing is wrong.
+fn workload_available(status: &mut VSphereClusterStatus, refusal: Option<&str>, now: Timestamp) {
+    let (list, type_) = (&mut status.conditions, names::WORKLOAD_CLUSTER_AVAILABLE);
+    match refusal {
+        Some(refusal) => {
+            let text = format!("Capstan removes no Nodes of deleted machines: {refusal}");
+            conditions::mark_false(list, type_, Severity::Warning, names::KUBECONFIG_REFUSED, &text, now);
+        }
+        None => {
+            conditions::remove(list, type_);
+        }
+    }
+}
+
+/// Whether the status reports a workload cluster that Capstan cannot connect to.
+pub fn reports_refusal(cluster: &VSphereCluster) -> bool {
+    let conditions = cluster.status.as_ref().map(|status| status.conditions.as_slice());
+    conditions::is_false(conditions.unwrap_or_default(), names::WORKLOAD_CLUSTER_AVAILABLE)
+}
+
 fn failure_domains(cluster: &VSphereCluster, status: &mut VSphereClusterStatus, zones: &Zones, now: Timestamp) {
     let (list, type_) = (&mut status.conditions, names::FAILURE_DOMAINS_AVAILABLE);
     if cluster.spec.failure_domain_selector.is_none() {
@@ -114,8 +137,29 @@ mod tests {
             },
             connected: Some(("8.0.3".into(), true)),
             modules: None,
+            workload: None,
             fault: None,
         }
+    }
+
+    #[test]
+    fn a_refused_kubeconfig_is_reported_until_it_is_accepted() {
+        let now = Timestamp::UNIX_EPOCH;
+        let with = |cluster: &VSphereCluster, refusal: Option<&str>| {
+            let mut observed = observed(&[]);
+            if let Observed::Present { workload, .. } = &mut observed {
+                *workload = refusal.map(str::to_owned);
+            }
+            status(cluster, Some(&observed), Ok(()), now).object.unwrap()
+        };
+        let cluster = VSphereCluster::new("c", Default::default());
+        let refused = with(&cluster, Some("field users[].user.exec is not allowed"));
+        assert!(reports_refusal(&refused) && refused.status.as_ref().unwrap().ready);
+        let conditions = refused.status.clone().unwrap().conditions;
+        let condition = conditions::get(&conditions, names::WORKLOAD_CLUSTER_AVAILABLE).unwrap();
+        assert!(condition.message.clone().unwrap().contains("users[].user.exec"));
+        let accepted = with(&refused, None);
+        assert!(!reports_refusal(&accepted));
     }
 
     #[test]

@@ -189,6 +189,40 @@ async fn a_machine_goes_where_its_failure_domain_says_and_takes_its_node_along()
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_kubeconfig_is_reported_on_the_cluster_with_its_field_and_the_machine_still_goes() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let good = tokio::fs::read_to_string(world.plane.kubeconfig()).await?;
+    let hostile = good.replace("user:\n", "user:\n    exec: {apiVersion: v1, command: touch}\n");
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "c-kubeconfig", "labels": {"cluster.x-k8s.io/cluster-name": "c"}},
+        "stringData": {"value": hostile}, "type": "cluster.x-k8s.io/secret",
+    });
+    world.create::<Secret>(secret).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    world.delete("m").await?;
+    let refused = world
+        .until::<VSphereCluster>("c", condition("WorkloadClusterAvailable", "False"))
+        .await?;
+    let conditions = refused.status.unwrap_or_default().conditions;
+    let text: Vec<_> = conditions.iter().filter_map(|c| c.message.clone()).collect();
+    assert!(text.iter().any(|text| text.contains("users[].user.exec")), "{text:?}");
+    merge(
+        &world.api::<Secret>(),
+        "c-kubeconfig",
+        json!({"stringData": {"value": good}}),
+    )
+    .await?;
+    let absent = |cluster: &VSphereCluster| {
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        conditions.iter().all(|c| c.type_ != "WorkloadClusterAvailable")
+    };
+    world.until::<VSphereCluster>("c", absent).await?;
+    Ok(())
+}
+
 /// Whether a cluster has a condition with this status.
 fn condition(type_: &'static str, status: &'static str) -> impl Fn(&VSphereCluster) -> bool {
     move |cluster| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use capstan_sim::azure::joiner::{Cluster, Options};
 use capstan_sim::azure::{Azure, Config, Handle, Span, Times};
-use serde_json::Value;
+use capstan_testkit::tenants::AzureAccess;
 use tokio::process::{Child, Command};
 
 use crate::measure::{Audited, Usage, usage};
@@ -194,11 +194,12 @@ fn writes(plane: &Audited, namespace: &str) -> Result<std::collections::BTreeMap
     Ok(writes)
 }
 
-/// Makes an object of the bench's own.
-pub async fn create(client: &kube::Client, namespace: &str, path: &str, object: &Value) -> Result<Value> {
-    let (group, plural) = path.rsplit_once('/').context("group/version/plural")?;
-    let root = if group == "v1" { "api" } else { "apis" };
-    let url = format!("/{root}/{group}/namespaces/{namespace}/{plural}");
-    let request = http::Request::post(url).header("content-type", "application/json");
-    Ok(client.request(request.body(serde_json::to_vec(object)?)?).await?)
+/// Returns the account that the simulated Azure knows.
+pub fn access(sim: &Handle) -> AzureAccess {
+    AzureAccess {
+        subscription: sim.subscription.clone(),
+        tenant: sim.tenant.clone(),
+        client_id: sim.client_id.clone(),
+        client_secret: sim.client_secret.clone(),
+    }
 }

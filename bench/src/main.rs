@@ -4,6 +4,7 @@
 //! `cargo run --release -p capstan-bench -- vsphere --machines 200`
 
 mod azure;
+mod hostile;
 mod measure;
 mod openshift;
 mod pools;
@@ -33,6 +34,8 @@ enum Command {
     OpenshiftControllers { namespace: String },
     /// Machines with data disks on a simulated vCenter
     Vsphere(vsphere::Args),
+    /// A good tenant's machines, alone and beside hostile tenants, and the memory of `capstan run`
+    Hostile(hostile::Args),
     /// What `vsphere` measures: the controllers alone
     #[command(hide = true)]
     VsphereControllers { namespace: String },
@@ -51,6 +54,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Openshift(args) => openshift::run(&args).await,
         Command::OpenshiftControllers { namespace } => openshift::controllers(namespace).await,
         Command::Vsphere(args) => vsphere::run(&args).await,
+        Command::Hostile(args) => hostile::run(&args).await,
         Command::VsphereControllers { namespace } => vsphere::controllers(namespace).await,
     }
 }

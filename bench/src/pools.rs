@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine};
+use capstan_testkit::tenants::Tenant;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::azure::{CloudArgs, Meter, create};
+use crate::azure::{CloudArgs, Meter, access};
 use crate::measure::Audited;
 
 const LOOK: Duration = Duration::from_millis(200);
-const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
-const CLUSTER_API: &str = "cluster.x-k8s.io/v1beta2";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -50,8 +49,7 @@ impl Args {
 
 struct Bench<'a> {
     args: &'a Args,
-    client: kube::Client,
-    namespace: String,
+    tenant: Tenant,
 }
 
 pub async fn run(args: &Args) -> Result<()> {
@@ -60,13 +58,19 @@ pub async fn run(args: &Args) -> Result<()> {
     plane.plane.install_cluster_api_crds().await?;
     let bench = Bench {
         args,
-        client: plane.client().await?,
-        namespace: plane.plane.namespace("bench").await?,
+        tenant: Tenant {
+            client: plane.client().await?,
+            namespace: plane.plane.namespace("bench").await?,
+        },
     };
     let sim = args.cloud.start(&plane).await?;
-    bench.make_cluster(&sim, plane.kubeconfig()).await?;
-    let mut child = args.cloud.run(&plane, &sim, "azure-pools", &bench.namespace).await?;
-    let namespace = bench.namespace.clone();
+    let kubeconfig = std::fs::read_to_string(plane.kubeconfig())?;
+    bench.tenant.azure_cluster("c", &access(&sim), &kubeconfig).await?;
+    let mut child = args
+        .cloud
+        .run(&plane, &sim, "azure-pools", &bench.tenant.namespace)
+        .await?;
+    let namespace = bench.tenant.namespace.clone();
 
     let meter = Meter::start(&plane, &sim, &namespace, &child)?;
     bench.make_pool().await?;
@@ -84,7 +88,7 @@ pub async fn run(args: &Args) -> Result<()> {
         .await?;
 
     let meter = Meter::start(&plane, &sim, &namespace, &child)?;
-    let pools: Api<AzureMachinePool> = Api::namespaced(bench.client.clone(), &namespace);
+    let pools: Api<AzureMachinePool> = Api::namespaced(bench.tenant.client.clone(), &namespace);
     let change = json!({ "spec": { "template": { "image": { "id": image(2) } } } });
     pools
         .patch("pool", &PatchParams::default(), &Patch::Merge(change))
@@ -103,74 +107,19 @@ fn image(version: u32) -> String {
 }
 
 impl Bench<'_> {
-    async fn make(&self, path: &str, object: Value) -> Result<Value> {
-        create(&self.client, &self.namespace, path, &object).await
-    }
-
-    async fn secret(&self, name: &str, key: &str, value: &str) -> Result<()> {
-        let object =
-            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name }, "stringData": { key: value } });
-        self.make("v1/secrets", object).await.map(drop)
-    }
-
-    async fn make_cluster(&self, sim: &capstan_sim::azure::Handle, kubeconfig: &std::path::Path) -> Result<()> {
-        self.secret("azure", "clientSecret", &sim.client_secret).await?;
-        self.secret("boot", "value", "#cloud-config\n{}\n").await?;
-        let object = json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-            "metadata": { "name": "c-kubeconfig", "labels": { "cluster.x-k8s.io/cluster-name": "c" } },
-            "stringData": { "value": std::fs::read_to_string(kubeconfig)? },
-        });
-        self.make("v1/secrets", object).await?;
-        let object = json!({
-            "apiVersion": INFRASTRUCTURE, "kind": "AzureClusterIdentity", "metadata": { "name": "sp" },
-            "spec": { "type": "ServicePrincipal", "tenantID": sim.tenant, "clientID": sim.client_id,
-                "clientSecret": { "name": "azure", "namespace": self.namespace }, "allowedNamespaces": {} },
-        });
-        self.make(&format!("{INFRASTRUCTURE}/azureclusteridentities"), object)
-            .await?;
-        let object = json!({
-            "apiVersion": INFRASTRUCTURE, "kind": "AzureCluster", "metadata": { "name": "c" },
-            "spec": { "subscriptionID": sim.subscription, "location": "eastus", "resourceGroup": "capstan",
-                "identityRef": { "apiVersion": INFRASTRUCTURE, "kind": "AzureClusterIdentity", "name": "sp" },
-                "networkSpec": { "vnet": { "name": "capstan-vnet" }, "subnets": [{ "name": "node-subnet", "role": "node" }] } },
-        });
-        self.make(&format!("{INFRASTRUCTURE}/azureclusters"), object).await?;
-        let reference = json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "AzureCluster", "name": "c" });
-        let object = json!({ "apiVersion": CLUSTER_API, "kind": "Cluster", "metadata": { "name": "c" }, "spec": { "infrastructureRef": reference } });
-        self.make(&format!("{CLUSTER_API}/clusters"), object).await.map(drop)
-    }
-
     async fn make_pool(&self) -> Result<()> {
-        let reference =
-            json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "AzureMachinePool", "name": "pool" });
-        let object = json!({
-            "apiVersion": CLUSTER_API, "kind": "MachinePool", "metadata": { "name": "pool" },
-            "spec": { "clusterName": "c", "replicas": self.args.machines, "template": { "spec": {
-                "clusterName": "c", "version": "v1.36.3", "bootstrap": { "dataSecretName": "boot" }, "infrastructureRef": reference } } },
-        });
-        self.make(&format!("{CLUSTER_API}/machinepools"), object).await?;
-        let surge = self
-            .args
-            .surge
-            .parse::<u64>()
-            .map_or_else(|_| json!(self.args.surge), |number| json!(number));
-        let object = json!({
-            "apiVersion": INFRASTRUCTURE, "kind": "AzureMachinePool", "metadata": { "name": "pool" },
-            "spec": { "location": "eastus",
-                "strategy": { "type": "RollingUpdate", "rollingUpdate": { "maxSurge": surge, "maxUnavailable": 0, "deletePolicy": "Oldest" } },
-                "template": { "vmSize": "Standard_D2s_v3", "osDisk": { "osType": "Linux", "diskSizeGB": 30 },
-                    "image": { "id": image(1) }, "sshPublicKey": "" } },
-        });
-        self.make(&format!("{INFRASTRUCTURE}/azuremachinepools"), object)
+        let surge = self.args.surge.parse::<u64>();
+        let surge = surge.map_or_else(|_| json!(self.args.surge), |number| json!(number));
+        self.tenant
+            .azure_pool("c", "pool", self.args.machines, surge, &image(1))
             .await
-            .map(drop)
     }
 
     /// Waits until the pool has exactly its machines, all ready and with this image.
     async fn until_settled(&self, sim: &capstan_sim::azure::Handle, version: u32) -> Result<()> {
-        let machines: Api<AzureMachinePoolMachine> = Api::namespaced(self.client.clone(), &self.namespace);
-        let pools: Api<AzureMachinePool> = Api::namespaced(self.client.clone(), &self.namespace);
+        let machines: Api<AzureMachinePoolMachine> =
+            Api::namespaced(self.tenant.client.clone(), &self.tenant.namespace);
+        let pools: Api<AzureMachinePool> = Api::namespaced(self.tenant.client.clone(), &self.tenant.namespace);
         let waiting = async {
             loop {
                 let all = machines.list(&Default::default()).await?.items;

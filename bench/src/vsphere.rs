@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use capstan_api::vsphere::VSphereMachine;
+use capstan_testkit::tenants::Tenant;
 use capstan_testkit::vcsim::Options;
 use capstan_testkit::{Vcsim, vcsim};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::measure::{Audited, usage};
 
@@ -74,14 +75,15 @@ pub async fn run(args: &Args) -> Result<()> {
     .await?;
     let namespace = audited.plane.namespace("bench").await?;
     let bench = Bench {
-        client: audited.client().await?,
-        namespace,
-        sim: &sim,
+        tenant: Tenant {
+            client: audited.client().await?,
+            namespace,
+        },
     };
-    bench.make_cluster().await?;
+    bench.tenant.vsphere_cluster("c", &(&sim).into()).await?;
     let owners = bench.make_owners(args.machines).await?;
     let mut child = tokio::process::Command::new(std::env::current_exe()?)
-        .args(["vsphere-controllers", &bench.namespace])
+        .args(["vsphere-controllers", &bench.tenant.namespace])
         .env("KUBECONFIG", audited.kubeconfig())
         // As `capstan run` sets it for itself.
         .env("MALLOC_ARENA_MAX", "1")
@@ -93,7 +95,7 @@ pub async fn run(args: &Args) -> Result<()> {
     tokio::time::sleep(SETTLE).await;
 
     sim.admin.reset_counters().await?;
-    let (before, writes_before) = (usage(pid)?, sum(&audited.writes(&bench.namespace)?));
+    let (before, writes_before) = (usage(pid)?, sum(&audited.writes(&bench.tenant.namespace)?));
     let started = Instant::now();
     bench.make_machines(&owners, args.disks).await?;
     let made = started.elapsed();
@@ -103,7 +105,7 @@ pub async fn run(args: &Args) -> Result<()> {
     let took = started.elapsed();
     // Last writes (events) are on their way.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let (after, writes) = (usage(pid)?, audited.writes(&bench.namespace)?);
+    let (after, writes) = (usage(pid)?, audited.writes(&bench.tenant.namespace)?);
     let calls = sim.admin.counters().await?;
 
     let n = args.machines as f64;
@@ -142,113 +144,25 @@ fn sum(counts: &std::collections::BTreeMap<String, u64>) -> u64 {
     counts.values().sum()
 }
 
-struct Bench<'a> {
-    client: kube::Client,
-    namespace: String,
-    sim: &'a Vcsim,
+struct Bench {
+    tenant: Tenant,
 }
 
-impl Bench<'_> {
-    async fn create(&self, path: &str, object: &Value) -> Result<Value> {
-        let (group, plural) = path.rsplit_once('/').context("group/version/plural")?;
-        let root = if group == "v1" { "api" } else { "apis" };
-        let url = format!("/{root}/{group}/namespaces/{}/{plural}", self.namespace);
-        let request = http::Request::post(url).header("content-type", "application/json");
-        Ok(self.client.request(request.body(serde_json::to_vec(object)?)?).await?)
-    }
-
-    async fn make_cluster(&self) -> Result<()> {
-        self.create(
-            "v1/secrets",
-            &json!({
-                "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
-                "stringData": {"username": self.sim.username, "password": self.sim.password},
-            }),
-        )
-        .await?;
-        let cluster = self
-            .create("cluster.x-k8s.io/v1beta2/clusters", &json!({
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"},
-                "spec": {"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereCluster", "name": "c"}},
-            }))
-            .await?;
-        self.create(
-            "infrastructure.cluster.x-k8s.io/v1beta1/vsphereclusters",
-            &json!({
-                "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster",
-                "metadata": {"name": "c", "labels": labels(), "ownerReferences": [owner(&cluster)]},
-                "spec": {
-                    "server": self.sim.server, "thumbprint": self.sim.thumbprint,
-                    "identityRef": {"kind": "Secret", "name": "vcenter"},
-                    "controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443},
-                },
-            }),
-        )
-        .await?;
-        let url = format!(
-            "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/clusters/c/status",
-            self.namespace
-        );
-        let status = json!({"status": {"initialization": {"infrastructureProvisioned": true}}});
-        let request = http::Request::patch(url).header("content-type", "application/merge-patch+json");
-        let _: Value = self.client.request(request.body(serde_json::to_vec(&status)?)?).await?;
-        Ok(())
-    }
-
+impl Bench {
     /// Machines with bootstrap data, as Cluster API core makes them first.
     async fn make_owners(&self, number: usize) -> Result<Vec<Value>> {
-        let make = |n: usize| async move {
-            self.create(
-                "v1/secrets",
-                &json!({
-                    "apiVersion": "v1", "kind": "Secret", "metadata": {"name": format!("m{n}-boot")},
-                    "stringData": {"value": "#cloud-config\n{}\n"},
-                }),
-            )
-            .await?;
-            self.create("cluster.x-k8s.io/v1beta2/machines", &json!({
-                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
-                "metadata": {"name": format!("m{n}"), "labels": labels()},
-                "spec": {
-                    "clusterName": "c", "bootstrap": {"dataSecretName": format!("m{n}-boot")},
-                    "infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "VSphereMachine", "name": format!("m{n}")},
-                },
-            }))
-            .await
-        };
+        let make = |n: usize| async move { self.tenant.vsphere_owner("c", &format!("m{n}")).await };
         stream::iter((0..number).map(make)).buffered(MAKERS).try_collect().await
     }
 
     async fn make_machines(&self, owners: &[Value], disks: usize) -> Result<()> {
-        let disks: Vec<Value> = (0..disks)
-            .map(|n| json!({"name": format!("disk-{n}"), "sizeGiB": 10 + n, "provisioningMode": "Thin"}))
-            .collect();
-        let disks = &disks;
-        let make = |machine: &Value| {
-            let object = json!({
-                "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereMachine",
-                "metadata": {"name": machine["metadata"]["name"], "labels": labels(), "ownerReferences": [owner(machine)]},
-                "spec": {
-                    "template": "pvscsi", "datacenter": "DC0", "cloneMode": "linkedClone", "numCPUs": 2, "memoryMiB": 4096,
-                    "datastore": "LocalDS_0", "resourcePool": "/DC0/host/DC0_C0/Resources", "folder": "/DC0/vm",
-                    "network": {"devices": [{"networkName": "VM Network", "dhcp4": true}]},
-                    "dataDisks": disks,
-                },
-            });
-            async move {
-                self.create("infrastructure.cluster.x-k8s.io/v1beta1/vspheremachines", &object)
-                    .await
-                    .map(|_| ())
-            }
-        };
-        stream::iter(owners.iter().map(make))
-            .buffer_unordered(MAKERS)
-            .try_collect()
-            .await
+        let make = |machine| self.tenant.vsphere_machine(machine, disks);
+        let made = stream::iter(owners.iter().map(make)).buffer_unordered(MAKERS);
+        made.try_collect().await
     }
 
     fn machines(&self) -> Api<VSphereMachine> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+        Api::namespaced(self.tenant.client.clone(), &self.tenant.namespace)
     }
 
     async fn all_ready(&self, number: usize) -> Result<()> {
@@ -294,15 +208,4 @@ impl Bench<'_> {
         }
         Ok(())
     }
-}
-
-fn labels() -> Value {
-    json!({"cluster.x-k8s.io/cluster-name": "c"})
-}
-
-fn owner(object: &Value) -> Value {
-    json!({
-        "apiVersion": object["apiVersion"], "kind": object["kind"], "name": object["metadata"]["name"],
-        "uid": object["metadata"]["uid"], "controller": true,
-    })
 }

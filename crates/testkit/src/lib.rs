@@ -8,12 +8,14 @@ mod clusterapi;
 pub mod controlplane;
 mod files;
 mod gobuild;
+pub mod hostile;
 pub mod interceptors;
 pub mod manifests;
 pub mod parts;
 mod pki;
 pub mod process;
 mod shared;
+pub mod tenants;
 pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};

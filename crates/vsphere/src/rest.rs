@@ -96,7 +96,7 @@ impl Vcenter {
         let status = answer.status();
         let text = self.body(method, answer, MAX_REST).await?;
         if status.is_success() {
-            return Ok(text);
+            return Ok(text.to_owned());
         }
         Err(Error::Http {
             server: self.0.login.server.clone(),

@@ -120,6 +120,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Whether the server has not shown yet that it is a vCenter, or that it accepts the account.
+    fn is_first(&self) -> bool {
+        matches!(self.method, "RetrieveServiceContent" | "Login")
+    }
+
     /// Whether an answer is not expected before something happens.
     fn is_long(&self) -> bool {
         self.method == "WaitForUpdatesEx"
@@ -414,7 +419,12 @@ impl Vcenter {
         })?;
         let status = answer.status();
         let cookie = session_cookie(answer.headers());
-        let text = self.body(call.method, answer, body::MAX_SOAP).await?;
+        let limit = if call.is_first() {
+            body::MAX_HELLO
+        } else {
+            body::MAX_SOAP
+        };
+        let text = self.body(call.method, answer, limit).await?;
         let http = |text: &str| Error::Http {
             server: self.0.login.server.clone(),
             method: call.method.to_owned(),
@@ -429,7 +439,7 @@ impl Vcenter {
             Err(_) if !status.is_success() => return Err(http(&text)),
             Err(error) => return Err(error),
         };
-        let body = tree.child("Body").ok_or_else(|| http(&text))?;
+        let body = tree.into_child("Body").ok_or_else(|| http(&text))?;
         if let Some(fault) = body.child("Fault") {
             let detail = fault.child("detail").and_then(|detail| detail.children.first());
             let fault = Box::new(Fault::read(detail, fault.text_at("faultstring").unwrap_or_default()));
@@ -439,18 +449,22 @@ impl Vcenter {
                 fault,
             });
         }
-        let answer = body.children.first().cloned().ok_or_else(|| http(&text))?;
+        let answer = body.children.into_iter().next().ok_or_else(|| http(&text))?;
         Ok((answer, cookie))
     }
 
     /// Reads an answer that is not longer than `limit`.
-    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<String> {
+    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<body::Text> {
         match body::read(answer, limit).await {
             Ok(body::Body::Text(text)) => Ok(text),
             Ok(body::Body::TooLarge) => Err(Error::TooLarge {
                 server: self.0.login.server.clone(),
                 method: method.to_owned(),
                 limit,
+            }),
+            Ok(body::Body::TooSlow) => Err(Error::Unreachable {
+                server: self.0.login.server.clone(),
+                cause: format!("its large answer to {method} does not end"),
             }),
             Err(error) => Err(self.unreachable(&error)),
         }

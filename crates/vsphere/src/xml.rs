@@ -77,6 +77,11 @@ impl Element {
         self.children.iter().find(|child| child.name == name)
     }
 
+    /// Takes a child out of the tree; the rest of the tree is dropped.
+    pub fn into_child(self, name: &str) -> Option<Element> {
+        self.children.into_iter().find(|child| child.name == name)
+    }
+
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> + 'a {
         self.children.iter().filter(move |child| child.name == name)
     }

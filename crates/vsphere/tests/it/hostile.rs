@@ -28,6 +28,8 @@ enum Answer {
     Whole(u16, String),
     /// A body without end.
     Endless,
+    /// So many bytes of a body, and then nothing.
+    Part(usize),
 }
 
 type Script = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
@@ -119,6 +121,14 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, script: Script, counter
                 stream.write_all(body.as_bytes()).await?;
                 stream.flush().await?;
             }
+            Answer::Part(bytes) => {
+                stream
+                    .write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n<a>")
+                    .await?;
+                stream.write_all(&vec![b'x'; bytes]).await?;
+                stream.flush().await?;
+                std::future::pending::<()>().await;
+            }
             Answer::Endless => {
                 stream
                     .write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n<a>")
@@ -137,26 +147,60 @@ fn envelope(body: &str) -> Answer {
     Answer::Whole(200, format!("<Envelope><Body>{body}</Body></Envelope>"))
 }
 
+/// Looks like a vCenter until the login; `then` answers everything else.
+fn until_login(then: impl Fn() -> Answer + Send + Sync + 'static) -> impl Fn(&str) -> Answer + Send + Sync + 'static {
+    move |request| match request {
+        hello if hello.contains("<RetrieveServiceContent") => envelope(CONTENT),
+        login if login.contains("<Login ") => envelope("<LoginResponse/>"),
+        _ => then(),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_is_dropped_after_a_fixed_number_of_bytes() -> Result<()> {
     let server = Server::start(|_| Answer::Endless).await?;
     let error = server.refused(Trust::Ca(server.ca.clone())).await?;
+    assert!(matches!(error, Error::TooLarge { limit: 1_048_576, .. }), "{error}");
+    // Beyond the limit there is only what the sockets hold.
+    let sent = server.sent.load(Ordering::SeqCst);
+    assert!(sent < 16 << 20, "{sent} bytes were read");
+
+    let server = Server::start(until_login(|| Answer::Endless)).await?;
+    let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
+    let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
+    let error = read.expect_err("an answer without end");
     assert!(matches!(error, Error::TooLarge { limit: 33_554_432, .. }), "{error}");
     assert!(error.to_string().contains("more than 33554432 bytes"), "{error}");
-    // Beyond the limit there is only what the sockets hold.
     let sent = server.sent.load(Ordering::SeqCst);
     assert!(sent < 48 << 20, "{sent} bytes were read");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn large_answers_are_read_one_at_a_time_and_small_ones_do_not_wait() -> Result<()> {
+    // It sends a little more than a small answer, and then nothing: its turn does not end before its time is over.
+    let stuck = Server::start(until_login(|| Answer::Part(2 << 20))).await?;
+    let holder = stuck.connect(Trust::Ca(stuck.ca.clone())).await??;
+    let held = tokio::spawn(async move { holder.find_vm_by_instance_uuid(None, "any").await.err() });
+    let endless = Server::start(until_login(|| Answer::Endless)).await?;
+    let waiting = endless.connect(Trust::Ca(endless.ca.clone())).await??;
+    let waited = tokio::spawn(async move { waiting.find_vm_by_instance_uuid(None, "any").await.err() });
+    let small = Server::start(until_login(|| envelope("<FindByUuidResponse/>"))).await?;
+    let good = small.connect(Trust::Ca(small.ca.clone())).await??;
+    let found = tokio::time::timeout(PATIENCE, good.find_vm_by_instance_uuid(None, "any")).await??;
+    assert!(found.is_none());
+    let error = tokio::time::timeout(PATIENCE, held).await??.context("it ended well")?;
+    assert!(error.to_string().contains("does not end"), "{error}");
+    let error = tokio::time::timeout(PATIENCE, waited)
+        .await??
+        .context("it ended well")?;
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_of_many_small_elements_is_refused_with_their_number() -> Result<()> {
-    let server = Server::start(|request| match request {
-        hello if hello.contains("<RetrieveServiceContent") => envelope(CONTENT),
-        login if login.contains("<Login ") => envelope("<LoginResponse/>"),
-        _ => envelope(&"<a/>".repeat(6 << 20)),
-    })
-    .await?;
+    let server = Server::start(until_login(|| envelope(&"<a/>".repeat(6 << 20)))).await?;
     let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
     let error = read.expect_err("24 MiB of elements");

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use capstan_api::azure::AzureMachinePool;
-use capstan_api::vsphere::{VSphereCluster, VSphereMachine};
+use capstan_api::azure::AzureMachinePoolMachine;
+use capstan_api::vsphere::{VSphereMachine, VSphereVM};
 use capstan_sim::azure::{Azure, Config, Span, Times};
 use capstan_testkit::hostile::{Server, SlowClients, Vcenter};
 use capstan_testkit::tenants::{Tenant, VcenterAccess};
@@ -39,6 +39,9 @@ pub struct Args {
     /// How many Nodes each hostile workload cluster has
     #[arg(long, default_value_t = 100_000)]
     nodes: usize,
+    /// How many bytes of annotations each of them has; a page of 100 may have 8 MiB
+    #[arg(long, default_value_t = 70_000)]
+    node_bytes: usize,
     /// How many clients with slow headers connect to each port
     #[arg(long, default_value_t = 200)]
     clients: usize,
@@ -104,7 +107,10 @@ pub async fn run(args: &Args) -> Result<()> {
             bench.hostile_vcenter(&tenant, &server).await?;
             servers.push((format!("vCenter {kind}.{n} ({hostile:?})"), server));
         }
-        let (server, tenant) = (Server::cluster(args.nodes).await?, tenant("nodes").await?);
+        let (server, tenant) = (
+            Server::cluster(args.nodes, args.node_bytes).await?,
+            tenant("nodes").await?,
+        );
         let cluster = format!("{}-c", tenant.namespace);
         tenant
             .azure_cluster(&cluster, &access(&azure), &server.kubeconfig())
@@ -112,7 +118,7 @@ pub async fn run(args: &Args) -> Result<()> {
         let image = "/subscriptions/s/resourceGroups/images/providers/Microsoft.Compute/images/node";
         let pool = format!("p{n}");
         tenant.azure_pool(&cluster, &pool, 2, json!(1), image).await?;
-        bench.refuses_nodes(&tenant, &pool).await?;
+        bench.refuses_nodes(&tenant).await?;
         servers.push((format!("workload cluster {n}"), server));
     }
     let slow = SlowClients::start(&ports, args.clients).await?;
@@ -213,7 +219,7 @@ impl Bench<'_> {
         Ok(took)
     }
 
-    /// Creates a cluster and machines on a hostile vCenter, and waits until the cluster reports it.
+    /// Creates a cluster and machines on a hostile vCenter, and waits until a VM reports it.
     async fn hostile_vcenter(&self, tenant: &Tenant, server: &Server) -> Result<()> {
         let vcenter = VcenterAccess {
             server: server.address.clone(),
@@ -226,12 +232,13 @@ impl Bench<'_> {
             let owner = tenant.vsphere_owner("c", &format!("m{n}")).await?;
             tenant.vsphere_machine(&owner, 1).await?;
         }
-        let api: Api<VSphereCluster> = Api::namespaced(tenant.client.clone(), &tenant.namespace);
+        let api: Api<VSphereVM> = Api::namespaced(tenant.client.clone(), &tenant.namespace);
         let reported = async {
             let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).applied_objects());
-            while let Some(cluster) = events.try_next().await? {
-                let conditions = cluster.status.unwrap_or_default().conditions;
-                if conditions.iter().any(|c| c.type_ == "VCenterAvailable") {
+            while let Some(vm) = events.try_next().await? {
+                let conditions = vm.status.unwrap_or_default().conditions;
+                let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
+                if texts.any(|text| text.contains("more than")) {
                     return Ok(());
                 }
             }
@@ -240,18 +247,21 @@ impl Bench<'_> {
         self.in_time("a hostile vCenter", reported).await
     }
 
-    /// Waits until a pool reports that its workload cluster has too many Nodes.
-    async fn refuses_nodes(&self, tenant: &Tenant, pool: &str) -> Result<()> {
-        let api: Api<AzureMachinePool> = Api::namespaced(tenant.client.clone(), &tenant.namespace);
-        let refused = |pool: Option<&AzureMachinePool>| {
-            let conditions = pool.and_then(|pool| pool.status.clone()).unwrap_or_default().conditions;
-            let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
-            texts.any(|text| text.contains("Nodes"))
+    /// Waits until a machine of a pool reports that its workload cluster has too many Nodes.
+    async fn refuses_nodes(&self, tenant: &Tenant) -> Result<()> {
+        let api: Api<AzureMachinePoolMachine> = Api::namespaced(tenant.client.clone(), &tenant.namespace);
+        let reported = async {
+            let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).applied_objects());
+            while let Some(machine) = events.try_next().await? {
+                let conditions = machine.status.unwrap_or_default().conditions;
+                let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
+                if texts.any(|text| text.contains("Nodes, and Capstan manages no machines")) {
+                    return Ok(());
+                }
+            }
+            bail!("the watch ended")
         };
-        self.in_time("a cluster with many Nodes", async {
-            Ok(await_condition(api, pool, refused).await.map(drop)?)
-        })
-        .await
+        self.in_time("a cluster with many Nodes", reported).await
     }
 
     async fn in_time(&self, what: &str, waiting: impl Future<Output = Result<()>>) -> Result<()> {

@@ -13,6 +13,7 @@ mod cluster;
 mod deploy;
 mod docs;
 mod fence;
+mod hostile;
 mod metrics;
 mod offline;
 mod product;

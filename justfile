@@ -43,10 +43,22 @@ crds:
 advisories:
     cargo deny --locked check advisories
 
-# Write the software bill of materials of the production program, and put it into the binary too.
+# Write the software bill of materials of the production program to target/capstan.cdx.json, and put it into the binary too.
 sbom:
-    cargo cyclonedx --format json --no-default-features --manifest-path crates/capstan/Cargo.toml --describe binaries
+    cargo cyclonedx --format json --spec-version 1.5 --no-default-features --manifest-path crates/capstan/Cargo.toml --describe binaries
+    rm -f bench/capstan-bench_bin.cdx.json
+    mkdir -p "${CARGO_TARGET_DIR:-target}"
+    mv crates/capstan/capstan_bin.cdx.json "${CARGO_TARGET_DIR:-target}/capstan.cdx.json"
     cargo auditable build --release --locked -p capstan --no-default-features
+
+# Write an OCI image layout of the production program to target/image; needs umoci. After `just sbom` the image has its bill of materials.
+image TAG="0.1.0":
+    cargo $(command -v cargo-auditable >/dev/null && echo auditable) build --release --locked -p capstan --no-default-features
+    SBOM=$(ls "${CARGO_TARGET_DIR:-target}/capstan.cdx.json" 2>/dev/null) deploy/image.sh "${CARGO_TARGET_DIR:-target}/release/capstan" "${CARGO_TARGET_DIR:-target}/image" {{ TAG }}
+
+# Write the Helm charts as packages to target/charts; needs helm.
+charts:
+    helm package charts/capstan charts/capstan-crds --destination "${CARGO_TARGET_DIR:-target}/charts"
 
 # Run everything that must hold before a change lands.
 ci:

@@ -174,6 +174,38 @@ pub static PROMTOOL: Part = always_built(
     "",
 );
 
+static HELM_MODULE: Module = module!("helm": "go.mod", "go.sum");
+
+/// Renders and checks the charts.
+pub static HELM: Part = Part {
+    name: "helm",
+    module: &HELM_MODULE,
+    source: Source::Program {
+        package: "helm.sh/helm/v4/cmd/helm",
+        ldflags: "",
+        version: Some(Version {
+            args: &["version", "--short"],
+            fits: "v4.",
+        }),
+    },
+};
+
+static UMOCI_MODULE: Module = module!("umoci": "go.mod", "go.sum");
+
+/// Writes and unpacks OCI images.
+pub static UMOCI: Part = Part {
+    name: "umoci",
+    module: &UMOCI_MODULE,
+    source: Source::Program {
+        package: "github.com/opencontainers/umoci/cmd/umoci",
+        ldflags: "",
+        version: Some(Version {
+            args: &["--version"],
+            fits: "umoci version 0.",
+        }),
+    },
+};
+
 static IGNITION: Module = module!("ignition": "go.mod", "go.sum");
 
 /// Ignition's own check of a config.

@@ -16,7 +16,7 @@ fn folder(variant: &str) -> PathBuf {
 }
 
 /// Returns the objects of a variant, as kustomize builds them.
-async fn build(variant: &str) -> Result<Vec<Value>> {
+pub async fn build(variant: &str) -> Result<Vec<Value>> {
     let kubectl = tokio::task::spawn_blocking(|| parts::KUBECTL.path()).await??;
     let out = Command::new(kubectl).arg("kustomize").arg(folder(variant)).output()?;
     ensure!(
@@ -27,7 +27,7 @@ async fn build(variant: &str) -> Result<Vec<Value>> {
     Ok(serde_saphyr::from_multiple(&String::from_utf8_lossy(&out.stdout))?)
 }
 
-fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
+pub fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
     objects
         .iter()
         .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)

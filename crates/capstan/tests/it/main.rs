@@ -14,6 +14,7 @@ mod deploy;
 mod docs;
 mod fence;
 mod hostile;
+mod image;
 mod metrics;
 mod offline;
 mod product;

@@ -1,0 +1,190 @@
+//! The image, written by `deploy/image.sh`, unpacked, and run as a pod of the Deployment runs it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use capstan_testkit::{ControlPlane, Options, parts};
+use serde_json::{Value, json};
+
+use crate::deploy::{build, named};
+use crate::program::{self, LIMIT, Started, kubectl, kubectl_until, scratch, signal, wait};
+
+const ACCOUNT_FILES: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let out = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{command:?}: {text}");
+    Ok(())
+}
+
+/// Writes an image with this program into `dir` and unpacks it; returns the configuration that a runtime would use.
+fn unpack(dir: &Path) -> Result<Value> {
+    let umoci = parts::UMOCI.path()?;
+    let binary = dir.join("capstan");
+    // Most of a program with debug information is that.
+    succeed(
+        Command::new("strip")
+            .arg("-o")
+            .arg(&binary)
+            .arg(env!("CARGO_BIN_EXE_capstan")),
+    )?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/image.sh");
+    let layout = dir.join("layout");
+    succeed(
+        Command::new(script)
+            .env("UMOCI", &umoci)
+            .arg(&binary)
+            .arg(&layout)
+            .arg("test"),
+    )?;
+    let image = format!("{}:test", layout.display());
+    let unpacked = Command::new(&umoci)
+        .args(["unpack", "--rootless", "--image", &image])
+        .arg(dir.join("bundle"))
+        .status()?;
+    ensure!(unpacked.success(), "umoci cannot unpack the image");
+    let config = std::fs::read_to_string(dir.join("bundle/config.json"))?;
+    Ok(serde_json::from_str(&config)?)
+}
+
+/// Applies objects as one list.
+async fn apply(plane: &ControlPlane, dir: &Path, objects: &[Value]) -> Result<()> {
+    let file = dir.join("objects.json");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(&file, list.to_string())?;
+    let file = file.display().to_string();
+    plane.kubectl(&["apply", "--server-side", "-f", &file]).await?;
+    Ok(())
+}
+
+/// Puts a service account's files where a kubelet mounts them.
+async fn mount_account(plane: &ControlPlane, root: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(plane.kubeconfig())?;
+    let kubeconfig: Value = serde_saphyr::from_str(&text)?;
+    let ca = &kubeconfig["clusters"][0]["cluster"]["certificate-authority-data"];
+    let ca = base64::engine::general_purpose::STANDARD.decode(ca.as_str().context("no CA")?)?;
+    let token = plane
+        .kubectl(&["create", "token", "capstan", "-n", "capstan-system"])
+        .await?;
+    let dir = root.join(ACCOUNT_FILES);
+    std::fs::write(dir.join("ca.crt"), ca)?;
+    std::fs::write(dir.join("token"), token.trim())?;
+    std::fs::write(dir.join("namespace"), "capstan-system")?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_image_runs_in_a_pod_with_the_files_and_the_rights_that_the_installation_gives_it() -> Result<()> {
+    let plane = ControlPlane::start(Options::default()).await?;
+    plane.install_crds().await?;
+    let dir = scratch("image");
+    std::fs::create_dir_all(&dir)?;
+    let made = dir.clone();
+    let config = tokio::task::spawn_blocking(move || unpack(&made)).await??;
+    let process = &config["process"];
+    ensure!(process["user"]["uid"] == 65532, "{process}");
+    let root = dir.join("bundle/rootfs");
+    for tool in ["bin/sh", "usr/bin", "bin"] {
+        ensure!(!root.join(tool).exists(), "the image has {tool}");
+    }
+
+    let objects = build("").await?;
+    let namespaces: Vec<Value> = objects
+        .iter()
+        .filter(|object| object["kind"] == "Namespace")
+        .cloned()
+        .collect();
+    apply(&plane, &dir, &namespaces).await?;
+    apply(&plane, &dir, &objects).await?;
+    mount_account(&plane, &root).await?;
+    let url = plane.config().await?.cluster_url;
+    let deployment = named(&objects, "Deployment", "capstan").context("no Deployment")?;
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let entrypoint = process["args"][0].as_str().context("no entrypoint")?;
+    let args = container["args"].as_array().context("no args")?;
+    let log = dir.join("log");
+    // A user namespace stands in for the container: the program is user 65532, and sees nothing but the image.
+    let mut command = Command::new("unshare");
+    command
+        .args([
+            "--user",
+            "--map-user=65532",
+            "--map-group=65532",
+            "--keep-caps",
+            "chroot",
+        ])
+        .arg(&root)
+        .arg(entrypoint)
+        .args(args.iter().filter_map(Value::as_str))
+        // Ports that are free on this machine, where the pod has an address of its own.
+        .args(["--health", "127.0.0.1:0", "--metrics", ":0", "--webhook", "127.0.0.1:0"])
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("POD_NAMESPACE", "capstan-system")
+        .env("KUBERNETES_SERVICE_HOST", url.host().context("no host")?)
+        .env(
+            "KUBERNETES_SERVICE_PORT",
+            url.port_u16().context("no port")?.to_string(),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log)?);
+    for variable in process["env"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+    {
+        if let Some((name, value)) = variable.split_once('=').filter(|(name, _)| *name != "PATH") {
+            command.env(name, value);
+        }
+    }
+    let mut child = Started(command.spawn().context("cannot run unshare")?);
+    let text = || std::fs::read_to_string(&log).unwrap_or_default();
+    let lease = [
+        "get",
+        "lease/capstan",
+        "-n",
+        "capstan-system",
+        "-o",
+        "jsonpath={.spec.holderIdentity}",
+    ];
+    program::until(|| text().contains("\"message\":\"starting\"")).with_context(text)?;
+    kubectl_until(plane.kubeconfig(), &lease, |holder| !holder.is_empty())
+        .await
+        .with_context(text)?;
+
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "prometheus", "namespace": "capstan-system"}});
+    apply(&plane, &dir, &[account]).await?;
+    kubectl(
+        plane.kubeconfig(),
+        &[
+            "create",
+            "clusterrolebinding",
+            "prometheus-capstan",
+            "--clusterrole=capstan-metrics-reader",
+            "--serviceaccount=capstan-system:prometheus",
+        ],
+    )
+    .await?;
+    let token = ["create", "token", "prometheus", "-n", "capstan-system"];
+    let token = kubectl(plane.kubeconfig(), &token).await?;
+    let client = reqwest::Client::builder()
+        .tls_danger_accept_invalid_certs(true)
+        .no_proxy()
+        .build()?;
+    let port = program::port(&text(), "metrics").with_context(text)?;
+    let scrape = client.get(format!("https://127.0.0.1:{port}/metrics"));
+    let metrics = scrape.bearer_auth(token.trim()).send().await?.error_for_status()?;
+    ensure!(metrics.text().await?.contains("capstan_leading 1"), "{}", text());
+
+    signal(&child.0, "-TERM")?;
+    ensure!(wait(&mut child.0, LIMIT)?.success(), "{}", text());
+    let holder = kubectl(plane.kubeconfig(), &lease).await?;
+    ensure!(holder.is_empty(), "{holder} keeps the lease: {}", text());
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}

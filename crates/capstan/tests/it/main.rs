@@ -8,6 +8,7 @@
 
 mod alerts;
 mod catalogue;
+mod charts;
 mod check;
 mod cluster;
 mod deploy;

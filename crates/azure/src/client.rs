@@ -9,10 +9,10 @@ use crate::owned::{Owned, Resource};
 use crate::path::{Followed, Path};
 use crate::skus::Catalogues;
 use crate::token::Tokens;
-use crate::{ArmError, Credential, Error, Operation, Progress, Settings};
+use crate::{ArmError, Cloud, Credential, Error, Operation, Progress, Settings};
 use bytes::{Bytes, BytesMut};
 use capstan_core::Clock;
-use capstan_core::interceptor::{Effect, System, Verdict};
+use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System, Verdict};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
 use serde::de::DeserializeOwned;
@@ -51,6 +51,7 @@ pub(crate) struct Shared {
 #[derive(Clone)]
 pub struct Clients {
     shared: Arc<Shared>,
+    interceptors: Interceptors,
 }
 
 impl Clients {
@@ -58,6 +59,7 @@ impl Clients {
         let http = http_client(&settings)?;
         let tokens = Tokens::new(&settings, http.clone());
         let budget = Budget::new(settings.clock, settings.metrics.clone());
+        let interceptors = settings.interceptors.clone();
         let shared = Arc::new(Shared {
             settings,
             http,
@@ -66,12 +68,35 @@ impl Clients {
             lines: tokio::sync::Semaphore::new(AT_ONCE),
             catalogues: Catalogues::default(),
         });
-        Ok(Self { shared })
+        Ok(Self { shared, interceptors })
+    }
+
+    /// Returns clients whose requests pass these interceptors too. They share connections, tokens and budget with these.
+    pub fn behind(&self, interceptors: Vec<Arc<dyn Interceptor>>) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            interceptors: self.interceptors.and(interceptors),
+        }
+    }
+
+    /// Returns clients of another Azure: endpoints, tokens and budget are its own.
+    pub fn in_cloud(&self, cloud: Cloud) -> Result<Self, Error> {
+        Self::new(Settings {
+            cloud,
+            interceptors: self.interceptors.clone(),
+            ..self.shared.settings.clone()
+        })
+    }
+
+    /// The Azure that requests go to.
+    pub fn cloud(&self) -> &Cloud {
+        &self.shared.settings.cloud
     }
 
     pub fn client(&self, credential: &Credential, subscription: &str) -> Client {
         Client {
             shared: self.shared.clone(),
+            interceptors: self.interceptors.clone(),
             principal: credential.identity().to_string().to_lowercase().into(),
             credential: Arc::new(credential.clone()),
             subscription: subscription.into(),
@@ -113,6 +138,7 @@ fn http_client(settings: &Settings) -> Result<reqwest::Client, Error> {
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
+    interceptors: Interceptors,
     credential: Arc<Credential>,
     /// Who signs in: Azure counts calls by it.
     principal: Arc<str>,
@@ -309,7 +335,7 @@ impl Client {
         // A caller that cannot sign in spends no budget.
         self.token().await?;
         self.shared.budget.acquire(&ask).await.map_err(throttled)?;
-        let interceptors = &self.shared.settings.interceptors;
+        let interceptors = &self.interceptors;
         let effect = Effect {
             system: System::Azure,
             method: call.method.to_string(),

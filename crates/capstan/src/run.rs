@@ -159,6 +159,8 @@ impl Election {
             duration: lease,
             renew_deadline: renew,
             retry_period: retry,
+            renew_period: retry,
+            clock: capstan_core::Clock::system(),
         }))
     }
 }

@@ -61,6 +61,11 @@ impl Interceptors {
         Self(interceptors)
     }
 
+    /// Returns these interceptors, followed by `more`.
+    pub fn and(&self, more: Vec<Arc<dyn Interceptor>>) -> Self {
+        Self(self.0.iter().cloned().chain(more).collect())
+    }
+
     pub fn before(&self, effect: &Effect) -> Verdict {
         self.first(|interceptor| interceptor.before(effect))
     }

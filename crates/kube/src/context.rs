@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_core::Clock;
-use capstan_core::interceptor::Interceptors;
+use capstan_core::interceptor::{Interceptor, Interceptors};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::watcher;
@@ -62,6 +62,7 @@ pub struct Context {
     pub shutdown: CancellationToken,
     pub clock: Clock,
     pub resync: Duration,
+    config: kube::Config,
     recorder: Recorder,
     caches: Arc<Caches>,
 }
@@ -85,7 +86,13 @@ impl Context {
             &metrics,
             transport.as_ref(),
         )?;
-        let no_retry = client::connect(config, Profile::Once, &interceptors, &metrics, transport.as_ref())?;
+        let no_retry = client::connect(
+            config.clone(),
+            Profile::Once,
+            &interceptors,
+            &metrics,
+            transport.as_ref(),
+        )?;
         let recorder = Recorder::new(client.clone(), "capstan", clock);
         Ok(Self {
             client,
@@ -97,9 +104,41 @@ impl Context {
             shutdown,
             clock,
             resync,
+            config,
             recorder,
             caches: Arc::default(),
         })
+    }
+
+    /// Returns a context with clients, caches and metrics of its own: its requests pass these interceptors too, it works in
+    /// `namespace`, and `shutdown` ends it.
+    pub fn narrowed(
+        &self,
+        interceptors: Vec<Arc<dyn Interceptor>>,
+        namespace: Option<String>,
+        shutdown: CancellationToken,
+    ) -> Result<Self, Error> {
+        let options = Options {
+            interceptors: self.interceptors.and(interceptors),
+            transport: self.transport.clone(),
+            namespace,
+            metrics: self.metrics.section(),
+            shutdown,
+            clock: self.clock,
+            resync: self.resync,
+        };
+        Self::new(self.config.clone(), options)
+    }
+
+    /// Returns a client whose requests pass no fence and are not retried: for leases.
+    pub fn unfenced(&self) -> Result<kube::Client, Error> {
+        client::connect(
+            self.config.clone(),
+            Profile::Once,
+            &Interceptors::default(),
+            &self.metrics,
+            self.transport.as_ref(),
+        )
     }
 
     /// Records events as `component`.
@@ -135,6 +174,14 @@ impl Context {
         let api = Api::all(self.client.clone());
         self.caches.get(watcher::Config::default(), |config| {
             Cache::start(api, config, trim, self.shutdown.clone())
+        })
+    }
+
+    /// The shared cache of the cluster-wide objects that the selectors in `config` pick.
+    pub fn cache_cluster_wide_where<K: Object>(&self, config: watcher::Config) -> Cache<K> {
+        let api = Api::all(self.client.clone());
+        self.caches.get(config, |config| {
+            Cache::start(api, config, cache::trim, self.shutdown.clone())
         })
     }
 

@@ -33,7 +33,7 @@ pub enum Level {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventKey {
-    uid: String,
+    uid: Option<String>,
     component: String,
     level: Level,
     reason: String,
@@ -51,7 +51,7 @@ struct Record {
 /// Writes the event to the log too: the API server removes events after an hour.
 fn log<K: Resource<DynamicType = ()>>(object: &K, key: &EventKey) {
     let (kind, name) = (K::kind(&()), object.name_any());
-    let namespace = object.namespace().unwrap_or_default();
+    let namespace = object.namespace();
     match key.level {
         Level::Normal => tracing::info!(%kind, namespace, name, reason = key.reason, "{}", key.message),
         Level::Warning => tracing::warn!(%kind, namespace, name, reason = key.reason, "{}", key.message),
@@ -103,9 +103,8 @@ impl Recorder {
 
     pub async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
         let (message, now) = (shorten(message), self.clock.now());
-        let uid = object.uid().unwrap_or_default();
         let key = EventKey {
-            uid,
+            uid: object.uid(),
             component: self.component.clone(),
             level,
             reason: reason.to_owned(),
@@ -236,7 +235,7 @@ mod tests {
     use super::*;
 
     fn event_key(message: &str) -> EventKey {
-        let (uid, component, reason) = ("u".to_owned(), "c".to_owned(), "r".to_owned());
+        let (uid, component, reason) = (Some("u".to_owned()), "c".to_owned(), "r".to_owned());
         EventKey {
             uid,
             component,

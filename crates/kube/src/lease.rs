@@ -5,16 +5,21 @@
 //! *saw* that renewal. A request that is on its way has the time between the two. Each write of the Lease names the
 //! version that it replaces, so a renewal can never revive a lease that another candidate has taken.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+mod group;
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptor, Verdict};
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use parking_lot::Mutex;
 use tracing::{info, warn};
+
+pub use group::Group;
 
 use crate::error::Error;
 
@@ -33,8 +38,11 @@ pub struct Settings {
     pub duration: Duration,
     /// How long we go on after the last renewal that we sent; shorter than `duration`.
     pub renew_deadline: Duration,
-    /// How often we renew the lease, or read whether it is free.
+    /// How often we read whether the lease is free.
     pub retry_period: Duration,
+    /// How often we renew the lease.
+    pub renew_period: Duration,
+    pub clock: Clock,
 }
 
 /// The holder of a lease: `HOST-BOOT_NAMESPACE_PID_START`. A later process of the same machine can tell from it that this
@@ -51,10 +59,7 @@ impl Identity {
     pub fn of_this_process() -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
         let pid = std::process::id();
-        let start = process_start(pid).unwrap_or_else(|| {
-            let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-            since.as_nanos().to_string()
-        });
+        let start = process_start(pid).unwrap_or_else(|| Clock::system().now().as_nanosecond().to_string());
         let (host, boot) = (host.trim().replace('_', "-"), boot());
         let space = boot.as_ref().and_then(|_| pid_namespace());
         let (boot, space) = (boot.as_deref().unwrap_or(UNKNOWN), space.as_deref().unwrap_or(UNKNOWN));
@@ -97,19 +102,20 @@ fn process_start(pid: u32) -> Option<String> {
 }
 
 /// A moment by both clocks: the steady one stands still while a virtual machine is suspended, the wall clock may be set.
-/// A moment has passed as soon as one of them shows it. Both are the operating system's own clocks and not the product's
-/// `Clock`, which a test may stop: a fence that stands still would not close.
+/// A moment has passed as soon as one of them shows it.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
+    clock: Clock,
     steady: Instant,
-    wall: SystemTime,
+    wall: Timestamp,
 }
 
 impl Moment {
-    fn now() -> Self {
+    fn now(clock: Clock) -> Self {
         Self {
-            steady: Instant::now(),
-            wall: SystemTime::now(),
+            clock,
+            steady: clock.instant(),
+            wall: clock.now(),
         }
     }
 
@@ -117,11 +123,12 @@ impl Moment {
         Self {
             steady: self.steady + time,
             wall: self.wall + time,
+            ..self
         }
     }
 
     fn has_passed(&self) -> bool {
-        Instant::now() >= self.steady || SystemTime::now() >= self.wall
+        self.clock.instant() >= self.steady || self.clock.now() >= self.wall
     }
 }
 
@@ -221,23 +228,26 @@ impl Elector {
             if self.fence.is_open() {
                 break;
             }
-            let holder = self
-                .observed
-                .as_ref()
-                .and_then(|observed| observed.spec.holder_identity.clone());
+            let holder = self.holder();
             if holder.is_some() && holder != waiting_for {
                 info!(lease = %self.settings.name, holder, "waiting for the leader to release the lease");
                 waiting_for = holder;
             }
-            tokio::time::sleep(self.settings.retry_period).await;
+            self.settings.clock.sleep(self.settings.retry_period).await;
         }
         info!(lease = %self.settings.name, identity = %self.settings.identity.0, "leading");
+    }
+
+    /// Returns the candidate that holds the lease instead of us.
+    fn holder(&self) -> Option<String> {
+        let observed = self.observed.as_ref()?;
+        observed.spec.holder_identity.clone()
     }
 
     /// Renews the lease; returns when it is lost. The fence is closed then.
     pub async fn keep(&mut self) {
         while self.fence.is_open() {
-            tokio::time::sleep(self.settings.retry_period).await;
+            self.settings.clock.sleep(self.settings.renew_period).await;
             if let Err(error) = self.attempt().await {
                 warn!(lease = %self.settings.name, %error, "cannot renew the lease");
             }
@@ -276,7 +286,7 @@ impl Elector {
             return Ok(false);
         }
         spec.holder_identity = None;
-        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        spec.renew_time = Some(MicroTime(self.settings.clock.now()));
         let params = PostParams::default();
         self.api.replace(&self.settings.name, &params, &lease).await?;
         Ok(true)
@@ -288,10 +298,7 @@ impl Elector {
         let limit = REQUEST_TIMEOUT.min(self.settings.renew_deadline / 2);
         match tokio::time::timeout(limit, self.try_once(held)).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Unreachable {
-                cluster: "of the lease".to_owned(),
-                reason: format!("no answer within {} ms", limit.as_millis()),
-            }),
+            Err(_) => Err(late(limit)),
         }
     }
 
@@ -301,7 +308,7 @@ impl Elector {
             None => self.api.get_opt(&self.settings.name).await?,
         };
         let Some(mut lease) = current else {
-            let sent = Moment::now();
+            let sent = Moment::now(self.settings.clock);
             let lease = self.api.create(&PostParams::default(), &self.fresh()).await?;
             self.won(lease, sent);
             return Ok(());
@@ -314,9 +321,9 @@ impl Elector {
                 return Ok(());
             }
             Step::Take => *spec = self.claim(spec.lease_transitions.unwrap_or_default() + 1),
-            Step::Renew => spec.renew_time = Some(MicroTime(Timestamp::now())),
+            Step::Renew => spec.renew_time = Some(MicroTime(self.settings.clock.now())),
         }
-        let sent = Moment::now();
+        let sent = Moment::now(self.settings.clock);
         match self
             .api
             .replace(&self.settings.name, &PostParams::default(), &lease)
@@ -330,6 +337,18 @@ impl Elector {
         Ok(())
     }
 
+    /// Whether the lease can be taken, or is ours already. Reads only.
+    async fn is_free(&mut self) -> Result<bool, Error> {
+        let read = tokio::time::timeout(REQUEST_TIMEOUT, self.api.get_opt(&self.settings.name));
+        let Some(lease) = read.await.map_err(|_| late(REQUEST_TIMEOUT))?? else {
+            return Ok(true);
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        let unchanged = self.unchanged(&spec);
+        let step = decide(&spec, &self.settings.identity, unchanged, self.settings.duration);
+        Ok(step != Step::Wait)
+    }
+
     fn won(&mut self, lease: Lease, sent: Moment) {
         self.held = Some(lease);
         self.observed = None;
@@ -338,11 +357,11 @@ impl Elector {
 
     fn unchanged(&mut self, spec: &LeaseSpec) -> Duration {
         match &self.observed {
-            Some(observed) if observed.spec == *spec => observed.since.elapsed(),
+            Some(observed) if observed.spec == *spec => self.settings.clock.since(observed.since),
             _ => {
                 self.observed = Some(Observed {
                     spec: spec.clone(),
-                    since: Instant::now(),
+                    since: self.settings.clock.instant(),
                 });
                 Duration::ZERO
             }
@@ -361,7 +380,7 @@ impl Elector {
     }
 
     fn claim(&self, transitions: i32) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(self.settings.clock.now());
         // Rounded up: no other candidate may take it before we have stopped.
         let seconds = self.settings.duration.as_millis().div_ceil(1000).max(1);
         LeaseSpec {
@@ -372,6 +391,13 @@ impl Elector {
             lease_transitions: Some(transitions),
             ..LeaseSpec::default()
         }
+    }
+}
+
+fn late(limit: Duration) -> Error {
+    Error::Unreachable {
+        cluster: "of the lease".to_owned(),
+        reason: format!("no answer within {} ms", limit.as_millis()),
     }
 }
 

@@ -1,10 +1,11 @@
-//! One registry for the whole program. Invariant: cloning shares it; nothing is registered twice under one name.
+//! One registry for the whole program. Invariant: cloning shares it; nothing is registered twice under one name. A
+//! controller that may be started again registers in a section, which ends with it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -46,6 +47,7 @@ struct EvictionLabels {
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
+    sections: Arc<Mutex<Vec<Weak<Mutex<Registry>>>>>,
     requests: Family<RequestLabels, Counter>,
     reconciles: Family<ReconcileLabels, Counter>,
     durations: Family<ControllerLabels, Histogram>,
@@ -65,6 +67,7 @@ impl Default for Metrics {
         let buckets = || Histogram::new([0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0]);
         let metrics = Self {
             registry: Arc::default(),
+            sections: Arc::default(),
             requests: Family::default(),
             reconciles: Family::default(),
             durations: Family::new_with_constructor(buckets),
@@ -109,10 +112,27 @@ impl Metrics {
         add(&mut self.registry.lock())
     }
 
+    /// Returns metrics of which everything that is registered ends with the last clone.
+    pub fn section(&self) -> Self {
+        let section = Self {
+            registry: Arc::default(),
+            ..self.clone()
+        };
+        self.sections.lock().push(Arc::downgrade(&section.registry));
+        section
+    }
+
     /// Returns the registry in the OpenMetrics text format.
     pub fn encode(&self) -> String {
+        let mut sections = self.sections.lock();
+        sections.retain(|section| section.strong_count() > 0);
+        let registries = sections.iter().filter_map(Weak::upgrade);
         let mut text = String::new();
-        match prometheus_client::encoding::text::encode(&mut text, &self.registry.lock()) {
+        let mut encoded = Ok(());
+        for registry in std::iter::once(self.registry.clone()).chain(registries) {
+            encoded = encoded.and_then(|()| text::encode_registry(&mut text, &registry.lock()));
+        }
+        match encoded.and_then(|()| text::encode_eof(&mut text)) {
             Ok(()) => text,
             Err(error) => format!("# encoding failed: {error}\n"),
         }
@@ -165,6 +185,19 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_section_ends_with_the_controller_that_registered_in_it() {
+        let metrics = Metrics::default();
+        for _ in 0..2 {
+            let section = metrics.section();
+            section.register(|registry| registry.register("machines", "Machines", Gauge::<i64>::default()));
+            section.kube_request("get", 200);
+            assert_eq!(metrics.encode().matches("machines 0").count(), 1);
+        }
+        assert!(!metrics.encode().contains("machines"));
+        assert_eq!(metrics.kube_requests("get"), 2);
+    }
 
     #[test]
     fn requests_are_counted_by_verb_and_code() {

@@ -22,15 +22,28 @@ pub fn owner_of<K: Resource<DynamicType = ()>>(object: &impl Resource) -> Option
     owners.next()
 }
 
+/// Returns the object's UID. The API server gives every object one.
+pub fn uid<K: Resource<DynamicType = ()>>(object: &K) -> Result<String, Error> {
+    object.uid().ok_or_else(|| incomplete::<K>("metadata.uid"))
+}
+
+/// Returns the object's namespace. Every object of a kind with namespaces has one.
+pub fn namespace<K: Resource<DynamicType = ()>>(object: &K) -> Result<String, Error> {
+    object.namespace().ok_or_else(|| incomplete::<K>("metadata.namespace"))
+}
+
+fn incomplete<K: Resource<DynamicType = ()>>(field: &'static str) -> Error {
+    Error::Incomplete {
+        kind: K::kind(&()).into_owned(),
+        field,
+    }
+}
+
 /// Deletes this object, and no other of its name. Returns whether the API server deleted it: false if it is gone, or if
 /// another object has its name by now.
 pub async fn delete_exactly<K: Object>(api: &Api<K>, object: &K) -> Result<bool, Error> {
-    let uid = object.uid().ok_or_else(|| Error::Incomplete {
-        kind: K::kind(&()).into_owned(),
-        field: "metadata.uid",
-    })?;
     let params = DeleteParams::default().preconditions(Preconditions {
-        uid: Some(uid),
+        uid: Some(uid(object)?),
         resource_version: None,
     });
     match api.delete(&object.name_any(), &params).await {

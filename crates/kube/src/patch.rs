@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::cache::{Object, trim};
 use crate::dropped;
 use crate::error::Error;
+use crate::objects;
 
 /// Whether a patch may be applied to a later version of the object than it was computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ pub async fn status<K: Object + Serialize>(
     after: &K,
     lock: Lock,
 ) -> Result<Option<K>, Error> {
-    let uid = before.uid().unwrap_or_default();
+    let uid = objects::uid(before)?;
     let Some(patch) = part(diff(before, after)?, &["status"]).and_then(|patch| dropped::spare(&uid, patch)) else {
         return Ok(None);
     };
@@ -87,7 +88,7 @@ pub async fn object<K: Object + Serialize>(
     after: &K,
     lock: Lock,
 ) -> Result<Option<K>, Error> {
-    let uid = before.uid().unwrap_or_default();
+    let uid = objects::uid(before)?;
     let patch = part(diff(before, after)?, &["metadata", "spec"]).and_then(|patch| dropped::spare(&uid, patch));
     let Some(patch) = patch else {
         return Ok(None);

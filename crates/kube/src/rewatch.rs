@@ -1,11 +1,11 @@
 //! When a watch that failed is tried again. Invariant: the same failures at the same times give the same waits, so a test
 //! under paused time can be replayed; kinds that fail together are spread by their names.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use capstan_core::Clock;
 use capstan_core::backoff::{exponential, jittered};
 use kube::runtime::utils::Backoff;
-use tokio::time::Instant;
 
 /// As client-go has them.
 const FIRST: Duration = Duration::from_millis(800);
@@ -17,6 +17,7 @@ pub(crate) struct Rewatch {
     share: f64,
     failures: u32,
     last: Option<Instant>,
+    clock: Clock,
 }
 
 impl Rewatch {
@@ -29,6 +30,8 @@ impl Rewatch {
             share: f64::from(sum % 1000) / 1000.0,
             failures: 0,
             last: None,
+            // Both clocks have the same instants.
+            clock: Clock::system(),
         }
     }
 }
@@ -38,7 +41,7 @@ impl Iterator for Rewatch {
 
     fn next(&mut self) -> Option<Duration> {
         self.failures = self.failures.saturating_add(1);
-        self.last = Some(Instant::now());
+        self.last = Some(self.clock.instant());
         Some(jittered(exponential(FIRST, LONGEST, self.failures), self.share))
     }
 }
@@ -46,7 +49,7 @@ impl Iterator for Rewatch {
 impl Backoff for Rewatch {
     /// Called at every event: a list that begins proves nothing yet.
     fn reset(&mut self) {
-        if self.last.is_some_and(|last| last.elapsed() > WELL) {
+        if self.last.is_some_and(|last| self.clock.since(last) > WELL) {
             self.failures = 0;
             self.last = None;
         }

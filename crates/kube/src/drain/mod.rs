@@ -370,8 +370,9 @@ impl Drainer {
                     .status
                     .as_ref()
                     .and_then(|status| status.disruptions_allowed);
-                if change.gone || allowed.is_some_and(|allowed| allowed > 0) {
-                    let namespace = change.object.namespace().unwrap_or_default();
+                if let Some(namespace) = change.object.namespace()
+                    && (change.gone || allowed.is_some_and(|allowed| allowed > 0))
+                {
                     inner.budget_allows(&format!("{namespace}/{}", change.object.name_any()));
                 }
             }

@@ -27,6 +27,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(10);
 const SEVERAL_BUDGETS_RETRY: Duration = Duration::from_secs(30);
 /// The caller asks again after this long even if the watch reports nothing: a watch may be silently dead.
 pub(super) const FALLBACK: Duration = Duration::from_secs(30);
+/// Times of deletion are in whole seconds.
+const DELETION_STEP: Duration = Duration::from_secs(1);
 /// A pod that was evicted and that the cache still shows without a deletion after this long is evicted again.
 const CACHE_LAG: Duration = Duration::from_secs(10);
 
@@ -199,7 +201,10 @@ impl NodeDrain {
         }
         let next_try = self.refused.lock().values().map(|pod| pod.refusal.until).min();
         let until = |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
-        let times = [next_try, options.deadline].into_iter().flatten().map(until);
+        // Nothing tells that the pods of an unreachable node are not waited for any more.
+        let left = !plan.terminating.is_empty() || !plan.evict.is_empty();
+        let abandoned = (options.unreachable && left).then(|| now + options.patience + DELETION_STEP);
+        let times = [next_try, options.deadline, abandoned].into_iter().flatten().map(until);
         times.fold(FALLBACK, Duration::min)
     }
 

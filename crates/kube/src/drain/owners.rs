@@ -14,6 +14,7 @@ use kube::api::Api;
 use parking_lot::Mutex;
 
 use crate::error::{Error, code};
+use crate::objects;
 
 /// An answer about a DaemonSet is used for this long.
 const REMEMBER: Duration = Duration::from_secs(60);
@@ -45,9 +46,9 @@ impl Owners {
             .unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         Ok(drain::Pod {
-            namespace: pod.namespace().unwrap_or_default(),
+            namespace: objects::namespace(pod)?,
             name: pod.name_any(),
-            uid: pod.uid().unwrap_or_default(),
+            uid: objects::uid(pod)?,
             mirror: pod.annotations().contains_key(MIRROR),
             finished: matches!(phase, "Succeeded" | "Failed"),
             owner: self.owner(pod).await?,
@@ -71,7 +72,7 @@ impl Owners {
         if owner.kind != "DaemonSet" || !owner.api_version.starts_with("apps/") {
             return Ok(drain::Owner::Other);
         }
-        let exists = self.exists(&pod.namespace().unwrap_or_default(), owner).await?;
+        let exists = self.exists(&objects::namespace(pod)?, owner).await?;
         Ok(if exists {
             drain::Owner::DaemonSet
         } else {

@@ -13,6 +13,7 @@ fn named(name: &str) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some(name.to_owned());
     pod.metadata.uid = Some(format!("uid-{name}"));
+    pod.metadata.namespace = Some("ns".to_owned());
     pod
 }
 

@@ -93,12 +93,14 @@ fn a_closed_fence_refuses_writes_to_every_system_and_lets_reads_pass() {
         assert!(matches!(fence.before(&effect(system, true)), Verdict::Refuse(_)));
         assert_eq!(fence.before(&effect(system, false)), Verdict::Pass);
     }
-    fence.set(Some(Moment::now().after(SECOND * 60)));
+    let now = Moment::now(Clock::system());
+    fence.set(Some(now.after(SECOND * 60)));
     assert_eq!(fence.before(&effect(System::Azure, true)), Verdict::Pass);
     // Either clock closes it.
     fence.set(Some(Moment {
-        steady: Instant::now() + SECOND * 60,
-        wall: SystemTime::now() - SECOND,
+        steady: now.steady + SECOND * 60,
+        wall: now.wall - SECOND,
+        ..now
     }));
     assert!(!fence.is_open());
 }
@@ -128,6 +130,8 @@ impl Server {
             duration,
             renew_deadline: SECOND * 10,
             retry_period: Duration::from_millis(1),
+            renew_period: Duration::from_millis(1),
+            clock: Clock::system(),
         };
         Elector::new(kube::Client::new(service, "default"), settings, Fence::default())
     }

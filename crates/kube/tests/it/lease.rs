@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use capstan_kube::lease::{Elector, Fence, Identity, Settings};
 use capstan_testkit::{ControlPlane, Options};
@@ -21,6 +22,8 @@ fn settings(identity: &str) -> Settings {
         duration: Duration::from_secs(8),
         renew_deadline: RENEW_DEADLINE,
         retry_period: Duration::from_millis(300),
+        renew_period: Duration::from_millis(300),
+        clock: Clock::system(),
     }
 }
 

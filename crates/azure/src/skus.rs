@@ -40,6 +40,7 @@ pub struct Size {
     pub encryption_at_host: bool,
     pub v_cpus: Option<u32>,
     pub memory_mib: Option<u64>,
+    pub gpus: Option<u32>,
     pub architecture: Option<String>,
     /// Abilities that the catalogue denies. Abilities that it does not mention are left to Azure.
     pub lacks: BTreeSet<Ability>,
@@ -207,6 +208,7 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
         memory_mib: value(all, "MemoryGB")
             .and_then(|v| v.parse::<f64>().ok())
             .map(|gib| (gib * 1024.0) as u64),
+        gpus: value(all, "GPUs").and_then(|value| value.parse().ok()),
         lacks: ABILITIES
             .iter()
             .filter(|(word, _)| value(all, word).is_some_and(|value| value.eq_ignore_ascii_case("False")))

@@ -1,11 +1,13 @@
 //! `machine.openshift.io/v1beta1`: the Machine API's machines, and what a machine is on Azure.
 
+mod infrastructure;
 mod lenient;
 mod machine;
 mod machineset;
 mod provider;
 
 pub use crate::disk::{CachingType, DeletionPolicy, StorageAccountType};
+pub use infrastructure::*;
 pub use lenient::FieldError;
 pub use machine::*;
 pub use machineset::*;

@@ -15,7 +15,7 @@ mod obstacle;
 mod pods;
 mod proof;
 
-pub use obstacle::{Obstacle, ObstacleReason, describe};
+pub use obstacle::{Obstacle, ObstacleReason, describe, refused_eviction};
 pub use pods::{
     EVICTIONS_PER_RECONCILE, Eviction, Options, Owner, Plan, Pod, PodAction, PodName, Refusal, Source,
     UNREACHABLE_PATIENCE, Warning, decide, plan,

@@ -47,6 +47,12 @@ impl fmt::Display for Obstacle {
     }
 }
 
+/// Returns the refusal of an eviction in the words of `kubectl drain`, which tools look for in events.
+pub fn refused_eviction(obstacle: &Obstacle) -> String {
+    let PodName { namespace, name } = &obstacle.pod;
+    format!("error when evicting pods/\"{name}\" -n \"{namespace}\": {obstacle}")
+}
+
 /// Returns the obstacles as one part of a sentence, the blocked pods first.
 pub fn describe(obstacles: &[Obstacle]) -> String {
     let rank = |obstacle: &&Obstacle| match obstacle.reason {
@@ -86,6 +92,10 @@ mod tests {
         assert_eq!(
             describe(&all),
             "pod ns/b is blocked by budget ns/web; pod ns/a is terminating"
+        );
+        assert_eq!(
+            refused_eviction(&all[1]),
+            "error when evicting pods/\"b\" -n \"ns\": pod ns/b is blocked by budget ns/web"
         );
         all.extend((0..5).map(|i| obstacle(&format!("z{i}"), ObstacleReason::Queued)));
         assert!(describe(&all).ends_with("; and 2 more"));

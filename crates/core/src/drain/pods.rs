@@ -1,7 +1,8 @@
 //! Which pods of a node have to go before its machine may, in which order, and when the node counts as drained.
 //!
 //! Invariant: [`Plan::finished`] gives the proof only when a live list shows that every pod that has to go is gone, or
-//! when the deadline has passed; a terminating pod is never evicted again; the order is stable, and a pod that its
+//! when the deadline has passed; a terminating pod is evicted again only to shorten the grace period that nobody waits out
+//! on an unreachable node; the order is stable, and a pod that its
 //! disruption budget holds back does not delay the others.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use super::proof::Drained;
 
 /// The grace period of pods on an unreachable node: no kubelet is there to end them gracefully.
 const UNREACHABLE_GRACE_SECONDS: i64 = 1;
-/// A pod of an unreachable node that long past its deletion will never be reported gone by its kubelet.
+/// A pod of an unreachable node that long past its deletion will never be reported gone by its kubelet, as Cluster API has it.
 pub const UNREACHABLE_PATIENCE: Duration = Duration::from_secs(300);
 /// At most this many evictions in one reconcile, so that it ends and other objects get their turn.
 pub const EVICTIONS_PER_RECONCILE: usize = 40;
@@ -57,10 +58,24 @@ pub struct Options {
     pub unreachable: bool,
     /// How long past its deletion the drain waits for a pod of an unreachable node.
     pub patience: Duration,
+    /// Whether a terminating pod of an unreachable node is evicted again with a shorter grace period.
+    pub shorten: bool,
     /// When the drain times out.
     pub deadline: Option<Timestamp>,
     /// At most so many evictions now.
     pub limit: usize,
+}
+
+impl Options {
+    /// Returns the options of machine-api-operator: pods of an unreachable node are waited for no longer than their
+    /// shortened grace period.
+    pub fn openshift() -> Self {
+        Self {
+            patience: Duration::from_secs(UNREACHABLE_GRACE_SECONDS.unsigned_abs()),
+            shorten: true,
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Options {
@@ -68,6 +83,7 @@ impl Default for Options {
         Self {
             unreachable: false,
             patience: UNREACHABLE_PATIENCE,
+            shorten: false,
             deadline: None,
             limit: EVICTIONS_PER_RECONCILE,
         }
@@ -191,11 +207,14 @@ pub fn decide(pod: &Pod, options: &Options, now: Timestamp) -> PodAction {
     }
     if let Some(end) = pod.deleted_by {
         let past = Duration::try_from(now.duration_since(end)).unwrap_or_default();
+        let shortened = now + Duration::from_secs(UNREACHABLE_GRACE_SECONDS.unsigned_abs());
         let stays = pod.owner == Owner::DaemonSet && !pod.finished;
         return if stays {
             PodAction::Keep
         } else if options.unreachable && past > options.patience {
             PodAction::Abandon
+        } else if options.unreachable && options.shorten && end > shortened {
+            PodAction::Evict
         } else {
             PodAction::Await
         };
@@ -326,6 +345,31 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(decide(&pod(|p| p.deleted_by = before(past)), &options, NOW), action);
+    }
+
+    #[rstest]
+    #[case::an_hour_of_grace(3600, false, PodAction::Evict)]
+    #[case::a_second_of_grace(1, false, PodAction::Await)]
+    #[case::just_past(1, true, PodAction::Await)]
+    #[case::past(2, true, PodAction::Abandon)]
+    fn on_openshift_a_dead_node_is_drained_in_seconds(
+        #[case] seconds: u64,
+        #[case] past: bool,
+        #[case] action: PodAction,
+    ) {
+        let options = Options {
+            unreachable: true,
+            ..Options::openshift()
+        };
+        let end = match past {
+            true => before(seconds),
+            false => Some(NOW + Duration::from_secs(seconds)),
+        };
+        assert_eq!(decide(&pod(|p| p.deleted_by = end), &options, NOW), action);
+        let reachable = Options::openshift();
+        assert_eq!(decide(&pod(|p| p.deleted_by = end), &reachable, NOW), PodAction::Await);
+        let daemon = pod(|p| (p.deleted_by, p.owner) = (end, Owner::DaemonSet));
+        assert_eq!(decide(&daemon, &options, NOW), PodAction::Keep);
     }
 
     #[test]

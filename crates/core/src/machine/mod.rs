@@ -1,5 +1,6 @@
 //! OpenShift machines on Azure: the next step for one ([`plan`]), the names of its resources, and the disks that go with it.
 
+pub mod cluster;
 pub mod control_plane;
 pub mod disks;
 pub mod names;

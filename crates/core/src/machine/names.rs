@@ -18,6 +18,9 @@ const MAX_SET_NAME: usize = 80;
 /// Azure's limit on the name that a public address gets in DNS.
 const MAX_DNS_LABEL: usize = 63;
 
+/// Azure's limit on the tags of a resource.
+const MAX_TAGS: usize = 50;
+
 /// Names the machine on every resource that was made for it.
 pub const MACHINE_TAG: &str = "capstan-machine";
 
@@ -41,7 +44,12 @@ pub struct Names {
     pub uid: String,
     /// When the machine's object was created.
     pub created: Option<Timestamp>,
+    /// The cluster's name, by its Infrastructure object or else by the machine's label.
     pub cluster: String,
+    /// The cluster's name by the machine's label. Earlier versions named resources by it.
+    pub labelled: String,
+    /// Tags of every resource of the cluster.
+    pub cluster_tags: Tags,
     /// The MachineSet's name, where the machine has one.
     pub set: Option<String>,
 }
@@ -52,7 +60,16 @@ impl Names {
     }
 
     pub fn public_ip(&self) -> String {
-        let name = format!("{}-{}", self.cluster, self.machine);
+        self.public_ip_of(&self.cluster)
+    }
+
+    /// Returns the name that an earlier version gave the public address, where it is another one.
+    pub fn former_public_ip(&self) -> Option<String> {
+        Some(self.public_ip_of(&self.labelled)).filter(|former| *former != self.public_ip())
+    }
+
+    fn public_ip_of(&self, cluster: &str) -> String {
+        let name = format!("{cluster}-{}", self.machine);
         // The machine's own name tells it from others: a name that is too long loses the cluster's first letters.
         let cut = name.len().saturating_sub(MAX_PUBLIC_IP_NAME);
         let kept = name.get(cut..).unwrap_or(&self.machine);
@@ -96,6 +113,13 @@ impl Names {
         Some(format!("{cut}-as")).filter(|name| AzureName::AvailabilitySet.check(name).is_ok())
     }
 
+    /// Returns the name that an earlier version gave the availability set, where it is another one.
+    pub fn former_availability_set(&self) -> Option<String> {
+        let former = format!("{}-as", self.set.as_ref()?);
+        let valid = AzureName::AvailabilitySet.check(&former).is_ok();
+        Some(former).filter(|former| valid && self.availability_set().as_ref() != Some(former))
+    }
+
     /// Checks what every request about this machine has in its URL. The group may come from the credentials secret.
     pub fn check(&self) -> Result<(), String> {
         // An empty group has its own message.
@@ -116,23 +140,47 @@ impl Names {
         format!("{}/{}", self.namespace, self.machine)
     }
 
-    fn cluster_tags(&self) -> [String; 2] {
-        [
-            format!("kubernetes.io-cluster-{}", self.cluster),
-            format!("kubernetes.io_cluster.{}", self.cluster),
-        ]
+    /// Returns the tag of the cluster's resources.
+    fn cluster_tag(&self) -> String {
+        format!("kubernetes.io_cluster.{}", self.cluster)
     }
 
-    /// Returns the tags of every resource that is made for this machine: the user's and ours.
+    /// Whether a tag is the cluster's, in the spelling of today or in the one before.
+    fn is_cluster_tag(&self, tag: &str) -> bool {
+        let named = ["kubernetes.io_cluster.", "kubernetes.io-cluster-"]
+            .into_iter()
+            .find_map(|prefix| tag.strip_prefix(prefix));
+        named.is_some_and(|name| !name.is_empty() && (name == self.cluster || name == self.labelled))
+    }
+
+    /// Returns the tags of every resource that is made for this machine: the cluster's, the user's and ours.
     pub fn tags(&self, spec: &AzureMachineProviderSpec) -> Tags {
-        let mut tags = spec.tags.clone();
+        let mut tags = self.cluster_tags.clone();
+        for (key, value) in &spec.tags {
+            // Azure compares keys without regard to case, and a machine's own tags count for more.
+            tags.retain(|other, _| !other.eq_ignore_ascii_case(key));
+            tags.insert(key.clone(), value.clone());
+        }
         if !self.cluster.is_empty() {
-            let [tag, _] = self.cluster_tags();
-            tags.insert(tag, "owned".to_owned());
+            tags.insert(self.cluster_tag(), "owned".to_owned());
         }
         tags.insert(MACHINE_TAG.to_owned(), self.owner());
         tags.insert(UID_TAG.to_owned(), self.uid.clone());
         tags
+    }
+
+    /// Checks that Azure takes all tags of the machine.
+    pub fn check_tags(&self, spec: &AzureMachineProviderSpec) -> Result<(), String> {
+        // A disk has one more than other resources.
+        let count = self.tags(spec).len() + 1;
+        if count <= MAX_TAGS {
+            return Ok(());
+        }
+        Err(format!(
+            "providerSpec.tags: Too many: {count}: a resource in Azure has at most {MAX_TAGS} tags, those of the cluster \
+             ({}) and of Capstan included",
+            self.cluster_tags.len()
+        ))
     }
 
     /// Whether a resource was made for this very machine, and not for an earlier one of its name.
@@ -159,7 +207,7 @@ impl Names {
         let get = |key: &str| tags.and_then(|tags| tags.get(key));
         match get(MACHINE_TAG) {
             Some(owner) => *owner == self.owner(),
-            None => self.cluster_tags().iter().any(|tag| get(tag).is_some()),
+            None => tags.is_some_and(|tags| tags.keys().any(|tag| self.is_cluster_tag(tag))),
         }
     }
 }
@@ -179,6 +227,8 @@ pub(super) mod tests {
             uid: "u1".into(),
             created: None,
             cluster: "c".into(),
+            labelled: "c".into(),
+            cluster_tags: Tags::new(),
             set: None,
         }
     }
@@ -237,6 +287,59 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn resources_bear_the_clusters_tags_and_those_of_earlier_names_are_still_known() {
+        let names = Names {
+            cluster: "ocp-x7".into(),
+            labelled: "mine".into(),
+            cluster_tags: Tags::from([("Team".into(), "core".into()), ("cost".into(), "1".into())]),
+            ..sample()
+        };
+        let spec = AzureMachineProviderSpec {
+            tags: Tags::from([("team".into(), "edge".into())]),
+            ..AzureMachineProviderSpec::default()
+        };
+        let tags = names.tags(&spec);
+        assert_eq!(
+            tags.get("kubernetes.io_cluster.ocp-x7").map(String::as_str),
+            Some("owned")
+        );
+        assert_eq!(
+            (tags.get("team").map(String::as_str), tags.get("Team")),
+            (Some("edge"), None)
+        );
+        assert_eq!(tags.get("cost").map(String::as_str), Some("1"));
+        for (tag, ours) in [
+            ("kubernetes.io_cluster.ocp-x7", true),
+            ("kubernetes.io-cluster-ocp-x7", true),
+            ("kubernetes.io-cluster-mine", true),
+            ("kubernetes.io_cluster.other", false),
+            ("kubernetes.io_cluster.", false),
+        ] {
+            assert_eq!(
+                names.owns(Some(&Tags::from([(tag.to_owned(), "owned".to_owned())]))),
+                ours,
+                "{tag}"
+            );
+        }
+        assert_eq!(
+            (names.public_ip().as_str(), names.former_public_ip().as_deref()),
+            ("ocp-x7-m1", Some("mine-m1"))
+        );
+        assert_eq!(sample().former_public_ip(), None);
+    }
+
+    #[test]
+    fn more_tags_than_azure_takes_are_refused_with_their_number() {
+        let spec = |count: usize| AzureMachineProviderSpec {
+            tags: (0..count).map(|tag| (format!("t{tag}"), String::new())).collect(),
+            ..AzureMachineProviderSpec::default()
+        };
+        assert_eq!(sample().check_tags(&spec(46)), Ok(()));
+        let error = sample().check_tags(&spec(47)).unwrap_err();
+        assert!(error.starts_with("providerSpec.tags: Too many: 51: "), "{error}");
+    }
+
+    #[test]
     fn parts_of_a_network_without_tags_are_ours_only_where_another_controller_worked_before() {
         let (names, other) = (sample(), Tags::from([("team".to_owned(), "other".to_owned())]));
         let own = names.tags(&AzureMachineProviderSpec::default());
@@ -267,6 +370,16 @@ pub(super) mod tests {
         let long = of("ocp-x7", &"w".repeat(90)).unwrap_or_default();
         assert!(long.len() == 80 && long.ends_with("w-as"), "{long}");
         assert_eq!(of("ocp-x7", "a/../b"), None);
+        let former = |set: &str| {
+            let names = Names {
+                cluster: "ocp-x7".into(),
+                set: Some(set.into()),
+                ..sample()
+            };
+            names.former_availability_set()
+        };
+        assert_eq!(former("infra").as_deref(), Some("infra-as"));
+        assert_eq!(former("ocp-x7-worker"), None);
         assert_eq!(sample().availability_set(), None);
     }
 }

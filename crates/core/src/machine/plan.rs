@@ -135,8 +135,10 @@ pub enum Step {
     FailMissing,
     /// Another virtual machine has the machine's name: the machine has failed.
     FailNameConflict,
-    /// Hooks block the drain or the deletion.
-    ReportHooks,
+    /// Hooks block the drain.
+    AwaitDrainHooks,
+    /// Hooks block the deletion of the virtual machine.
+    AwaitTerminateHooks,
     /// This control plane node is drained first.
     AwaitControlPlane(String),
     Drain(Arc<Node>),
@@ -287,7 +289,7 @@ fn teardown(observed: &Observed, now: Timestamp) -> Plan<Step> {
         },
     };
     if !hooks.pre_terminate.is_empty() {
-        return Plan::step(Step::ReportHooks);
+        return Plan::step(Step::AwaitTerminateHooks);
     }
     if let Some(due) = observed.operation {
         return after(due, Step::PollVmDeletion);
@@ -334,7 +336,7 @@ fn drained(observed: &Observed, now: Timestamp) -> Result<Drained, Plan<Step>> {
         Assessment::Drain => {}
     }
     if !observed.machine.spec.lifecycle_hooks.pre_drain.is_empty() {
-        return Err(Plan::step(Step::ReportHooks));
+        return Err(Plan::step(Step::AwaitDrainHooks));
     }
     Err(match (&observed.control_plane_before, &observed.node) {
         (Some(other), _) => Plan::step(Step::AwaitControlPlane(other.clone())),
@@ -379,17 +381,30 @@ pub fn is_managed(machine: &Machine) -> bool {
         .status
         .as_ref()
         .and_then(|status| status.authoritative_api.as_ref());
+    is_of_azure(machine) && is_machine_apis(machine.spec.authoritative_api.as_ref(), status)
+}
+
+/// Whether the machine is one of Azure, whatever API manages it.
+pub fn is_of_azure(machine: &Machine) -> bool {
     machine.spec.provider_spec.value.as_ref().is_none_or(is_azure)
-        && is_machine_apis(machine.spec.authoritative_api.as_ref(), status)
 }
 
 /// Whether the Machine API manages an object. A new object says so in its spec; the status says so from then on, and
 /// while a migration runs.
 pub fn is_machine_apis(spec: Option<&MachineAuthority>, status: Option<&MachineAuthority>) -> bool {
-    let known =
-        |authority: Option<&MachineAuthority>| authority.filter(|authority| !authority.as_str().is_empty()).cloned();
-    let authority = known(status).or_else(|| known(spec));
-    authority.is_none_or(|authority| authority == MachineAuthority::MachineApi)
+    paused_for(spec, status).is_none()
+}
+
+/// Returns the API that manages an object while it is not the Machine API: the object is paused.
+pub fn paused_for(spec: Option<&MachineAuthority>, status: Option<&MachineAuthority>) -> Option<String> {
+    let known = |authority: Option<&MachineAuthority>| {
+        authority
+            .map(MachineAuthority::as_str)
+            .filter(|authority| !authority.is_empty())
+            .map(str::to_owned)
+    };
+    let authority = known(status).or_else(|| known(spec))?;
+    (authority != MachineAuthority::MachineApi.as_str()).then_some(authority)
 }
 
 /// Whether the virtual machine is known to have been ready once.

@@ -1,6 +1,9 @@
 //! How many machines a MachineSet creates and which it deletes. Invariant: the same machines give the same choice,
 //! whatever their order; a set never creates more than `replicas` machines and never deletes a machine below that.
 
+pub mod capacity;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use capstan_api::openshift::DeletePolicy;
@@ -76,6 +79,8 @@ pub struct Observed {
     /// Whether the API server itself said that the set is there and stays. Read only where there is a machine to adopt:
     /// a machine that a deleted set adopts would be deleted with it.
     pub set_confirmed: bool,
+    /// Annotations about the capacity of its machines that the set lacks.
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// One effect.
@@ -86,6 +91,8 @@ pub enum Step {
     Create(usize),
     /// Delete exactly these machines.
     Delete(Vec<Subject>),
+    /// Put these annotations on the set.
+    Annotate(BTreeMap<String, String>),
 }
 
 /// The counts that go into the status.
@@ -134,6 +141,9 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan<Step> {
     }
     if !delete.is_empty() {
         steps.push(Step::Delete(delete));
+    }
+    if !observed.annotations.is_empty() {
+        steps.push(Step::Annotate(observed.annotations.clone()));
     }
     let requeue = available_at.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
     Plan { steps, requeue }
@@ -207,6 +217,7 @@ mod tests {
             },
             members: members.to_vec(),
             set_confirmed: true,
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -218,6 +229,7 @@ mod tests {
                 Step::Adopt(machines) => effects.0.extend(machines.clone()),
                 Step::Create(count) => effects.1 += count,
                 Step::Delete(machines) => effects.2.extend(machines.clone()),
+                Step::Annotate(_) => {}
             }
         }
         effects

@@ -208,14 +208,17 @@ fn both(mut one: Value, other: Value) -> Value {
 #[case::without_finalizer(json!({"metadata": {"finalizers": []}}), "idle")]
 #[case::plain(json!({}), "Drain")]
 #[case::failed_machines_too(json!({"status": {"phase": "Failed"}}), "Drain")]
-#[case::hook_before_the_drain(hooks("preDrain"), "ReportHooks")]
+#[case::hook_before_the_drain(hooks("preDrain"), "AwaitDrainHooks")]
 #[case::excluded(excluded(), "DeleteVm: the machine is excluded from draining")]
 #[case::excluded_with_a_hook_before_the_drain(
     both(excluded(), hooks("preDrain")),
     "DeleteVm: the machine is excluded from draining"
 )]
 #[case::drained(drained_condition(), "DeleteVm: the node was drained before")]
-#[case::drained_with_a_hook_before_the_deletion(both(drained_condition(), hooks("preTerminate")), "ReportHooks")]
+#[case::drained_with_a_hook_before_the_deletion(
+    both(drained_condition(), hooks("preTerminate")),
+    "AwaitTerminateHooks"
+)]
 #[case::hook_before_the_deletion(hooks("preTerminate"), "Drain")]
 fn a_machine_with_a_node_is_drained_before_it_is_deleted(#[case] over: Value, #[case] expected: &str) {
     let observed = Observed {

@@ -27,6 +27,9 @@ const ALLOWED_NAMESPACES: &str = "capstan.dev/allowed-namespaces";
 /// The path of workload identity's token, unless the secret has one.
 const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
 
+/// Where OpenShift mounts the token of a federated identity.
+const TOKEN_FILE: &str = "/var/run/secrets/openshift/serviceaccount/token";
+
 /// Subscription, group and region of a credentials secret, for specs that name none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -105,7 +108,7 @@ impl Accounts {
             kube,
             clients,
             clock,
-            token_file: std::env::var(TOKEN_FILE_VARIABLE).ok(),
+            token_file: std::env::var(TOKEN_FILE_VARIABLE).ok().or_else(mounted_token),
             known: Mutex::default(),
         }
     }
@@ -183,6 +186,11 @@ impl Accounts {
         let client = self.clients.client(&credential, &place.subscription);
         Ok(Account { client, place })
     }
+}
+
+fn mounted_token() -> Option<String> {
+    let there = std::path::Path::new(TOKEN_FILE).exists();
+    there.then(|| TOKEN_FILE.to_owned())
 }
 
 fn missing(what: &str, key: &Key) -> String {

@@ -6,11 +6,13 @@ mod attach;
 mod fixtures;
 pub mod machine;
 pub mod machineset;
+mod platform;
 pub mod sizes;
 pub mod webhook;
 
 use capstan_azure::Clients;
 use capstan_kube::Context;
+use platform::{Facts, Platform};
 use std::time::Duration;
 
 /// How often a machine that nothing happens to is compared with Azure.
@@ -33,16 +35,68 @@ impl Default for Options {
 pub enum Error {
     #[error(transparent)]
     Machine(#[from] machine::Error),
+    #[error(transparent)]
+    Kube(#[from] capstan_kube::Error),
+    #[error("cannot reach the Azure of this cluster: {0}")]
+    Azure(#[from] capstan_azure::Error),
 }
 
 /// Runs all controllers of this group until the context is shut down. Tokens and budgets are in `clients`, which all
 /// controllers of a process share.
-pub async fn run(ctx: Context, clients: Clients, options: Options) -> Result<(), Error> {
-    attach::export(&ctx);
+pub async fn run(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
+    match Platform::read(&context.client).await? {
+        Platform::Plain => controllers(context, clients, options, Facts::default()).await,
+        Platform::Azure(cluster) => {
+            let clients = platform::clients(&clients, &cluster)?;
+            succeed(context, clients, options).await
+        }
+        Platform::Other(platform) => {
+            tracing::info!(
+                platform,
+                "the machines of this cluster are not on Azure: they are left alone"
+            );
+            context.shutdown.cancelled().await;
+            Ok(())
+        }
+    }
+}
+
+/// Runs the controllers while the leases of the controllers that they replace are held.
+async fn succeed(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
+    let mut leases = platform::leases(&context)?;
+    let clients = clients.behind(leases.fences());
+    let namespace = platform::namespace(context.namespace.as_ref());
+    while !context.shutdown.is_cancelled() {
+        tokio::select! {
+            () = leases.win() => {}
+            () = context.shutdown.cancelled() => return Ok(()),
+        }
+        let term = context.shutdown.child_token();
+        let _ended = term.clone().drop_guard();
+        let fenced = context.narrowed(leases.fences(), Some(namespace.clone()), term.clone())?;
+        let work = async {
+            let facts = Facts::watch(&fenced).await?;
+            controllers(fenced, clients.clone(), options.clone(), facts).await
+        };
+        tokio::pin!(work);
+        tokio::select! {
+            result = &mut work => result?,
+            () = leases.keep() => {
+                term.cancel();
+                // The fences reject its writes already; the controllers only have to end.
+                work.await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn controllers(context: Context, clients: Clients, options: Options, facts: Facts) -> Result<(), Error> {
+    attach::export(&context);
     let sets = async {
-        machineset::run(ctx.clone()).await;
+        machineset::run(context.clone(), clients.clone()).await;
         Ok(())
     };
-    tokio::try_join!(machine::run(ctx.clone(), clients, options), sets)?;
+    tokio::try_join!(machine::run(context.clone(), clients.clone(), options, facts), sets)?;
     Ok(())
 }

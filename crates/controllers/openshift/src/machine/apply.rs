@@ -1,7 +1,7 @@
 //! Carries out the steps of a plan, and reports what could not be done.
 
 use super::error::Error;
-use super::names::Ids as _;
+use super::ids::Ids as _;
 use super::state::State;
 use super::{Controller, Observed, Target, check, node, observe, status};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// How soon to ask again about a change that Azure shows no operation for.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A control plane node waits for its turn; watches of Nodes end the wait sooner.
+const CONTROL_PLANE_TURN: Duration = Duration::from_secs(20);
 
 const VM_RUNNING: &str = "Running";
 
@@ -78,14 +81,42 @@ impl Controller {
                 let why = format!("a virtual machine named {name} exists already and was not made for this machine");
                 self.refuse(scope, state, &why).await
             }
-            Step::ReportHooks
-            | Step::AwaitControlPlane(_)
-            | Step::Drain(_)
-            | Step::DeleteVm(_)
-            | Step::PollVmDeletion
-            | Step::DeleteResources
-            | Step::DeleteAvailabilitySet
-            | Step::Release(_) => self.apply_teardown(step, observed, scope, state).await,
+            Step::AwaitDrainHooks => {
+                self.report_deletion(scope, None).await?;
+                let text = "Drain blocked by pre-drain hook";
+                self.events.normal(scope.object.as_ref(), "DrainBlocked", text).await;
+                Ok(Outcome::Wait(None))
+            }
+            Step::AwaitTerminateHooks => {
+                self.report_deletion(scope, None).await?;
+                Ok(Outcome::Wait(None))
+            }
+            Step::AwaitControlPlane(other) => {
+                let text = format!("waiting for control plane node {other}: one is drained at a time");
+                self.report_deletion(scope, Some(Err(text))).await?;
+                Ok(Outcome::Wait(Some(CONTROL_PLANE_TURN)))
+            }
+            Step::Drain(node) => self.drain(scope, state, &node).await,
+            Step::DeleteVm(drained) => {
+                if let Some(node) = self.drained_node(observed, &scope.object) {
+                    self.drainer.stop(&node);
+                }
+                let result = self.delete_vm(drained, observed, scope, state).await;
+                self.deleted(result, scope, state).await
+            }
+            Step::PollVmDeletion => {
+                let result = self.poll_vm_deletion(observed, scope, state).await;
+                self.deleted(result, scope, state).await
+            }
+            Step::DeleteResources => {
+                let result = self.delete_resources(observed, scope, state).await;
+                self.deleted(result, scope, state).await
+            }
+            Step::DeleteAvailabilitySet => {
+                let result = self.delete_availability_set(observed, scope, state).await;
+                self.deleted(result, scope, state).await
+            }
+            Step::Release(node) => self.release(scope, state, node.as_deref()).await,
         }
     }
 
@@ -235,7 +266,7 @@ impl Controller {
         let mut after = status::provisioned(&scope.object, VM_RUNNING, scope.now());
         // Where the Node came before Azure's last answer, Provisioned would be over as it is written.
         if let Some(node) = self.node_of(&scope.object) {
-            self.apply_node_metadata(&scope.object, &node).await?;
+            self.apply_node_metadata(scope, &node).await?;
             after = status::running(&after, node::reference(&node), scope.now());
         }
         self.write_status(scope, &after).await?;
@@ -246,14 +277,14 @@ impl Controller {
     }
 
     async fn link_node(&self, scope: &mut Scope<Machine>, node: &Node) -> Result<Outcome, Error> {
-        self.apply_node_metadata(&scope.object, node).await?;
+        self.apply_node_metadata(scope, node).await?;
         let after = status::running(&scope.object, node::reference(node), scope.now());
         self.write_status(scope, &after).await?;
         Ok(Outcome::Done)
     }
 
-    async fn apply_node_metadata(&self, machine: &Machine, node: &Node) -> Result<(), Error> {
-        let after = node::with_machine_metadata(machine, node);
+    async fn apply_node_metadata(&self, scope: &Scope<Machine>, node: &Node) -> Result<(), Error> {
+        let after = node::with_machine_metadata(&scope.key, &scope.object, node);
         let api: Api<Node> = Api::all(self.context.client.clone());
         let taints = |node: &Node| node.spec.as_ref().and_then(|spec| spec.taints.clone());
         // Taints are one list that others write too.

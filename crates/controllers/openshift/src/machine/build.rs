@@ -1,6 +1,6 @@
 //! Builds Azure's requests from a machine's spec. Pure: the same spec always makes the same request.
 
-use super::names::Ids as _;
+use super::ids::Ids as _;
 use capstan_api::disk::{DeletionPolicy, StorageAccountType};
 use capstan_api::openshift::{
     AzureMachineProviderSpec, BootDiagnosticsStorage, DataDisk as DiskSpec, DiskEncryptionSet, ImageType,
@@ -28,6 +28,21 @@ pub struct Extras {
     pub nat_rules: Vec<String>,
     /// The subnet has IPv6 addresses too.
     pub ipv6: bool,
+}
+
+impl Extras {
+    /// Whether the interface is a member of a balancer's pool, or behind one of its rules.
+    pub fn joins_a_balancer(&self) -> bool {
+        !(self.backend_pools.is_empty() && self.backend_pools_v6.is_empty() && self.nat_rules.is_empty())
+    }
+
+    /// As they are, but behind no balancer.
+    pub fn without_balancers(&self) -> Self {
+        Self {
+            ipv6: self.ipv6,
+            ..Self::default()
+        }
+    }
 }
 
 fn text(value: &Option<String>) -> Option<String> {

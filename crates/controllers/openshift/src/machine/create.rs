@@ -1,10 +1,10 @@
 //! Creates a machine: checks, public address, interface, the disks that have to be made on their own, virtual machine.
 
 use super::build::{self, Extras};
-use super::error::Error;
+use super::error::{Error, is_without_room};
 use super::spec::provider_spec;
 use super::state::{State, UserData};
-use super::{Controller, Observed, Target, check, status};
+use super::{Controller, Observed, Target, availability_set, check, dependencies, status};
 use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +13,6 @@ use capstan_azure::client::When;
 use capstan_azure::model::LoadBalancer;
 use capstan_azure::{Put, Size};
 use capstan_core::Class;
-use capstan_core::disks::azure::ultra_enabled;
 use capstan_core::disks::init;
 use capstan_core::machine::names::Names;
 use capstan_kube::runtime::{Outcome, Scope};
@@ -36,6 +35,7 @@ impl Controller {
         check::user_data(&machine, &scope.key.namespace).map_err(Error::Invalid)?;
         let target = self.target(scope, observed).await?;
         check::place(&target.names).map_err(Error::Invalid)?;
+        target.names.check_tags(&target.spec).map_err(Error::Invalid)?;
         let size = self.size(&target).await?;
         self.check_conflicting_disks(&target, state).await?;
         state.user_data = Some(UserData(self.custom_data(scope, &target.spec).await?));
@@ -44,7 +44,7 @@ impl Controller {
             ..Extras::default()
         };
         balancers(&target, &mut extras).await?;
-        extras.availability_set = availability_set(&target, size.as_ref()).await?;
+        extras.availability_set = availability_set::ensure(&target, size.as_ref()).await?;
         let before = state
             .dependencies
             .take()
@@ -135,7 +135,12 @@ impl Controller {
                 state.may_exist = true;
                 return Ok(Outcome::Observe);
             }
-            Err(error) => return Err(self.explain_rejection(&target, state, error).await),
+            Err(error) => {
+                if is_without_room(&error) && extras.joins_a_balancer() {
+                    dependencies::leave_balancers(&target, &extras).await;
+                }
+                return Err(self.explain_rejection(&target, state, error).await);
+            }
             Ok(put) => put,
         };
         state.dependencies = None;
@@ -303,43 +308,4 @@ async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
         extras.nat_rules.extend(rule);
     }
     Ok(())
-}
-
-/// Returns the availability set: the spec's own, or one for the machine's set where the region has no zones. One that is
-/// there is used as it is: its number of fault domains cannot change.
-async fn availability_set(target: &Target, size: Option<&Size>) -> Result<Option<String>, Error> {
-    let Target { spec, names, account } = target;
-    let id = |name: &str| {
-        capstan_azure::ResourceId::compute(&names.subscription, &names.group, "availabilitySets", name).to_string()
-    };
-    if let Some(name) = spec.availability_set.as_deref().filter(|name| !name.is_empty()) {
-        return Ok(Some(if name.starts_with('/') {
-            name.to_owned()
-        } else {
-            id(name)
-        }));
-    }
-    let zoneless = size.is_some_and(|size| size.zones.is_empty());
-    let zone = spec.zone.as_deref().is_some_and(|zone| !zone.is_empty());
-    // Azure takes neither spot machines nor Ultra disks into an availability set.
-    if !zoneless || zone || spec.spot_vm_options.is_some() || ultra_enabled(spec) == Some(true) {
-        return Ok(None);
-    }
-    let Some(name) = names.availability_set() else {
-        return Ok(None);
-    };
-    let doing = || Error::doing(format!("failed to create availability set {name}"));
-    let client = &account.client;
-    let found = client
-        .get_availability_set(&names.group, &name)
-        .await
-        .map_err(doing())?;
-    if found.is_none() {
-        let set = build::availability_set(names, spec);
-        client
-            .put_availability_set(&names.group, &name, &set)
-            .await
-            .map_err(doing())?;
-    }
-    Ok(Some(id(&name)))
 }

@@ -162,6 +162,20 @@ async fn interface(
     Ok(wait)
 }
 
+/// Takes the interface out of the pools of its balancers: a member without a virtual machine keeps Azure and the cloud
+/// provider from configuring them. The next attempt puts it back.
+pub async fn leave_balancers(target: &Target, extras: &Extras) {
+    let Target { spec, names, account } = target;
+    let alone = build::nic(names, spec, &extras.without_balancers());
+    let left = account
+        .client
+        .put_nic(&names.group, &names.nic(), &alone, When::Always)
+        .await;
+    if let Err(error) = left {
+        tracing::warn!(%error, nic = names.nic(), "the interface stays in the pools of its balancers until the next attempt");
+    }
+}
+
 fn when(own: bool) -> When {
     if own { When::Always } else { When::Absent }
 }

@@ -1,7 +1,7 @@
 //! A machine's data disks as its virtual machine has them. Pure.
 
 use super::build;
-use super::names::Ids as _;
+use super::ids::Ids as _;
 use capstan_api::openshift::AzureMachineProviderSpec;
 use capstan_azure::model::{StorageProfile, VirtualMachine, VirtualMachineProperties, VirtualMachineUpdate};
 use capstan_core::machine::disks::{Attached, policy};
@@ -68,7 +68,7 @@ pub fn detach_before_delete(
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::tests::sample;
+    use super::super::ids::tests::sample;
     use super::*;
     use capstan_api::disk::DeletionPolicy;
     use serde_json::json;

@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Failure {
     name: String,
-    namespace: String,
+    namespace: Option<String>,
     reason: String,
 }
 
@@ -28,7 +28,7 @@ struct Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MachineLabels {
     name: String,
-    namespace: String,
+    namespace: Option<String>,
     spec_provider_id: String,
     node: String,
     api_version: &'static str,
@@ -38,7 +38,7 @@ struct MachineLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CapabilityLabels {
     name: String,
-    namespace: String,
+    namespace: Option<String>,
     node: String,
 }
 
@@ -108,7 +108,7 @@ impl Metrics {
         };
         let labels = Failure {
             name: machine.name_any(),
-            namespace: machine.namespace().unwrap_or_default(),
+            namespace: machine.namespace(),
             reason: reason.to_owned(),
         };
         family.get_or_create(&labels).inc();
@@ -176,7 +176,7 @@ fn labels(machine: &Machine) -> MachineLabels {
     let status = status::of(machine);
     MachineLabels {
         name: machine.name_any(),
-        namespace: machine.namespace().unwrap_or_default(),
+        namespace: machine.namespace(),
         spec_provider_id: machine.spec.provider_id.clone().unwrap_or_default(),
         node: status.node_ref.and_then(|node| node.name).unwrap_or_default(),
         api_version: Machine::API_VERSION,

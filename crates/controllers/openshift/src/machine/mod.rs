@@ -3,21 +3,24 @@
 //! Operations are polled when Azure's Retry-After allows it; changes of Nodes and pods come by watches.
 
 mod apply;
+mod availability_set;
 mod build;
 mod check;
 mod create;
 mod dependencies;
+mod disk_deletion;
 mod disk_list;
 mod disks;
+mod drain;
 mod error;
+mod ids;
 mod metrics;
-mod names;
 mod network;
 mod node;
 mod observe;
-mod spec;
+pub(crate) mod spec;
 mod state;
-mod status;
+pub(crate) mod status;
 mod subnets;
 mod teardown;
 
@@ -25,7 +28,8 @@ pub use error::Error;
 
 use crate::Options;
 use crate::account::{Account, Accounts};
-use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
+use crate::platform::Facts;
+use capstan_api::openshift::{AzureMachineProviderSpec, Machine, MachineStatus};
 use capstan_azure::Clients;
 use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::{self, Step, names::Names};
@@ -50,7 +54,7 @@ use subnets::Subnets;
 const COMPONENT: &str = "azure-controller";
 
 /// Runs the machine controller until the context's shutdown.
-pub async fn run(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
+pub async fn run(context: Context, clients: Clients, options: Options, facts: Facts) -> Result<(), Error> {
     let (machines, nodes) = (context.cache::<Machine>(), context.nodes());
     let reconciler = Reconciler::new(&context, machines.clone()).on(of_nodes(nodes.clone(), machines.clone()));
     machines.ready().await?;
@@ -63,6 +67,7 @@ pub async fn run(context: Context, clients: Clients, options: Options) -> Result
         subnets: Subnets::new(context.clock),
         metrics: Metrics::new(&context.metrics, machines.clone(), context.clock),
         resync: options.resync,
+        facts,
         context,
         machines,
         nodes,
@@ -117,6 +122,7 @@ pub(crate) struct Controller {
     subnets: Subnets,
     metrics: Metrics,
     resync: Duration,
+    facts: Facts,
 }
 
 /// What the plan depends on, and what its steps need.
@@ -163,8 +169,25 @@ impl Reconcile for Controller {
         self.apply_step(step, observed, scope, state).await
     }
 
-    /// Steps write the status together with what they did: a crash between the two must not lose an operation.
-    fn status(_: &Machine, _: Option<&Observed>, _: Result<(), &Error>, _: Timestamp) -> Report<Machine> {
-        Report::nothing()
+    /// Steps write the status together with what they did: a crash between the two must not lose an operation. What no
+    /// step decides is written here.
+    fn status(
+        machine: &Machine,
+        observed: Option<&Observed>,
+        _: Result<(), &Error>,
+        now: Timestamp,
+    ) -> Report<Machine> {
+        let before = machine.status.clone().unwrap_or_default();
+        let (spec, authority) = (
+            machine.spec.authoritative_api.as_ref(),
+            before.authoritative_api.as_ref(),
+        );
+        let paused = observed.and_then(|_| status::paused(&before.conditions, spec, authority, now));
+        let Some(conditions) = paused else {
+            return Report::nothing();
+        };
+        let mut after = machine.clone();
+        after.status = Some(MachineStatus { conditions, ..before });
+        Report::of(after)
     }
 }

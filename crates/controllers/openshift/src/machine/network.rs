@@ -79,14 +79,16 @@ async fn delete_interface(target: &Target, ownership: Ownership) -> Result<Optio
 
 async fn delete_address(target: &Target, ownership: Ownership) -> Result<Option<Operation>, AzureError> {
     let Target { names, account, .. } = target;
-    let (client, name) = (&account.client, names.public_ip());
-    let Some(found) = client.get_public_ip(&names.group, &name).await? else {
-        return Ok(None);
-    };
-    match Owned::by_tags(&found, |tags| ownership.covers(names, Some(tags))) {
-        Ok(owned) => client.delete_public_ip(&owned).await,
-        Err(_) => Ok(None),
+    let client = &account.client;
+    for name in std::iter::once(names.public_ip()).chain(names.former_public_ip()) {
+        let Some(found) = client.get_public_ip(&names.group, &name).await? else {
+            continue;
+        };
+        if let Ok(owned) = Owned::by_tags(&found, |tags| ownership.covers(names, Some(tags))) {
+            return client.delete_public_ip(&owned).await;
+        }
     }
+    Ok(None)
 }
 
 /// Whether a virtual machine still uses the interface.

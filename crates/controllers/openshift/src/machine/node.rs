@@ -1,6 +1,7 @@
 //! A machine and its Node: which Node it is, and the machine's metadata on it. Pure.
 
 use capstan_api::openshift::Machine;
+use capstan_kube::runtime::ObjectKey;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference, Taint};
 use kube::ResourceExt as _;
 
@@ -56,9 +57,9 @@ pub fn is_control_plane(node: &Node) -> bool {
 }
 
 /// Returns the Node with the machine's annotation, labels, annotations and taints. What others put there stays.
-pub fn with_machine_metadata(machine: &Machine, node: &Node) -> Node {
+pub fn with_machine_metadata(key: &ObjectKey, machine: &Machine, node: &Node) -> Node {
     let mut after = node.clone();
-    let owner = format!("{}/{}", machine.namespace().unwrap_or_default(), machine.name_any());
+    let owner = format!("{}/{}", key.namespace, key.name);
     let annotations = after.annotations_mut();
     annotations.extend(machine.spec.metadata.annotations.clone());
     annotations.insert(MACHINE_ANNOTATION.to_owned(), owner);
@@ -146,7 +147,12 @@ mod tests {
             "metadata": {"name": "node", "labels": {"other": "1"}},
             "spec": {"taints": [{"key": "k", "effect": "NoSchedule", "value": "kept"}]},
         }));
-        let after = with_machine_metadata(&machine, &before);
+        let key = ObjectKey {
+            namespace: "n".into(),
+            name: "m".into(),
+            uid: "u".into(),
+        };
+        let after = with_machine_metadata(&key, &machine, &before);
         assert_eq!(after.annotations()[MACHINE_ANNOTATION], "n/m");
         assert_eq!(
             (after.labels()["other"].as_str(), after.labels()["disktype"].as_str()),
@@ -155,7 +161,7 @@ mod tests {
         let taints = after.spec.as_ref().unwrap().taints.as_ref().unwrap();
         assert_eq!((taints.len(), taints[0].value.as_deref()), (2, Some("kept")));
         assert_eq!(
-            with_machine_metadata(&machine, &after),
+            with_machine_metadata(&key, &machine, &after),
             after,
             "doing it again changes nothing"
         );

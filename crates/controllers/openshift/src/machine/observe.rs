@@ -1,7 +1,7 @@
 //! Reads what the plan depends on: caches, the state of this process, and live where the plan demands it.
 
 use super::error::Error;
-use super::names::{self, Ids as _};
+use super::ids::{self, Ids as _};
 use super::spec::provider_spec;
 use super::state::State;
 use super::{Controller, Observed, Target, node, status};
@@ -24,7 +24,7 @@ impl Controller {
         state: &mut State,
     ) -> Result<Option<Observed>, Error> {
         let machine = scope.object.clone();
-        if !machine::is_managed(&machine) {
+        if !machine::is_of_azure(&machine) {
             return Ok(None);
         }
         let (now, deleting) = (scope.now(), scope.is_deleting());
@@ -182,9 +182,9 @@ impl Controller {
         } else {
             self.accounts.get(secret, namespace).await?
         };
-        let names = names::names(&scope.key, machine, &spec, &account.place);
+        let names = ids::names(&scope.key, machine, &spec, &account.place, self.facts.cluster());
         names.check().map_err(Error::Invalid)?;
-        names::check_subscription(machine, &names)?;
+        ids::check_subscription(machine, &names)?;
         let account = Account {
             client: account.client.at(&names.location),
             ..account

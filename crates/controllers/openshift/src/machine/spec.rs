@@ -1,7 +1,7 @@
 //! A machine's provider spec. Pure.
 
 use super::error::Error;
-use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, FieldError, Machine};
+use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, FieldError, Machine, MachineSet};
 use capstan_core::validate::openshift::with_defaults;
 use kube::ResourceExt as _;
 use serde_json::{Map, Value};
@@ -21,6 +21,16 @@ pub fn provider_spec(machine: &Machine) -> Result<AzureMachineProviderSpec, Erro
         .map(String::as_str)
         .unwrap_or_default();
     AzureMachineProviderSpec::from_raw(&with_defaults(&raw, &spec, cluster)).map_err(refused)
+}
+
+/// Returns the spec of a set's machines with admission's defaults, if it can be read.
+pub fn of_template(set: &MachineSet) -> Option<AzureMachineProviderSpec> {
+    let template = &set.spec.template;
+    let raw = template.spec.provider_spec.value.as_ref()?;
+    let spec = AzureMachineProviderSpec::from_raw(raw).ok()?;
+    let cluster = template.metadata.labels.get(CLUSTER_ID_LABEL);
+    let cluster = cluster.map(String::as_str).unwrap_or_default();
+    AzureMachineProviderSpec::from_raw(&with_defaults(raw, &spec, cluster)).ok()
 }
 
 /// Whether the spec cannot be read.

@@ -1,16 +1,18 @@
 //! The status of a machine. Pure changes of the object; the writer sends only what differs.
 
 use super::disks;
-use super::names::Ids as _;
-use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineStatus};
+use super::ids::Ids as _;
+use capstan_api::common::Condition;
+use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus};
 use capstan_azure::model::{NetworkInterface, VirtualMachine};
 use capstan_azure::{Operation, ResourceId};
 use capstan_core::machine::disks::{Attached, recorded};
 use capstan_core::machine::names::Names;
-use capstan_core::machine::{describe_hooks, phase};
+use capstan_core::machine::{self, describe_hooks, phase};
 use capstan_kube::conditions::{self, Severity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeAddress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
@@ -27,10 +29,18 @@ const OPERATION: &str = "operation";
 /// Where the disks stand that the virtual machine was made with: the spec may lose them later.
 const DATA_DISKS: &str = "dataDisks";
 
+/// Marks the conditions of the provider's status as ours. The controller before this one does not keep it.
+const CONDITIONS_BY: &str = "conditionsBy";
+
+/// The condition of the provider's status that says whether the virtual machine was created.
+const CREATED: &str = "MachineCreated";
+
 pub const INSTANCE_EXISTS: &str = "InstanceExists";
 pub const DRAINABLE: &str = "Drainable";
 pub const DRAINED: &str = "Drained";
 pub const TERMINABLE: &str = "Terminable";
+/// Cluster API's migration waits for it.
+const PAUSED: &str = "Paused";
 
 pub fn of(machine: &Machine) -> MachineStatus {
     machine.status.clone().unwrap_or_default()
@@ -62,9 +72,36 @@ pub fn recorded_vm(machine: &Machine) -> Option<ResourceId> {
     id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
 }
 
-/// Whether the controller before this one worked on the machine: only that one keeps conditions in the provider's status.
+/// Whether the controller before this one worked on the machine: it set a condition in the provider's status, and it
+/// drops our mark there.
 pub fn is_inherited(machine: &Machine) -> bool {
-    !provider(machine).conditions.is_empty()
+    let provider = provider(machine);
+    !provider.conditions.is_empty() && !provider.extra.contains_key(CONDITIONS_BY)
+}
+
+/// Sets the condition of the provider's status that others read for the reason why there is no virtual machine.
+fn set_created(provider: &mut AzureMachineProviderStatus, result: Result<(), &str>, now: Timestamp) {
+    let (status, reason, message) = match result {
+        Ok(()) => ("True", "MachineCreationSucceeded", "machine successfully created"),
+        Err(why) => ("False", "MachineCreationFailed", why),
+    };
+    if provider.conditions.is_empty() {
+        provider.extra.insert(CONDITIONS_BY.to_owned(), "capstan".into());
+    }
+    let before = provider.conditions.iter().find(|condition| condition.type_ == CREATED);
+    let since = before
+        .filter(|before| before.status == status)
+        .map(|before| before.last_transition_time.clone());
+    let condition = meta::Condition {
+        type_: CREATED.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: since.unwrap_or(Time(now)),
+        observed_generation: None,
+    };
+    provider.conditions.retain(|condition| condition.type_ != CREATED);
+    provider.conditions.push(condition);
 }
 
 /// Returns what `vmId` holds for a virtual machine: its resource id, as upstream has it.
@@ -193,7 +230,10 @@ pub fn create_failed(machine: &Machine, message: &str, now: Timestamp) -> Machin
     if status.phase.is_none() {
         status.phase = Some(phase::PROVISIONING.to_owned());
     }
-    set_provider(&mut status, |provider| keep_operation(provider, None));
+    set_provider(&mut status, |provider| {
+        keep_operation(provider, None);
+        set_created(provider, Err(message), now);
+    });
     conditions::mark_false(
         &mut status.conditions,
         INSTANCE_EXISTS,
@@ -255,6 +295,7 @@ pub fn provisioned(machine: &Machine, state: &str, now: Timestamp) -> Machine {
     set_provider(&mut status, |provider| {
         provider.vm_state = Some(state.to_owned());
         keep_operation(provider, None);
+        set_created(provider, Ok(()), now);
     });
     conditions::mark_true(&mut status.conditions, INSTANCE_EXISTS, now);
     for ready in [DRAINABLE, TERMINABLE] {
@@ -324,6 +365,9 @@ pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) ->
     set_provider(&mut status, |provider| {
         provider.vm_state = Some("Unknown".to_owned());
         keep_operation(provider, None);
+        if !gone {
+            set_created(provider, Err(message), now);
+        }
     });
     let (why, text) = if gone {
         ("InstanceMissing", message)
@@ -358,6 +402,32 @@ pub fn without_operation(machine: &Machine, now: Timestamp) -> Machine {
     let mut status = of(machine);
     set_provider(&mut status, |provider| keep_operation(provider, None));
     stamped(machine, status, now)
+}
+
+/// Says whether the controller leaves the object to another API. `None`: nothing to say, for nobody migrates.
+pub fn paused(
+    before: &[Condition],
+    spec: Option<&MachineAuthority>,
+    status: Option<&MachineAuthority>,
+    now: Timestamp,
+) -> Option<Vec<Condition>> {
+    let mut after = before.to_vec();
+    match machine::paused_for(spec, status) {
+        Some(other) => {
+            let message = format!("The AuthoritativeAPI is set to {other}");
+            conditions::mark_true_because(&mut after, PAUSED, "AuthoritativeAPINotMachineAPI", &message, now);
+        }
+        // A cluster that knows no migration gets no condition.
+        None if spec.is_none() && conditions::get(before, PAUSED).is_none() => return None,
+        None => {
+            let (reason, message) = (
+                "AuthoritativeAPIMachineAPI",
+                "The AuthoritativeAPI is set to MachineAPI",
+            );
+            conditions::mark_false(&mut after, PAUSED, Severity::Info, reason, message, now);
+        }
+    }
+    Some(after)
 }
 
 pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machine {
@@ -431,6 +501,73 @@ mod tests {
     use super::*;
     use rstest::rstest;
     use serde_json::json;
+
+    const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+    #[test]
+    fn others_read_from_the_providers_status_whether_the_virtual_machine_was_created() {
+        let created = |machine: &Machine| {
+            let condition = provider(machine)
+                .conditions
+                .into_iter()
+                .find(|one| one.type_ == "MachineCreated");
+            condition.map(|one| (one.status, one.reason, one.message))
+        };
+        let text = |text: &str| text.to_owned();
+        let machine = Machine::new("m", Default::default());
+        assert_eq!(created(&machine), None);
+        let waits = create_failed(&machine, "QuotaExceeded: none left", NOW);
+        let expected = (
+            text("False"),
+            text("MachineCreationFailed"),
+            text("QuotaExceeded: none left"),
+        );
+        assert_eq!(created(&waits), Some(expected));
+        assert!(
+            !is_inherited(&waits),
+            "our own condition is no sign of another controller"
+        );
+        let made = provisioned(&waits, "Running", NOW);
+        let expected = (
+            text("True"),
+            text("MachineCreationSucceeded"),
+            text("machine successfully created"),
+        );
+        assert_eq!(created(&made), Some(expected));
+        let refused = failed(&machine, "InvalidConfiguration", "no such size", NOW);
+        assert_eq!(created(&refused).map(|(status, ..)| status).as_deref(), Some("False"));
+        let gone = failed(&made, "UpdateError", "can't find created instance", NOW);
+        assert_eq!(created(&gone).map(|(status, ..)| status).as_deref(), Some("True"));
+        let old: Machine = serde_json::from_value(
+            json!({"metadata": {"name": "m"}, "spec": {}, "status": {"providerStatus":
+            {"conditions": [{"type": "MachineCreated", "status": "True", "reason": "MachineCreationSucceeded",
+                             "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}}),
+        )
+        .unwrap();
+        assert!(is_inherited(&old));
+    }
+
+    #[rstest]
+    #[case::no_migration(None, None, None)]
+    #[case::ours(Some("MachineAPI"), Some("MachineAPI"), Some("False"))]
+    #[case::new_mirror(Some("ClusterAPI"), None, Some("True"))]
+    #[case::handed_over(Some("ClusterAPI"), Some("ClusterAPI"), Some("True"))]
+    #[case::migrating(Some("ClusterAPI"), Some("Migrating"), Some("True"))]
+    fn an_object_that_cluster_api_manages_is_paused(
+        #[case] spec: Option<&str>,
+        #[case] status: Option<&str>,
+        #[case] paused: Option<&str>,
+    ) {
+        let authority = |text: Option<&str>| -> Option<MachineAuthority> {
+            text.map(|text| serde_json::from_value(json!(text)).unwrap())
+        };
+        let (spec, status) = (authority(spec), authority(status));
+        let found = super::paused(&[], spec.as_ref(), status.as_ref(), NOW);
+        let shown = found
+            .as_ref()
+            .and_then(|conditions| conditions::get(conditions, "Paused"));
+        assert_eq!(shown.map(|condition| condition.status.as_str()), paused);
+    }
 
     #[rstest]
     #[case::runs("Succeeded", Some("running"), Some("Running"))]

@@ -5,30 +5,25 @@
 //! may not read disks cannot be asked for that confirmation: then Azure's answer to the deletion counts, and an event
 //! says so.
 
+use super::disk_deletion::Disks;
 use super::error::Error;
-use super::names::Ids as _;
+use super::ids::Ids as _;
 use super::network::{Network, Ownership};
 use super::spec::is_unreadable;
 use super::state::State;
 use super::status::{self, Deletion};
-use super::{Controller, Observed, Target, disks, observe};
-use crate::sizes;
+use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
-use capstan_azure::{Client, Owned, Progress as Polled, Request};
-use capstan_core::drain::{self, Drained, Options as DrainOptions};
-use capstan_core::machine::disks::{self as disposition, Disposition, Known};
-use capstan_core::machine::{self, Progress, Step};
-use capstan_kube::drain::Outcome as DrainOutcome;
+use capstan_azure::{Owned, Progress as Polled, Request};
+use capstan_core::drain::{Drained, NotNeeded, Reason};
+use capstan_core::machine::disks::{self as disposition, Known};
+use capstan_core::machine::{self, Progress};
+use capstan_kube::objects;
 use capstan_kube::runtime::{Outcome, Scope};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, Preconditions};
-use std::collections::HashMap;
+use kube::{Api, ResourceExt as _};
 use std::time::Duration;
-
-/// A control plane node waits for its turn; watches of Nodes end the wait sooner.
-const CONTROL_PLANE_TURN: Duration = Duration::from_secs(20);
 
 /// How far the deletion in Azure is.
 #[derive(Clone, Debug, Default)]
@@ -78,145 +73,9 @@ impl Teardown {
     }
 }
 
-/// The disks of one machine.
-#[derive(Clone, Debug, Default)]
-struct Disks {
-    /// Decided once, from one listing.
-    disposition: Option<Disposition>,
-    stages: HashMap<String, Request<()>>,
-    /// Azure did not let us see that they are gone.
-    unverified: bool,
-}
-
-impl Disks {
-    /// Deletes the disks that go, and sees that they are gone. Returns how long to wait, or nothing once they are.
-    async fn delete(&mut self, client: &Client, group: &str) -> Result<Option<Duration>, Error> {
-        let deleted = self.advance(client, group).await;
-        if deleted.is_err() && !self.stages.values().any(|stage| matches!(stage, Request::Running(_))) {
-            // A fresh listing decides again.
-            *self = Self::default();
-        }
-        deleted
-    }
-
-    async fn advance(&mut self, client: &Client, group: &str) -> Result<Option<Duration>, Error> {
-        let Some(disposition) = &mut self.disposition else {
-            return Ok(None);
-        };
-        let (mut wait, mut failed) = (None, None);
-        // One that does not go keeps none of the others.
-        for (label, name) in std::mem::take(&mut disposition.delete) {
-            let stage = self.stages.entry(name.clone()).or_default();
-            match delete_disk(stage, client, group, label, &name).await {
-                Ok(Deleted::Verified) => drop(self.stages.remove(&name)),
-                Ok(Deleted::Unverified) => {
-                    self.unverified = true;
-                    self.stages.remove(&name);
-                }
-                Ok(Deleted::Pending(after)) => {
-                    wait = Some(wait.map_or(after, |wait: Duration| wait.min(after)));
-                    disposition.delete.push((label, name));
-                }
-                Err(error) => {
-                    failed = failed.or(Some(error));
-                    disposition.delete.push((label, name));
-                }
-            }
-        }
-        failed.map_or(Ok(wait), Err)
-    }
-}
-
-enum Deleted {
-    Verified,
-    /// Azure took the deletion; the account may not read the disk.
-    Unverified,
-    Pending(Duration),
-}
-
-async fn delete_disk(
-    stage: &mut Request<()>,
-    client: &Client,
-    group: &str,
-    label: &str,
-    name: &str,
-) -> Result<Deleted, Error> {
-    let doing = || Error::doing(format!("failed to delete {label}: {name}"));
-    let finished = stage.finish(client, client.delete_disk(group, name)).await;
-    if let Some(after) = finished.map_err(doing())? {
-        return Ok(Deleted::Pending(after));
-    }
-    match client.get_disk(group, name).await {
-        Ok(None) => Ok(Deleted::Verified),
-        Ok(Some(_)) => {
-            *stage = Request::NotSent;
-            Err(Error::NotReady(format!(
-                "failed to delete {label}: {name}: it is still there"
-            )))
-        }
-        Err(error) if error.arm().is_some_and(|arm| arm.status == 403) => Ok(Deleted::Unverified),
-        Err(error) => Err(doing()(error)),
-    }
-}
-
 impl Controller {
-    pub(super) async fn apply_teardown(
-        &self,
-        step: Step,
-        observed: &mut Observed,
-        scope: &mut Scope<Machine>,
-        state: &mut State,
-    ) -> Result<Outcome, Error> {
-        match step {
-            Step::ReportHooks => {
-                self.report_deletion(scope, None).await?;
-                Ok(Outcome::Wait(None))
-            }
-            Step::AwaitControlPlane(other) => {
-                let text = format!("waiting for control plane node {other}: one is drained at a time");
-                self.report_deletion(scope, Some(Err(text))).await?;
-                Ok(Outcome::Wait(Some(CONTROL_PLANE_TURN)))
-            }
-            Step::Drain(node) => self.drain(scope, state, &node).await,
-            Step::DeleteVm(drained) => {
-                if let Some(node) = self.drained_node(observed, &scope.object) {
-                    self.drainer.stop(&node);
-                }
-                let result = self.delete_vm(drained, observed, scope, state).await;
-                self.deleted(result, scope, state).await
-            }
-            Step::PollVmDeletion => {
-                let result = self.poll_vm_deletion(observed, scope, state).await;
-                self.deleted(result, scope, state).await
-            }
-            Step::DeleteResources => {
-                let result = self.delete_resources(observed, scope, state).await;
-                self.deleted(result, scope, state).await
-            }
-            Step::DeleteAvailabilitySet => {
-                let result = self.delete_availability_set(observed, scope, state).await;
-                self.deleted(result, scope, state).await
-            }
-            Step::Release(node) => self.release(scope, state, node.as_deref()).await,
-            Step::AddFinalizer
-            | Step::PollVm
-            | Step::Prepare
-            | Step::EnsureAddress
-            | Step::EnsureInterfaceAndDisks
-            | Step::CreateVm
-            | Step::RetryVm
-            | Step::AwaitVm
-            | Step::RecordRequested
-            | Step::RecordProvisioned
-            | Step::RecordObservation
-            | Step::LinkNode(_)
-            | Step::FailMissing
-            | Step::FailNameConflict => Ok(Outcome::Observe),
-        }
-    }
-
     /// Judges a step of the deletion: what failed is reported and tried again, whatever it is.
-    async fn deleted(
+    pub(super) async fn deleted(
         &self,
         result: Result<Outcome, Error>,
         scope: &mut Scope<Machine>,
@@ -256,7 +115,7 @@ impl Controller {
     }
 
     /// Writes what the deletion waits for.
-    async fn report_deletion(
+    pub(super) async fn report_deletion(
         &self,
         scope: &mut Scope<Machine>,
         drained: Option<Result<(), String>>,
@@ -267,40 +126,6 @@ impl Controller {
         };
         let after = status::deleting(&scope.object, &deletion, scope.now());
         self.write_status(scope, &after).await
-    }
-
-    async fn drain(&self, scope: &mut Scope<Machine>, state: &mut State, node: &Node) -> Result<Outcome, Error> {
-        let (name, options) = (scope.name(), DrainOptions::default());
-        let drained = match self.drainer.drain(&name, node, options, scope.waker()).await? {
-            DrainOutcome::Drained(drained) => drained,
-            DrainOutcome::Draining { obstacles, again, .. } => {
-                let pods = drain::describe(&obstacles);
-                self.report_deletion(scope, Some(Err(pods.clone()))).await?;
-                let blocked = obstacles
-                    .iter()
-                    .any(|obstacle| matches!(obstacle.reason, drain::ObstacleReason::DisruptionBudget(_)));
-                if blocked {
-                    let text = format!("Node {:?} is not drained yet: {pods}", node.name_any());
-                    self.events.warning(scope.object.as_ref(), "DrainBlocked", text).await;
-                }
-                return Ok(Outcome::Wait(Some(again)));
-            }
-        };
-        match drained.reason() {
-            drain::Reason::Empty | drain::Reason::NotNeeded(_) => {
-                let text = format!("Node {:?} drained", node.name_any());
-                self.events.normal(scope.object.as_ref(), "DrainSucceeded", text).await;
-            }
-            drain::Reason::TimedOut { .. } => {
-                let text = format!("Node {:?} is not drained: {drained}", node.name_any());
-                self.events.warning(scope.object.as_ref(), "DrainSkipped", text).await;
-            }
-        }
-        state.drained = Some(drained);
-        if !scope.object.spec.lifecycle_hooks.pre_terminate.is_empty() {
-            self.report_deletion(scope, Some(Ok(()))).await?;
-        }
-        Ok(Outcome::Observe)
     }
 
     /// Returns what is needed to talk to Azure. `None`: nothing was ever made there.
@@ -325,7 +150,7 @@ impl Controller {
     }
 
     /// Deletes the virtual machine, if it is the machine's.
-    async fn delete_vm(
+    pub(super) async fn delete_vm(
         &self,
         drained: Drained,
         observed: &mut Observed,
@@ -344,6 +169,11 @@ impl Controller {
             if let Some(after) = finished.map_err(doing())? {
                 return Ok(Outcome::Wait(Some(after)));
             }
+        }
+        if matches!(drained.reason(), Reason::NotNeeded(NotNeeded::Excluded)) && !state.drain_reported {
+            state.drain_reported = true;
+            let text = "Node drain skipped";
+            self.events.normal(scope.object.as_ref(), "DrainSkipped", text).await;
         }
         // The proof is for this machine and no other.
         let Some(vm) = client.get_vm(&names.group, drained.machine()).await.map_err(doing())? else {
@@ -382,7 +212,7 @@ impl Controller {
         state.follow(operation.clone());
         let id = status::id_of(&vm);
         let deletion = Deletion {
-            drained: was_drained(&drained).then_some(Ok(())),
+            drained: drain::was_drained(&drained).then_some(Ok(())),
             operation: operation.as_ref(),
             vm_id: id.as_deref(),
             ..Deletion::default()
@@ -395,7 +225,7 @@ impl Controller {
         })
     }
 
-    async fn poll_vm_deletion(
+    pub(super) async fn poll_vm_deletion(
         &self,
         observed: &mut Observed,
         scope: &mut Scope<Machine>,
@@ -434,7 +264,7 @@ impl Controller {
     }
 
     /// Deletes disks, interface and public address, all at once.
-    async fn delete_resources(
+    pub(super) async fn delete_resources(
         &self,
         observed: &mut Observed,
         scope: &mut Scope<Machine>,
@@ -513,21 +343,21 @@ impl Controller {
     }
 
     /// Deletes the availability set that was made for the machine's set, once it is empty.
-    async fn delete_availability_set(
+    pub(super) async fn delete_availability_set(
         &self,
         observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
         if let Some(target) = self.teardown_target(observed, scope, state).await? {
-            delete_empty_set(&target).await?;
+            availability_set::delete_if_empty(&target).await?;
             state.teardown.get_or_insert_default().availability_set = true;
         }
         Ok(Outcome::Observe)
     }
 
     /// Nothing is left in Azure: deletes the Node, and removes the finalizer.
-    async fn release(
+    pub(super) async fn release(
         &self,
         scope: &mut Scope<Machine>,
         state: &mut State,
@@ -535,7 +365,8 @@ impl Controller {
     ) -> Result<Outcome, Error> {
         if let Some(node) = node {
             self.drainer.stop(&node.name_any());
-            self.delete_node(node).await?;
+            let nodes: Api<Node> = Api::all(self.context.client.clone());
+            objects::delete_exactly(&nodes, node).await?;
         }
         let disposition = state
             .teardown
@@ -549,69 +380,5 @@ impl Controller {
         }
         scope.remove_finalizer(MACHINE_FINALIZER).await?;
         Ok(Outcome::Wait(None))
-    }
-
-    async fn delete_node(&self, node: &Node) -> Result<(), Error> {
-        let api: Api<Node> = Api::all(self.context.client.clone());
-        let same = Preconditions {
-            uid: node.uid(),
-            resource_version: None,
-        };
-        let params = DeleteParams::default().preconditions(same);
-        match api.delete(&node.name_any(), &params).await {
-            Ok(_) => Ok(()),
-            Err(error) if matches!(capstan_kube::error::code(&error), Some(404 | 409)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// Whether the proof comes from a drain, so that the condition says so.
-fn was_drained(drained: &Drained) -> bool {
-    match drained.reason() {
-        drain::Reason::Empty | drain::Reason::TimedOut { .. } => true,
-        drain::Reason::NotNeeded(reason) => *reason == drain::NotNeeded::Recorded,
-    }
-}
-
-async fn delete_empty_set(target: &Target) -> Result<(), Error> {
-    let Target { spec, names, account } = target;
-    let own = spec.availability_set.as_deref().is_some_and(|name| !name.is_empty());
-    let zone = spec.zone.as_deref().is_some_and(|zone| !zone.is_empty());
-    let Some(name) = names
-        .availability_set()
-        .filter(|_| !own && !zone && spec.spot_vm_options.is_none())
-    else {
-        return Ok(());
-    };
-    let client = &account.client;
-    let doing = || Error::doing(format!("failed to delete availability set {name}"));
-    // Known from the cached catalogue: where sizes have zones, no set was made.
-    let region = &names.location;
-    match client.size(region, spec.vm_size.as_deref().unwrap_or_default()).await {
-        Ok(None) => return Ok(()),
-        Ok(Some(size)) if !size.zones.is_empty() => return Ok(()),
-        // An account that may not read the catalogue looks for the set itself.
-        Err(error) if !sizes::is_unreadable(&error) => return Err(doing()(error)),
-        _ => {}
-    }
-    let found = client.get_availability_set(&names.group, &name).await;
-    let Some(set) = found.map_err(doing())? else {
-        return Ok(());
-    };
-    let Ok(owned) = Owned::by_tags(&set, |tags| names.has_made(Some(tags), true)) else {
-        return Ok(());
-    };
-    let members = set
-        .properties
-        .and_then(|properties| properties.virtual_machines)
-        .unwrap_or_default();
-    if !members.is_empty() {
-        return Ok(());
-    }
-    match client.delete_availability_set(&owned).await {
-        // Another machine has joined it meanwhile.
-        Err(error) if error.arm().is_some_and(|arm| arm.status == 409) => Ok(()),
-        result => result.map_err(doing()),
     }
 }

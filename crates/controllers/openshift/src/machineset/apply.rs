@@ -6,7 +6,7 @@ use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machin
 use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::machineset::Subject;
 use capstan_kube::patch::{self, Lock};
-use capstan_kube::runtime::Scope;
+use capstan_kube::runtime::{ObjectKey, Scope};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
@@ -25,7 +25,7 @@ impl Controller {
                 continue;
             };
             let mut adopted = machine.as_ref().clone();
-            adopted.owner_references_mut().push(controller_reference(&scope.object));
+            adopted.owner_references_mut().push(controller_reference(&scope.key));
             // The lock makes sure that it is the machine that the plan was about.
             if let Some(adopted) = patch::object(&api, machine.as_ref(), &adopted, Lock::Version).await? {
                 scope.wrote(&self.machines, &adopted);
@@ -35,7 +35,7 @@ impl Controller {
     }
 
     pub(super) async fn create(&self, scope: &mut Scope<MachineSet>, count: usize) -> Result<(), Error> {
-        let (api, machine) = (scope.api_of::<Machine>(), machine(&scope.object));
+        let (api, machine) = (scope.api_of::<Machine>(), machine(&scope.key, &scope.object));
         let created = futures::stream::iter(0..count)
             .map(|_| async { api.create(&PostParams::default(), &machine).await })
             .buffer_unordered(PARALLEL)
@@ -88,12 +88,25 @@ impl Controller {
     }
 }
 
-fn controller_reference(set: &MachineSet) -> OwnerReference {
+impl Controller {
+    pub(super) async fn annotate(
+        &self,
+        scope: &mut Scope<MachineSet>,
+        annotations: BTreeMap<String, String>,
+    ) -> Result<(), Error> {
+        let mut after = MachineSet::clone(&scope.object);
+        after.annotations_mut().extend(annotations);
+        scope.write_object(&after, Lock::Open).await?;
+        Ok(())
+    }
+}
+
+fn controller_reference(set: &ObjectKey) -> OwnerReference {
     OwnerReference {
         api_version: MachineSet::API_VERSION.to_owned(),
         kind: MachineSet::KIND.to_owned(),
-        name: set.name_any(),
-        uid: set.metadata.uid.clone().unwrap_or_default(),
+        name: set.name.clone(),
+        uid: set.uid.clone(),
         controller: Some(true),
         block_owner_deletion: Some(true),
     }
@@ -106,15 +119,15 @@ fn is_azure(spec: &MachineSpec) -> bool {
 }
 
 /// A machine from the template; the API server completes its name, which is never used twice.
-fn machine(set: &MachineSet) -> Machine {
+fn machine(key: &ObjectKey, set: &MachineSet) -> Machine {
     let template = &set.spec.template;
     Machine {
         metadata: ObjectMeta {
-            generate_name: Some(format!("{}-", set.name_any())),
-            namespace: set.namespace(),
+            generate_name: Some(format!("{}-", key.name)),
+            namespace: Some(key.namespace.clone()),
             labels: Some(template.metadata.labels.clone()),
             annotations: Some(annotations(set)).filter(|annotations| !annotations.is_empty()),
-            owner_references: Some(vec![controller_reference(set)]),
+            owner_references: Some(vec![controller_reference(key)]),
             finalizers: is_azure(&template.spec).then(|| vec![MACHINE_FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
@@ -138,24 +151,32 @@ fn annotations(set: &MachineSet) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
 
+    fn key() -> ObjectKey {
+        ObjectKey {
+            namespace: "ns".into(),
+            name: "workers".into(),
+            uid: "u".into(),
+        }
+    }
+
     #[test]
     fn machines_of_ours_are_born_with_their_finalizer_and_others_are_not() {
         let mut set = MachineSet::new("workers", Default::default());
-        assert!(machine(&set).finalizers().is_empty());
+        assert!(machine(&key(), &set).finalizers().is_empty());
         set.spec.template.spec.provider_spec.value = Some(serde_json::json!({"kind": "AWSMachineProviderConfig"}));
-        assert!(machine(&set).finalizers().is_empty());
+        assert!(machine(&key(), &set).finalizers().is_empty());
         set.spec.template.spec.provider_spec.value = Some(serde_json::json!({"kind": "AzureMachineProviderSpec"}));
-        assert_eq!(machine(&set).finalizers(), [MACHINE_FINALIZER]);
+        assert_eq!(machine(&key(), &set).finalizers(), [MACHINE_FINALIZER]);
     }
 
     #[test]
     fn mounts_named_on_the_set_reach_its_machines_unless_the_template_names_its_own() {
         let mut set = MachineSet::new("workers", Default::default());
-        assert_eq!(machine(&set).metadata.annotations, None);
+        assert_eq!(machine(&key(), &set).metadata.annotations, None);
         set.annotations_mut()
             .insert(MOUNTS_ANNOTATION.into(), "lun0:/a:xfs".into());
         set.annotations_mut().insert("other".into(), "stays".into());
-        let of = |set: &MachineSet| machine(set).annotations().clone();
+        let of = |set: &MachineSet| machine(&key(), set).annotations().clone();
         assert_eq!(
             of(&set),
             BTreeMap::from([(MOUNTS_ANNOTATION.into(), "lun0:/a:xfs".into())])

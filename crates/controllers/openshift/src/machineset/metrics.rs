@@ -10,13 +10,13 @@ use prometheus_client::metrics::gauge::ConstGauge;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     name: String,
-    namespace: String,
+    namespace: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CreatedLabels {
     name: String,
-    namespace: String,
+    namespace: Option<String>,
     api_version: &'static str,
 }
 
@@ -87,6 +87,6 @@ impl Collector for Sets {
 fn labels(set: &MachineSet) -> Labels {
     Labels {
         name: set.name_any(),
-        namespace: set.namespace().unwrap_or_default(),
+        namespace: set.namespace(),
     }
 }

@@ -2,6 +2,7 @@
 //! does not reconcile a set before the cache shows the set's last writes, and after a lost answer it observes live.
 
 mod apply;
+mod capacity;
 mod error;
 mod metrics;
 mod observe;
@@ -10,6 +11,7 @@ mod status;
 use std::sync::Arc;
 
 use capstan_api::openshift::{Machine, MachineSet};
+use capstan_azure::Clients;
 use capstan_core::machineset::{self, Step};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
@@ -21,22 +23,33 @@ use kube::runtime::reflector::ObjectRef;
 
 pub use error::Error;
 
+use crate::account::Accounts;
+use capacity::{Lookup, State};
+
 /// Set on a Node by the machine that it belongs to, as `namespace/name`.
 pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
 
 struct Controller {
+    accounts: Accounts,
     machines: Cache<Machine>,
     nodes: Cache<Node>,
 }
 
-/// What the plan depends on, and the selector that the status shows.
-struct Observed {
+enum Observed {
+    Managed(Managed),
+    /// Cluster API manages the set.
+    Paused,
+}
+
+/// What the plan depends on, and what the status shows.
+struct Managed {
     plan: machineset::Observed,
     selector: Selector,
+    capacity: Lookup,
 }
 
 /// Runs until the context's shutdown.
-pub async fn run(context: Context) {
+pub async fn run(context: Context, clients: Clients) {
     let (sets, machines, nodes) = (
         context.cache::<MachineSet>(),
         context.cache::<Machine>(),
@@ -64,13 +77,17 @@ pub async fn run(context: Context) {
     Reconciler::new(&context, sets)
         .watches(&machines, of_machine)
         .watches(&nodes, of_node)
-        .run(Arc::new(Controller { machines, nodes }))
+        .run(Arc::new(Controller {
+            accounts: Accounts::new(context.client.clone(), clients, context.clock),
+            machines,
+            nodes,
+        }))
         .await;
 }
 
 impl Reconcile for Controller {
     type Object = MachineSet;
-    type State = ();
+    type State = State;
     type Observed = Observed;
     type Step = Step;
     type Error = Error;
@@ -78,12 +95,22 @@ impl Reconcile for Controller {
     const NAME: &'static str = "machineset";
     const COMPONENT: &'static str = "machineset-controller";
 
-    async fn observe(&self, scope: &mut Scope<MachineSet>, _: &mut ()) -> Result<Option<Observed>, Error> {
-        self.observe_set(scope).await
+    async fn observe(&self, scope: &mut Scope<MachineSet>, state: &mut State) -> Result<Option<Observed>, Error> {
+        self.observe_set(scope, state).await
     }
 
     fn plan(observed: &Observed, now: Timestamp) -> Plan<Step> {
-        machineset::plan(&observed.plan, now)
+        let Observed::Managed(managed) = observed else {
+            return Plan::idle();
+        };
+        let mut plan = machineset::plan(&managed.plan, now);
+        if !matches!(managed.capacity, Lookup::Known(_)) {
+            plan.requeue = Some(
+                plan.requeue
+                    .map_or(capacity::RETRY, |requeue| requeue.min(capacity::RETRY)),
+            );
+        }
+        plan
     }
 
     async fn apply(
@@ -91,12 +118,13 @@ impl Reconcile for Controller {
         step: Step,
         _: &mut Observed,
         scope: &mut Scope<MachineSet>,
-        _: &mut (),
+        _: &mut State,
     ) -> Result<Outcome, Error> {
         match step {
             Step::Adopt(machines) => self.adopt(scope, machines).await?,
             Step::Create(count) => self.create(scope, count).await?,
             Step::Delete(machines) => self.delete(scope, machines).await?,
+            Step::Annotate(annotations) => self.annotate(scope, annotations).await?,
         }
         Ok(Outcome::Done)
     }

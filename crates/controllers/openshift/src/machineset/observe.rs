@@ -1,11 +1,12 @@
 //! Reads a set, its machines and their nodes into what the plan depends on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::openshift::{DeletePolicy, Machine, MachineSet};
 use capstan_core::machine::is_machine_apis;
-use capstan_core::machineset::{self, Desired, Member, Owner};
+use capstan_core::machineset::{self, Desired, Member, Owner, capacity};
 use capstan_core::validate::openshift::is_azure;
 use capstan_kube::runtime::Scope;
 use jiff::Timestamp;
@@ -14,7 +15,8 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 
-use super::{Controller, Error, Observed};
+use super::capacity::Lookup;
+use super::{Controller, Error, Managed, Observed, State};
 
 /// Annotations that ask for a machine to be deleted first; the second is the older name.
 const DELETE_ANNOTATIONS: [&str; 2] = [
@@ -23,10 +25,17 @@ const DELETE_ANNOTATIONS: [&str; 2] = [
 ];
 
 impl Controller {
-    pub(super) async fn observe_set(&self, scope: &mut Scope<MachineSet>) -> Result<Option<Observed>, Error> {
+    pub(super) async fn observe_set(
+        &self,
+        scope: &mut Scope<MachineSet>,
+        state: &mut State,
+    ) -> Result<Option<Observed>, Error> {
         let set = scope.object.clone();
-        if scope.is_deleting() || !is_managed(&set) {
+        if scope.is_deleting() || !is_of_azure(&set) {
             return Ok(None);
+        }
+        if !is_managed(&set) {
+            return Ok(Some(Observed::Paused));
         }
         let selector = selector(&set)?;
         let machines = if scope.live {
@@ -37,20 +46,27 @@ impl Controller {
         };
         let members: Vec<_> = machines
             .iter()
-            .map(|machine| {
+            .filter_map(|machine| {
                 let node = node_name(machine).and_then(|name| self.nodes.get(None, name));
                 member(&set, machine, node.as_deref())
             })
             .collect();
         let orphans = members.iter().any(|member| member.owner == Owner::Nobody);
-        Ok(Some(Observed {
+        let capacity = self.capacity(scope, state).await;
+        let annotations = match &capacity {
+            Lookup::Known(capacity) => capacity::annotations(set.annotations(), capacity),
+            Lookup::UnknownSize(_) | Lookup::Failed => BTreeMap::new(),
+        };
+        Ok(Some(Observed::Managed(Managed {
             plan: machineset::Observed {
                 desired: desired(&set),
                 members,
                 set_confirmed: orphans && is_there(scope).await?,
+                annotations,
             },
             selector,
-        }))
+            capacity,
+        })))
     }
 
     /// Lists the machines from the API server, and waits from then on until the cache shows them.
@@ -80,8 +96,12 @@ async fn is_there(scope: &Scope<MachineSet>) -> Result<bool, Error> {
 /// controller reconciles them; two would each create what is missing.
 fn is_managed(set: &MachineSet) -> bool {
     let status = set.status.as_ref().and_then(|status| status.authoritative_api.as_ref());
+    is_of_azure(set) && is_machine_apis(set.spec.authoritative_api.as_ref(), status)
+}
+
+fn is_of_azure(set: &MachineSet) -> bool {
     let value = set.spec.template.spec.provider_spec.value.as_ref();
-    value.is_none_or(is_azure) && is_machine_apis(set.spec.authoritative_api.as_ref(), status)
+    value.is_none_or(is_azure)
 }
 
 pub fn node_name(machine: &Machine) -> Option<&str> {
@@ -127,12 +147,12 @@ fn owner(set: &MachineSet, machine: &Machine) -> Owner {
     }
 }
 
-fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Member {
+fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Option<Member> {
     let status = machine.status.as_ref();
     let labels = machine.labels();
-    Member {
+    Some(Member {
         name: machine.name_any(),
-        uid: machine.metadata.uid.clone().unwrap_or_default(),
+        uid: machine.uid()?,
         created: machine
             .creation_timestamp()
             .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
@@ -151,7 +171,7 @@ fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Member {
             .labels
             .iter()
             .all(|(key, value)| labels.get(key) == Some(value)),
-    }
+    })
 }
 
 fn ready_since(node: &Node) -> Option<Timestamp> {

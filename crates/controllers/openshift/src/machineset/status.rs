@@ -7,7 +7,9 @@ use capstan_core::machineset;
 use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
 
-use super::{Error, Observed};
+use super::capacity::Lookup;
+use super::{Error, Managed, Observed};
+use crate::machine::status::paused;
 
 /// Counts move with every machine; they are written at most this often.
 const PACE: Duration = Duration::from_secs(1);
@@ -20,7 +22,11 @@ pub fn status(
     result: Result<(), &Error>,
     now: Timestamp,
 ) -> Report<MachineSet> {
-    let before = set.status.clone().unwrap_or_default();
+    let mut before = set.status.clone().unwrap_or_default();
+    let (spec, authority) = (set.spec.authoritative_api.as_ref(), before.authoritative_api.as_ref());
+    if let Some(conditions) = paused(&before.conditions, spec, authority, now) {
+        before.conditions = conditions;
+    }
     let after = match (observed, result) {
         (_, Err(error @ Error::Invalid { .. })) => MachineSetStatus {
             error_reason: Some(INVALID.to_owned()),
@@ -28,7 +34,8 @@ pub fn status(
             observed_generation: set.metadata.generation,
             ..before.clone()
         },
-        (Some(observed), _) => counted(set, observed, before.clone(), now),
+        (Some(Observed::Managed(managed)), _) => counted(set, managed, before.clone(), now),
+        (Some(Observed::Paused), _) => before.clone(),
         (None, _) => return Report::nothing(),
     };
     // A change of the spec is answered at once.
@@ -41,12 +48,22 @@ pub fn status(
     report.events = match result {
         Err(error @ Error::Invalid { .. }) => vec![EventNote::warning("FailedValidate", error.to_string())],
         Err(error @ Error::Create(_)) => vec![EventNote::warning("FailedCreate", error.to_string())],
-        _ => Vec::new(),
+        Err(Error::Kube(_)) | Ok(()) => Vec::new(),
     };
+    if let Some(Observed::Managed(Managed {
+        capacity: Lookup::UnknownSize(size),
+        ..
+    })) = observed
+    {
+        report.events.push(EventNote::warning(
+            "FailedUpdate",
+            format!("Failed to set autoscaling from zero annotations, instance type unknown: {size:?}"),
+        ));
+    }
     report
 }
 
-fn counted(set: &MachineSet, observed: &Observed, before: MachineSetStatus, now: Timestamp) -> MachineSetStatus {
+fn counted(set: &MachineSet, observed: &Managed, before: MachineSetStatus, now: Timestamp) -> MachineSetStatus {
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let counts = machineset::counts(&observed.plan, now);
     MachineSetStatus {

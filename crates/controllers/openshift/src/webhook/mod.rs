@@ -23,6 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 
+use crate::platform::Platform;
 use crate::sizes::Sizes;
 use certificate::Certificate;
 use configuration::Registration;
@@ -105,12 +106,20 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         // Copies that work in different namespaces of one cluster do not take each other's place.
         options.name = format!("{}-{namespace}", options.name);
     }
-    if options.cluster_id.is_empty() {
-        options.cluster_id = cluster_id(&context.client).await.unwrap_or_default();
+    let mut operator = false;
+    if let Platform::Azure(cluster) = read_platform(&context).await {
+        operator = true;
+        if options.cluster_id.is_empty() {
+            options.cluster_id = cluster.name.clone();
+        }
+        options.azure = options
+            .azure
+            .and_then(|clients| crate::platform::clients(&clients, &cluster).ok());
     }
     let current = Arc::new(ServerCertificate::default());
     let rules = serve::Rules {
         cluster_id: options.cluster_id.as_str().into(),
+        operator,
         sizes: options
             .azure
             .clone()
@@ -149,16 +158,21 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
     }
 }
 
-/// The name that an OpenShift cluster gives its infrastructure.
-async fn cluster_id(client: &kube::Client) -> Option<String> {
-    let request = http::Request::get("/apis/config.openshift.io/v1/infrastructures/cluster")
-        .body(Vec::new())
-        .ok()?;
-    let infrastructure: serde_json::Value = client.request(request).await.ok()?;
-    infrastructure
-        .pointer("/status/infrastructureName")?
-        .as_str()
-        .map(str::to_owned)
+/// Reads the cluster's platform until the API server answers: machines need the cluster's name from the first one on.
+async fn read_platform(context: &Context) -> Platform {
+    for failures in 1.. {
+        let error = match Platform::read(&context.client).await {
+            Ok(platform) => return platform,
+            Err(error) => error,
+        };
+        tracing::warn!(%error, "cannot read the cluster's Infrastructure object");
+        let wait = backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(CHECK_INTERVAL);
+        tokio::select! {
+            () = context.shutdown.cancelled() => break,
+            () = context.clock.sleep(wait) => {}
+        }
+    }
+    Platform::Plain
 }
 
 struct Keeper {

@@ -15,10 +15,13 @@ use super::Error;
 use super::configuration::{MUTATE, VALIDATE};
 use super::review::{self, Request};
 use crate::sizes::Sizes;
+use capstan_api::openshift::AzureMachineProviderSpec;
 
 #[derive(Clone)]
 pub struct Rules {
     pub cluster_id: Arc<str>,
+    /// The admission of machine-api-operator runs beside this one.
+    pub operator: bool,
     pub sizes: Option<Sizes>,
 }
 
@@ -47,7 +50,12 @@ async fn mutate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<
         return no_request();
     };
     let patch = review::defaults(&request, &rules.cluster_id);
-    Json(review::patched(response, &patch).into_review())
+    let mut response = review::patched(response, &patch);
+    if rules.operator {
+        let dropped = review::changed_spec(&request).map(|spec| dropped_by_operator(&spec));
+        response.warnings = dropped.filter(|warnings| !warnings.is_empty()).or(response.warnings);
+    }
+    Json(response.into_review())
 }
 
 async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<Review> {
@@ -65,6 +73,20 @@ async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Jso
     Json(review::judged(response, findings).into_review())
 }
 
+/// Returns warnings about the fields that the admission of machine-api-operator does not know: it is called after this one
+/// and drops them.
+fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
+    let disks = spec.data_disks.iter().enumerate();
+    let own = disks.filter(|(_, disk)| disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some());
+    own.map(|(index, _)| {
+        format!(
+            "providerSpec.dataDisks[{index}]: the admission of machine-api-operator drops diskIOPSReadWrite and \
+             diskMBpsReadWrite: the disk gets Azure's default performance"
+        )
+    })
+    .collect()
+}
+
 /// Listens, and answers until the shutdown. Returns the address bound.
 pub async fn start(
     listen: SocketAddr,
@@ -77,4 +99,23 @@ pub async fn start(
         address: listen,
         reason: error.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{good, ultra};
+
+    #[test]
+    fn fields_that_another_admission_drops_are_named() {
+        let mut spec = good();
+        spec.data_disks = vec![ultra(0), ultra(1)];
+        assert!(dropped_by_operator(&spec).is_empty());
+        spec.data_disks[1].disk_iops_read_write = Some(500);
+        let warnings = dropped_by_operator(&spec);
+        assert!(
+            warnings.len() == 1 && warnings[0].starts_with("providerSpec.dataDisks[1]: "),
+            "{warnings:?}"
+        );
+    }
 }

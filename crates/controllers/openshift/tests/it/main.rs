@@ -14,5 +14,8 @@ mod hostile;
 mod lifecycle;
 mod machineset;
 mod network;
+mod still;
 mod support;
+mod takeover;
+mod upstream;
 mod webhook;

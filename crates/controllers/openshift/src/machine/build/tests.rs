@@ -1,4 +1,4 @@
-use super::super::names::tests::sample;
+use super::super::ids::tests::sample;
 use super::*;
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -8,6 +8,7 @@ use capstan_api::openshift::{AzureMachineProviderSpec, CLUSTER_ID_LABEL, Machine
 use capstan_azure::ResourceId;
 use capstan_azure::model::VirtualMachine;
 use capstan_core::azure_names::AzureName;
+use capstan_core::machine::cluster::Cluster;
 use capstan_core::machine::names::Names;
 use capstan_kube::runtime::ObjectKey;
 use kube::ResourceExt as _;
@@ -85,9 +86,17 @@ pub fn check_subscription(machine: &Machine, names: &Names) -> Result<(), Error>
     }
 }
 
-pub fn names(key: &ObjectKey, machine: &Machine, spec: &AzureMachineProviderSpec, place: &Place) -> Names {
+pub fn names(
+    key: &ObjectKey,
+    machine: &Machine,
+    spec: &AzureMachineProviderSpec,
+    place: &Place,
+    cluster: Cluster,
+) -> Names {
     let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-    let asked = given(&spec.resource_group).unwrap_or_else(|| place.group.clone());
+    let first = |values: [&String; 2]| values.into_iter().find(|value| !value.is_empty()).cloned();
+    let clusters = first([&place.group, &cluster.group]).unwrap_or_default();
+    let asked = given(&spec.resource_group).unwrap_or_else(|| clusters.clone());
     // Where the virtual machine is counts for more than where the spec asks for it by now.
     let group = match located(machine) {
         Some(id) if !id.group.eq_ignore_ascii_case(&asked) => id.group,
@@ -100,9 +109,11 @@ pub fn names(key: &ObjectKey, machine: &Machine, spec: &AzureMachineProviderSpec
             .find(|owner| owner.kind == "MachineSet")
             .map(|owner| owner.name.clone())
     };
+    let labelled = label(CLUSTER_ID_LABEL).unwrap_or_default();
+    let network = given(&spec.network_resource_group).or_else(|| first([&cluster.network_group, &clusters]));
     Names {
         subscription: place.subscription.clone(),
-        network_group: given(&spec.network_resource_group).unwrap_or_else(|| group.clone()),
+        network_group: network.unwrap_or_else(|| group.clone()),
         group,
         // By the name that is also good for a label.
         location: sizes::region(&given(&spec.location).unwrap_or_else(|| place.location.clone())),
@@ -110,7 +121,9 @@ pub fn names(key: &ObjectKey, machine: &Machine, spec: &AzureMachineProviderSpec
         namespace: key.namespace.clone(),
         uid: key.uid.clone(),
         created: machine.creation_timestamp().map(|time| time.0),
-        cluster: label(CLUSTER_ID_LABEL).unwrap_or_default(),
+        cluster: first([&cluster.name, &labelled]).unwrap_or_default(),
+        labelled,
+        cluster_tags: cluster.tags,
         set: label(MACHINESET_LABEL).or_else(owner),
     }
 }
@@ -130,6 +143,8 @@ pub(crate) mod tests {
             uid: "u1".into(),
             created: None,
             cluster: "c".into(),
+            labelled: "c".into(),
+            cluster_tags: Default::default(),
             set: None,
         }
     }
@@ -157,9 +172,12 @@ pub(crate) mod tests {
             uid: "u1".into(),
         };
         let mut machine = Machine::new("m1", Default::default());
-        assert_eq!(names(&key, &machine, &spec, &place).group, "elsewhere");
+        assert_eq!(
+            names(&key, &machine, &spec, &place, Cluster::default()).group,
+            "elsewhere"
+        );
         machine.spec.provider_id = Some(sample().provider_id());
-        assert_eq!(names(&key, &machine, &spec, &place).group, "group");
+        assert_eq!(names(&key, &machine, &spec, &place, Cluster::default()).group, "group");
     }
 
     #[test]

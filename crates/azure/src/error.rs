@@ -1,7 +1,7 @@
 //! Errors of Azure, with Azure's own code, message and details.
 
-use capstan_core::Class;
 use capstan_core::azure_names::InvalidName;
+use capstan_core::{Class, Classified};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -119,10 +119,12 @@ impl ArmError {
             || self.code.contains("Quota")
             || self.code.ends_with("LimitReached")
     }
+}
 
-    /// Whether to try again: refusals of the request's content are terminal; conflicts, quota, capacity, missing
-    /// rights (role assignments take minutes to spread) and trouble on Azure's side are not.
-    pub fn class(&self) -> Class {
+/// Refusals of the request's content are terminal; conflicts, quota, capacity, missing
+/// rights (role assignments take minutes to spread) and trouble on Azure's side are not.
+impl Classified for ArmError {
+    fn class(&self) -> Class {
         match (self.status, self.retry_after) {
             (429, after) => Class::Throttled(after.unwrap_or(DEFAULT_THROTTLE)),
             (500.. | 408 | 409, Some(after)) => Class::Throttled(after),
@@ -206,8 +208,8 @@ impl From<InvalidName> for Error {
     }
 }
 
-impl Error {
-    pub fn class(&self) -> Class {
+impl Classified for Error {
+    fn class(&self) -> Class {
         match self {
             Error::Arm { error, .. } => error.class(),
             Error::Throttled { after, .. } => Class::Throttled(*after),
@@ -223,7 +225,9 @@ impl Error {
             Error::Invalid { .. } | Error::NotOwned { .. } => Class::Terminal,
         }
     }
+}
 
+impl Error {
     /// Azure's error, where Azure answered with one.
     pub fn arm(&self) -> Option<&ArmError> {
         match self {

@@ -6,7 +6,7 @@
 //! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
 //! - every request passes the [`capstan_core::interceptor::Interceptors`], so that tests can count, fail or stop each effect;
 //! - names never change where a request goes, and only a resource that was read and proven owned is deleted;
-//! - errors keep Azure's code, message and details, and have an [`Error::class`].
+//! - errors keep Azure's code, message and details, and are [`capstan_core::Classified`].
 
 pub mod assertion;
 pub mod budget;

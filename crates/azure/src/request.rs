@@ -5,7 +5,7 @@
 
 use crate::client::{Client, Put};
 use crate::{Error, Operation, Progress};
-use capstan_core::Class;
+use capstan_core::{Class, Classified};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 

@@ -10,16 +10,17 @@ use crate::cache::Change;
 
 /// Taints that keep pods away for a while: the node is not initialized, not healthy or about to be removed. Other taints
 /// reserve a node for some pods; such a node takes the pods that it is there for.
-const TEMPORARY_TAINTS: [&str; 8] = [
+const TEMPORARY_TAINTS: [&str; 7] = [
     "node.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
     "node.cluster.x-k8s.io/",
-    "node.cilium.io/agent-not-ready",
     "ToBeDeletedByClusterAutoscaler",
     "startup-taint.cluster-autoscaler.kubernetes.io/",
     "ignore-taint.cluster-autoscaler.kubernetes.io/",
     "karpenter.sh/",
 ];
+/// The taints of network plugins and drivers that do not run yet end so.
+const STARTING_TAINTS: [&str; 2] = ["not-ready", "uninitialized"];
 /// A Node has a handful of addresses; no more than this are indexed.
 const ADDRESSES: usize = 16;
 /// A trimmed Node of a workload cluster has 1 to 4 KiB of text; one with more than this is reduced to its name.
@@ -58,7 +59,9 @@ fn taints(node: &Node) -> impl Iterator<Item = &Taint> {
 
 fn repels_for_a_while(taint: &Taint) -> bool {
     let repels = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    repels && TEMPORARY_TAINTS.iter().any(|prefix| taint.key.starts_with(prefix))
+    let temporary = TEMPORARY_TAINTS.iter().any(|prefix| taint.key.starts_with(prefix));
+    let starting = STARTING_TAINTS.iter().any(|suffix| taint.key.ends_with(suffix));
+    repels && (temporary || starting)
 }
 
 /// Returns the provider id in lower case: Azure's own services disagree on the case, and UUIDs have none.
@@ -240,6 +243,7 @@ mod tests {
     #[case::no_condition(json!({}), json!([]), false)]
     #[case::cordoned(json!({"unschedulable": true}), ready(), false)]
     #[case::uninitialized(tainted("node.cluster.x-k8s.io/uninitialized", "NoSchedule"), ready(), false)]
+    #[case::no_network_yet(tainted("node.cilium.io/agent-not-ready", "NoExecute"), ready(), false)]
     #[case::about_to_be_removed(tainted("ToBeDeletedByClusterAutoscaler", "NoSchedule"), ready(), false)]
     #[case::under_pressure(tainted("node.kubernetes.io/disk-pressure", "NoSchedule"), ready(), false)]
     #[case::a_preference(tainted("node.kubernetes.io/x", "PreferNoSchedule"), ready(), true)]

@@ -1,4 +1,5 @@
 use super::*;
+use capstan_core::Classified;
 use proptest::prelude::*;
 use rstest::rstest;
 

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use capstan_azure::model::NetworkInterface;
 use capstan_azure::{Client, Clients, Cloud, Credential, Owned, Resource as _, Secret, Settings};
-use capstan_core::Class;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
+use capstan_core::{Class, Classified};
 use capstan_sim::azure::{Azure, Config, Handle, Request};
 use futures::future::{join_all, try_join_all};
 use serde_json::json;

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_azure::client::When;
 use capstan_azure::model::*;
 use capstan_azure::{Client, Clients, Cloud, Credential, Error, Operation, Owned, Request, Resource, Secret, Settings};
-use capstan_core::Class;
+use capstan_core::{Class, Classified};
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle};
 use serde_json::json;
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureClusterStatus};
 use capstan_api::capi::PAUSED_ANNOTATION;
-use capstan_core::Class;
 use capstan_core::validate::azure_cluster;
+use capstan_core::{Class, Classified};
 use capstan_kube::capi::Cluster;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Outcome, Plan, Reconcile, Report, Scope};

@@ -1,7 +1,6 @@
 //! Why a pool or a cluster is not in its desired state.
 
-use capstan_core::Class;
-use capstan_kube::Classified;
+use capstan_core::{Class, Classified};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -26,17 +25,19 @@ impl From<kube::Error> for Error {
     }
 }
 
-impl Error {
-    pub fn class(&self) -> Class {
+impl Classified for Error {
+    fn class(&self) -> Class {
         match self {
             Self::Azure(error) => error.class(),
             Self::Kube(error) => error.class(),
-            // The identity, its secret and its namespace's labels are changed without a change of the pool.
+            // The identity, its secret and its namespace's labels change without a change of the pool.
             Self::Identity { .. } | Self::NotReady(_) => Class::Transient,
             Self::Invalid(_) => Class::Terminal,
         }
     }
+}
 
+impl Error {
     /// Whether Azure refuses the credential. Its Secret changes without a change of the pool.
     pub fn is_about_credentials(&self) -> bool {
         use capstan_azure::Error::{Credential, SignIn};
@@ -64,12 +65,6 @@ impl Error {
             Self::Invalid(_) => "InvalidConfiguration",
             Self::NotReady(_) => "WaitingForDependency",
         }
-    }
-}
-
-impl Classified for Error {
-    fn class(&self) -> Class {
-        Error::class(self)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Azure machine pools whose machines have a life of their own: AzureMachinePool, AzureMachinePoolMachine, and as much of
 //! AzureCluster as a cluster needs.
 //!
-//! One actor per pool does the cloud work for the pool and all its machines; see [`pool`].
+//! One reconcile does the cloud work for a pool and all its machines; see [`pool`].
 
 mod cluster;
 mod error;
@@ -12,17 +12,17 @@ pub mod pool;
 pub use error::Error;
 pub use identity::{Namespaces, SignIn};
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool, AzureMachinePoolMachine};
-use capstan_kube::expectations::Expectations;
+use capstan_kube::runtime::{Reconciler, Trigger};
 use capstan_kube::workload::{NodeEvent, Workloads};
-use capstan_kube::{Cache, Context, Reconciler, Recorder, Trigger, capi, runtime};
+use capstan_kube::{Cache, Context, capi};
 use futures::StreamExt;
-use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
 
 /// Nodes that change within this time of each other ask for one reconcile.
 const TOGETHER: Duration = Duration::from_millis(250);
@@ -51,37 +51,16 @@ pub struct Controller {
     pub(crate) options: Options,
     pub(crate) azure: capstan_azure::Clients,
     pub(crate) workloads: Workloads,
-    pub(crate) recorder: Recorder,
     pub(crate) pools: Cache<AzureMachinePool>,
     pub(crate) machines: Cache<AzureMachinePoolMachine>,
     pub(crate) machine_pools: Cache<capi::MachinePool>,
     pub(crate) owner_machines: Cache<capi::Machine>,
     pub(crate) clusters: Cache<capi::Cluster>,
     pub(crate) azure_clusters: Cache<AzureCluster>,
-    pub(crate) expectations: Expectations<String>,
-    pub(crate) trigger: Trigger<AzureMachinePool>,
-    states: Mutex<HashMap<String, Arc<tokio::sync::Mutex<pool::State>>>>,
+    trigger: Trigger<AzureMachinePool>,
 }
 
 impl Controller {
-    pub(crate) fn state(&self, pool: &AzureMachinePool) -> Arc<tokio::sync::Mutex<pool::State>> {
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        states.entry(pool.uid().unwrap_or_default()).or_default().clone()
-    }
-
-    pub(crate) fn forget(&self, pool: &AzureMachinePool) {
-        let uid = pool.uid().unwrap_or_default();
-        self.states.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
-        self.expectations.forget(&uid);
-    }
-
-    /// The pool itself was written: the next pass waits until the cache shows it.
-    pub(crate) fn wrote(&self, pool: &AzureMachinePool, written: Option<&AzureMachinePool>) {
-        if let (Some(uid), Some(version)) = (pool.uid(), written.and_then(ResourceExt::resource_version)) {
-            self.expectations.wrote(&uid, uid.clone(), version);
-        }
-    }
-
     /// The pool that a Machine of Cluster API was made for.
     fn pool_of(&self, machine: &capi::Machine) -> Vec<ObjectRef<AzureMachinePool>> {
         let mut owners = machine.owner_references().iter();
@@ -119,44 +98,42 @@ impl Controller {
 fn infrastructure(pool: &capi::MachinePool) -> Vec<ObjectRef<AzureMachinePool>> {
     let reference = &pool.spec.template.spec.infrastructure_ref;
     let ours = reference.is(AzureMachinePool::GROUP, AzureMachinePool::KIND);
-    let namespace = pool.namespace().unwrap_or_default();
-    ours.then(|| ObjectRef::new(&reference.name).within(&namespace))
-        .into_iter()
-        .collect()
+    let object = ours.then(|| object(&reference.name, pool.namespace()));
+    object.into_iter().collect()
 }
 
 /// The pool that a machine belongs to.
 fn owner(machine: &AzureMachinePoolMachine) -> Vec<ObjectRef<AzureMachinePool>> {
-    let namespace = machine.namespace().unwrap_or_default();
     let owners = machine
         .owner_references()
         .iter()
         .filter(|owner| owner.kind == AzureMachinePool::KIND);
-    owners
-        .map(|owner| ObjectRef::new(&owner.name).within(&namespace))
-        .collect()
+    owners.map(|owner| object(&owner.name, machine.namespace())).collect()
+}
+
+fn object<K: Resource<DynamicType = ()>>(name: &str, namespace: Option<String>) -> ObjectRef<K> {
+    let mut object = ObjectRef::new(name);
+    object.namespace = namespace;
+    object
 }
 
 /// Runs the controllers until the context is shut down.
 pub async fn run(context: Context, azure: capstan_azure::Clients, options: Options) -> Result<(), Error> {
     let pools = context.cache::<AzureMachinePool>();
     let clusters = context.cache::<AzureCluster>();
-    let reconciler = Reconciler::new("azuremachinepool", &context, pools.clone());
-    let azure_clusters = runtime::Reconciler::new(&context, clusters.clone());
+    let reconciler = Reconciler::new(&context, pools.clone());
+    let azure_clusters = Reconciler::new(&context, clusters.clone());
     let controller = Arc::new(Controller {
         azure,
         options,
         workloads: Workloads::new(&context),
-        recorder: context.recorder(COMPONENT),
         pools,
         machines: context.cache(),
         machine_pools: context.cache(),
         owner_machines: context.cache(),
         clusters: context.cache(),
         azure_clusters: clusters,
-        expectations: Expectations::default(),
         trigger: reconciler.trigger(),
-        states: Mutex::default(),
         context,
     });
     controller.ready().await?;
@@ -165,7 +142,6 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
         () = pools_controller(controller.clone(), reconciler) => {}
         () = clusters_controller(controller.clone(), azure_clusters) => {}
         () = follow_nodes(controller.clone()) => {}
-        () = follow_deletions(controller.clone()) => {}
     }
     Ok(())
 }
@@ -210,21 +186,18 @@ async fn pools_controller(controller: Arc<Controller>, reconciler: Reconciler<Az
                 None => of_owner.pool_of(machine),
             }
         });
-    reconciler
-        .run(move |pool| pool::reconcile(controller.clone(), pool))
-        .await;
+    reconciler.run(Arc::new(pool::Pools(controller))).await;
 }
 
-async fn clusters_controller(controller: Arc<Controller>, reconciler: runtime::Reconciler<AzureCluster>) {
+async fn clusters_controller(controller: Arc<Controller>, reconciler: Reconciler<AzureCluster>) {
     let reconciler = reconciler.watches(&controller.clusters, |cluster: &capi::Cluster| {
-        let namespace = cluster.namespace().unwrap_or_default();
         let reference = cluster
             .spec
             .infrastructure_ref
             .iter()
             .filter(|r| r.is(AzureCluster::GROUP, AzureCluster::KIND));
         reference
-            .map(|reference| ObjectRef::new(&reference.name).within(&namespace))
+            .map(|reference| object(&reference.name, cluster.namespace()))
             .collect()
     });
     reconciler.run(Arc::new(cluster::Clusters(controller))).await;
@@ -233,31 +206,29 @@ async fn clusters_controller(controller: Arc<Controller>, reconciler: runtime::R
 /// A node that comes, goes or changes its readiness asks for a reconcile of its pool; many at once ask for one.
 async fn follow_nodes(controller: Arc<Controller>) {
     let mut events = std::pin::pin!(controller.workloads.events());
-    let mut poke: HashSet<ObjectRef<AzureMachinePool>> = HashSet::new();
-    let mut due: Option<tokio::time::Instant> = None;
+    let mut concerned = HashSet::new();
     loop {
-        let flush = async {
-            match due {
-                Some(due) => tokio::time::sleep_until(due).await,
-                None => std::future::pending().await,
-            }
+        let Some(event) = events.next().await else {
+            return std::future::pending().await;
         };
-        tokio::select! {
-            event = events.next() => {
-                let Some(event) = event else { return std::future::pending().await };
-                poke.extend(concerned(&controller, event));
-                due = due.or_else(|| (!poke.is_empty()).then(|| tokio::time::Instant::now() + TOGETHER));
-            }
-            () = flush => {
-                poke.drain().for_each(|pool| controller.trigger.poke(pool));
-                due = None;
+        concerned.extend(concerned_pools(&controller, event));
+        if concerned.is_empty() {
+            continue;
+        }
+        let pause = controller.context.clock.sleep(TOGETHER);
+        let mut pause = std::pin::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => break,
+                Some(event) = events.next() => concerned.extend(concerned_pools(&controller, event)),
             }
         }
+        concerned.drain().for_each(|pool| controller.trigger.wake(pool));
     }
 }
 
 /// Returns the pools that an event concerns; a heartbeat is no event.
-fn concerned(controller: &Controller, event: NodeEvent) -> Vec<ObjectRef<AzureMachinePool>> {
+fn concerned_pools(controller: &Controller, event: NodeEvent) -> Vec<ObjectRef<AzureMachinePool>> {
     match event {
         NodeEvent::Node { cluster, node, .. } => {
             let id = capstan_kube::nodes::provider_id(&node).unwrap_or_default();
@@ -273,23 +244,4 @@ fn concerned(controller: &Controller, event: NodeEvent) -> Vec<ObjectRef<AzureMa
         }
         NodeEvent::Cluster(cluster) => controller.pools_of(Some(&cluster.namespace), &cluster.name),
     }
-}
-
-/// The caches' writes of machines that are gone are not waited for any more.
-async fn follow_deletions(controller: Arc<Controller>) {
-    let machines = controller
-        .machines
-        .subscribe()
-        .filter(|change| std::future::ready(change.gone));
-    let owners = controller
-        .owner_machines
-        .subscribe()
-        .filter(|change| std::future::ready(change.gone));
-    let machines = machines.map(|change| change.object.uid());
-    let owners = owners.map(|change| change.object.uid());
-    let mut gone = std::pin::pin!(futures::stream::select(machines, owners));
-    while let Some(uid) = gone.next().await {
-        controller.expectations.gone(&uid.unwrap_or_default());
-    }
-    std::future::pending().await
 }

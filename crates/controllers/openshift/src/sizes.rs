@@ -10,7 +10,7 @@ use capstan_api::openshift::AzureMachineProviderSpec;
 use capstan_azure::{Ability, Client, Clients, Size};
 use capstan_core::disks::azure::{ultra_enabled, ultra_unsupported};
 use capstan_core::validate::openshift::too_many_disks;
-use capstan_core::{Class, Clock, Memo};
+use capstan_core::{Class, Classified, Clock, Memo};
 
 use crate::account::{self, Accounts};
 use k8s_openapi::api::authentication::v1::UserInfo;

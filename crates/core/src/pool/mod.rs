@@ -24,6 +24,8 @@ pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
 
 use std::time::Duration;
 
+use crate::drain::Drained;
+
 /// How much of the plan can be carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
@@ -35,6 +37,8 @@ pub enum Mode {
     FinishOnly,
     /// The pool is deleted: machines first, then the scale set, then the object.
     Teardown,
+    /// The pool is deleted and its cluster is gone: no node is left to drain, but the scale set would run on.
+    Orphaned,
 }
 
 /// How machines reach a new model.
@@ -84,30 +88,16 @@ pub enum Activity {
     Deleting,
 }
 
-/// Why a node needs no further drain: without one of these no instance is deleted or updated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Drained {
-    /// No pod that has to go is left.
-    Empty,
-    /// The drain timeout has passed.
-    TimedOut,
-    /// Cluster API has drained it.
-    ByClusterApi,
-    /// The cluster itself lists no such node.
-    NoNode,
-    /// The whole cluster is deleted: pods have nowhere to go.
-    ClusterDeleted,
-}
-
 /// How the drain of a machine stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Drain {
-    /// Nobody has looked at it in this reconcile.
+    /// Not checked in this reconcile.
     #[default]
     NotRun,
     Running {
         why: String,
     },
+    /// Without this proof no instance is deleted or updated.
     Done(Drained),
 }
 
@@ -130,7 +120,7 @@ pub enum Owner {
 }
 
 /// One instance of the pool, or an object whose instance is gone.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     pub name: String,
     pub instance: Instance,
@@ -265,10 +255,19 @@ pub struct ScaleSet {
     pub deleting: bool,
 }
 
+/// What the pool's object lacks. It comes before anything is created in the cloud.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Setup {
+    Finalizer,
+    /// A Linux pool without a key of its own gets one that stays the same.
+    SshKey,
+}
+
 /// Everything that the plan depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     pub mode: Mode,
+    pub setup: Option<Setup>,
     pub desired: usize,
     pub budget: Budget,
     pub policy: DeletePolicy,
@@ -294,16 +293,11 @@ pub struct Selected {
     pub unless_available: bool,
 }
 
-/// An instance whose node is drained.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct DrainedInstance {
-    pub id: String,
-    pub drained: Drained,
-}
-
 /// One effect, with its subject. Machines are named by their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
+    AddFinalizer,
+    SetSshKey,
     CreateScaleSet {
         capacity: usize,
     },
@@ -317,10 +311,10 @@ pub enum Step {
     DeleteStray(String),
     /// Deletes the Cluster API Machine, so that Cluster API drains.
     DeleteOwner(String),
-    /// Cordons the nodes and evicts their pods.
+    /// Cordons the nodes and evicts their pods. Its outcome decides the rest: it is the last step of its plan.
     Drain(Vec<String>),
-    DeleteInstances(Vec<DrainedInstance>),
-    UpdateInstances(Vec<DrainedInstance>),
+    DeleteInstances(Vec<Drained>),
+    UpdateInstances(Vec<Drained>),
     /// The update in place is over: uncordon the node and record the model.
     FinishUpdate(String),
     /// The update in place is given up: the machine is replaced instead.
@@ -348,8 +342,6 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// The outcome of a step decides what follows: observe and plan again at once.
-    pub again: bool,
     /// When to plan again although nothing has changed.
     pub requeue: Option<Duration>,
     /// Whether machines of an older model, failed or irreparable ones remain.

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::disruption::disruptions;
 use super::{
-    Activity, Drain, DrainedInstance, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry,
-    ScaleSet, Scaling, Step, Update, waiting,
+    Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry, ScaleSet, Scaling,
+    Setup, Step, Update, waiting,
 };
+use crate::drain::Drained;
 
 /// Drains that end within this time of each other share one delete.
 pub const TOGETHER: Duration = Duration::from_secs(1);
@@ -15,11 +16,18 @@ pub const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
 
 /// Decides the next steps of a pool.
 pub fn plan(observed: &Observed) -> Plan {
+    if let Some(setup) = observed.setup {
+        return steps([match setup {
+            Setup::Finalizer => Step::AddFinalizer,
+            Setup::SshKey => Step::SetSshKey,
+        }]);
+    }
     let mut plan = match observed.mode {
         Mode::Full => full(observed),
         Mode::WithoutCloud => without_cloud(observed),
         Mode::FinishOnly => finish_only(observed),
         Mode::Teardown => teardown(observed),
+        Mode::Orphaned => orphaned(observed),
     };
     plan.waiting = waiting::reason(observed, &plan);
     plan
@@ -35,7 +43,7 @@ fn full(observed: &Observed) -> Plan {
     }
     let mut plan = prepare(observed);
     plan.rolling = disruptions(observed, set).rolling;
-    if plan.again {
+    if ends_with_drain(&plan) {
         return plan;
     }
     let deleted = delete_drained(observed, &mut plan);
@@ -72,7 +80,7 @@ fn without_cloud(observed: &Observed) -> Plan {
 fn finish_only(observed: &Observed) -> Plan {
     let mut plan = prepare(observed);
     plan.rolling = true;
-    if !plan.again {
+    if !ends_with_drain(&plan) {
         delete_drained(observed, &mut plan);
     }
     plan
@@ -111,11 +119,27 @@ fn teardown(observed: &Observed) -> Plan {
     let drain = drain(observed);
     if drain.is_some() {
         plan.steps.extend(drain);
-        plan.again = true;
         return plan;
     }
     delete_drained(observed, &mut plan);
     plan
+}
+
+/// The scale set goes with all its instances, then the objects.
+fn orphaned(observed: &Observed) -> Plan {
+    match &observed.scale_set {
+        Some(set) if set.deleting => Plan::default(),
+        Some(_) => steps([Step::DeleteScaleSet]),
+        None => {
+            let objects = observed.machines.iter().filter(|m| m.object != Object::Missing);
+            let objects = some(objects.map(|m| m.name.clone()).collect::<Vec<_>>());
+            steps(objects.map(Step::ReleaseObjects).into_iter().chain([Step::ReleasePool]))
+        }
+    }
+}
+
+fn ends_with_drain(plan: &Plan) -> bool {
+    matches!(plan.steps.last(), Some(Step::Drain(_)))
 }
 
 fn steps(steps: impl IntoIterator<Item = Step>) -> Plan {
@@ -139,9 +163,7 @@ fn prepare(observed: &Observed) -> Plan {
     plan.steps
         .extend(observed.strays.iter().cloned().map(Step::DeleteStray));
     plan.steps.extend(owners(observed));
-    let drain = drain(observed);
-    plan.again = drain.is_some();
-    plan.steps.extend(drain);
+    plan.steps.extend(drain(observed));
     plan
 }
 
@@ -221,7 +243,7 @@ fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
         let orphan = observed.mode == Mode::Teardown && m.object == Object::Missing;
         m.activity == Activity::Draining && (m.object == Object::Deleting || orphan)
     };
-    let drained: Vec<DrainedInstance> = observed.machines.iter().filter(condemned).filter_map(drained).collect();
+    let drained: Vec<Drained> = observed.machines.iter().filter(condemned).filter_map(drained).collect();
     if drained.is_empty() {
         return Vec::new();
     }
@@ -230,7 +252,7 @@ fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
         plan.requeue = Some(TOGETHER.saturating_sub(observed.drained_for));
         return Vec::new();
     }
-    let ids = drained.iter().map(|instance| instance.id.clone()).collect();
+    let ids = drained.iter().map(|proof| proof.machine().to_owned()).collect();
     plan.steps.push(Step::DeleteInstances(drained));
     ids
 }
@@ -241,16 +263,14 @@ fn update_drained(observed: &Observed, set: &ScaleSet, plan: &mut Plan) {
         return;
     }
     let waiting = |m: &&Machine| m.activity == Activity::Updating(Update::Pending);
-    let drained: Vec<DrainedInstance> = observed.machines.iter().filter(waiting).filter_map(drained).collect();
+    let drained: Vec<Drained> = observed.machines.iter().filter(waiting).filter_map(drained).collect();
     plan.steps.extend(some(drained).map(Step::UpdateInstances));
 }
 
-fn drained(machine: &Machine) -> Option<DrainedInstance> {
+/// Returns the proof that the machine's instance may go. The proof of another instance is none.
+fn drained(machine: &Machine) -> Option<Drained> {
     match (&machine.instance, &machine.drain) {
-        (Instance::Listed { id }, Drain::Done(drained)) => Some(DrainedInstance {
-            id: id.clone(),
-            drained: *drained,
-        }),
+        (Instance::Listed { id }, Drain::Done(proof)) => (proof.machine() == id).then(|| proof.clone()),
         (Instance::Listed { .. } | Instance::Missing { .. }, Drain::NotRun | Drain::Running { .. })
         | (Instance::Missing { .. }, Drain::Done(_)) => None,
     }

@@ -3,6 +3,7 @@
 use rstest::rstest;
 
 use super::*;
+use crate::drain::{Assessment, DrainedElsewhere, NodeState, Request, assess};
 
 /// A machine written as `name:state`, older ones first in a list. States: `r`eady, `c`reating, `n`ot ready, cordoned (`k`),
 /// `u`nknown, `f`ailed (not ready), `F`ailed with a ready node, `x` failed before it ever ran; then any of `o`utdated,
@@ -78,14 +79,13 @@ fn step(step: &Step) -> String {
         let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
         names.join(" ")
     };
-    let ids = |instances: &[DrainedInstance]| {
-        let told: Vec<String> = instances
-            .iter()
-            .map(|one| format!("{} ({:?})", one.id, one.drained))
-            .collect();
-        told.join(" ")
+    let ids = |drained: &[Drained]| {
+        let ids: Vec<&str> = drained.iter().map(Drained::machine).collect();
+        ids.join(" ")
     };
     match step {
+        Step::AddFinalizer => "add finalizer".to_owned(),
+        Step::SetSshKey => "set ssh key".to_owned(),
         Step::CreateScaleSet { capacity } => format!("create scale set of {capacity}"),
         Step::AdoptScaleSet => "adopt".to_owned(),
         Step::CreateObjects(names) => format!("create objects {}", names.join(" ")),
@@ -371,6 +371,18 @@ fn objects_follow_instances(#[case] observed: Observed, #[case] expected: &str) 
     assert_eq!(told(&plan(&observed)), expected);
 }
 
+/// A drain that Cluster API has done.
+fn done(id: &str) -> Drain {
+    let request = Request {
+        elsewhere: DrainedElsewhere::Done,
+        ..Request::new(id, NodeState::Present)
+    };
+    match assess(&request, jiff::Timestamp::UNIX_EPOCH) {
+        Assessment::Drained(proof) => Drain::Done(proof),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn draining(drain: Drain) -> Observed {
     one(|a| (a.object, a.activity, a.drain) = (Object::Deleting, Activity::Draining, drain))
 }
@@ -378,29 +390,31 @@ fn draining(drain: Drain) -> Observed {
 #[test]
 fn an_instance_is_deleted_only_when_its_drain_is_done() {
     let not_run = plan(&draining(Drain::NotRun));
-    assert_eq!((told(&not_run).as_str(), not_run.again), ("drain a", true));
+    assert_eq!(told(&not_run), "drain a");
     let running = plan(&draining(Drain::Running {
         why: "a pod".to_owned(),
     }));
     assert_eq!(told(&running), "capacity 4");
-    let done = plan(&draining(Drain::Done(Drained::Empty)));
+    let drained = plan(&draining(done("a")));
     assert_eq!(
-        told(&done),
-        "delete instances a (Empty); capacity 3",
+        told(&drained),
+        "delete instances a; capacity 3",
         "the cloud has lowered it to 2"
     );
+    let anothers = plan(&draining(done("b")));
+    assert_eq!(told(&anothers), "capacity 4", "the proof of another instance is none");
 }
 
 #[test]
 fn a_machine_whose_owner_alone_is_deleted_waits_for_cluster_api() {
-    let mut observed = draining(Drain::Done(Drained::ByClusterApi));
+    let mut observed = draining(done("a"));
     observed.machines[0].object = Object::Active;
     assert_eq!(told(&plan(&observed)), "capacity 4");
 }
 
 #[test]
 fn drains_that_end_together_share_a_delete() {
-    let mut observed = draining(Drain::Done(Drained::TimedOut));
+    let mut observed = draining(done("a"));
     observed.machines[1].activity = Activity::Draining;
     observed.machines[1].object = Object::Deleting;
     observed.machines[1].drain = Drain::Running {
@@ -409,7 +423,7 @@ fn drains_that_end_together_share_a_delete() {
     let early = plan(&observed);
     assert_eq!((told(&early).as_str(), early.requeue), ("capacity 4", Some(TOGETHER)));
     observed.drained_for = TOGETHER;
-    assert_eq!(told(&plan(&observed)), "delete instances a (TimedOut); capacity 3");
+    assert_eq!(told(&plan(&observed)), "delete instances a; capacity 3");
 }
 
 fn updating(update: Update, drain: Drain) -> Observed {
@@ -418,7 +432,7 @@ fn updating(update: Update, drain: Drain) -> Observed {
 
 #[rstest]
 #[case::drained_first(updating(Update::Pending, Drain::NotRun), "drain a")]
-#[case::then_updated(updating(Update::Pending, Drain::Done(Drained::Empty)), "update instances a (Empty)")]
+#[case::then_updated(updating(Update::Pending, done("a")), "update instances a")]
 #[case::once(updating(Update::Running, Drain::NotRun), "")]
 #[case::finished_when_its_node_is_back(
     updating(Update::Applied { ready: true, waited: Duration::ZERO }, Drain::NotRun),
@@ -465,8 +479,8 @@ fn a_mode_allows_a_part_of_the_plan(#[case] mode: Mode, #[case] expected: &str) 
 
 #[rstest]
 #[case::without_the_cloud_it_is_drained(Mode::WithoutCloud, Drain::NotRun, "drain a")]
-#[case::and_not_deleted(Mode::WithoutCloud, Drain::Done(Drained::Empty), "")]
-#[case::an_invalid_spec_lets_it_go(Mode::FinishOnly, Drain::Done(Drained::Empty), "delete instances a (Empty)")]
+#[case::and_not_deleted(Mode::WithoutCloud, done("a"), "")]
+#[case::an_invalid_spec_lets_it_go(Mode::FinishOnly, done("a"), "delete instances a")]
 fn a_machine_that_leaves_goes_on_as_far_as_possible(#[case] mode: Mode, #[case] drain: Drain, #[case] expected: &str) {
     assert_eq!(
         told(&plan(&Observed {
@@ -494,8 +508,8 @@ fn a_pool_is_deleted_after_its_machines() {
         "drain a",
         "an instance without an object is drained, too"
     );
-    orphan.machines[0].drain = Drain::Done(Drained::Empty);
-    assert_eq!(teardown(orphan), "delete instances a (Empty)");
+    orphan.machines[0].drain = done("a");
+    assert_eq!(teardown(orphan), "delete instances a");
     let empty = pool(2, (1, 0), "");
     assert_eq!(teardown(empty.clone()), "delete scale set");
     let late = with(empty.clone(), |set| (set.capacity, set.confirmed) = (2, false));
@@ -514,6 +528,34 @@ fn a_pool_is_deleted_after_its_machines() {
         }),
         "release pool"
     );
+}
+
+#[test]
+fn a_pool_whose_cluster_is_gone_goes_with_its_scale_set() {
+    let orphaned = |observed: Observed| {
+        let mode = Mode::Orphaned;
+        told(&plan(&Observed { mode, ..observed }))
+    };
+    let observed = pool(2, (1, 0), "a:r b:c");
+    assert_eq!(orphaned(observed.clone()), "delete scale set");
+    assert_eq!(orphaned(with(observed.clone(), |set| set.deleting = true)), "");
+    let gone = Observed {
+        scale_set: None,
+        ..observed
+    };
+    assert_eq!(orphaned(gone), "release objects a b; release pool");
+}
+
+#[rstest]
+#[case(Setup::Finalizer, "add finalizer")]
+#[case(Setup::SshKey, "set ssh key")]
+fn nothing_is_created_before_the_object_is_complete(#[case] setup: Setup, #[case] expected: &str) {
+    let observed = Observed {
+        setup: Some(setup),
+        scale_set: None,
+        ..pool(3, (1, 0), "")
+    };
+    assert_eq!(told(&plan(&observed)), expected);
 }
 
 #[test]

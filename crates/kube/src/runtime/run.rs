@@ -348,6 +348,8 @@ impl<R: Reconcile> Running<R> {
         for _ in 0..ROUNDS {
             result = self.round(scope, state, &mut observed).await;
             match result {
+                // The next reconcile waits until the caches show the writes.
+                Ok(Some(Outcome::Observe)) if scope.writes.pending() => break,
                 Ok(Some(Outcome::Observe)) => {}
                 _ => break,
             }

@@ -4,24 +4,25 @@
 //! Azure says so, or when the list shows its whole effect.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use capstan_azure::client::When;
 use capstan_azure::model::{
     ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Tags, VirtualMachine, VirtualMachineProfile,
 };
 use capstan_azure::{Client, Operation, Owned, Progress};
-use capstan_core::Class;
-use capstan_core::pool::DrainedInstance;
-use jiff::Timestamp;
+use capstan_core::clock::Clock;
+use capstan_core::drain::Drained;
+use capstan_core::{Class, Classified};
 
-use super::state::{Ask, InstanceSnapshot, Kind, ScaleSetSnapshot, Snapshot, State, Tracked};
+use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot, Snapshot};
+use super::state::{Ask, Kind, State, Tracked};
 use crate::error::Error;
 use crate::model::{self, CUSTOM_DATA_TAG, HASH_TAG, Model};
 
 /// One pool's place in Azure.
 pub struct Cloud<'a> {
     pub client: Client,
+    pub clock: Clock,
     pub group: String,
     pub name: String,
     pub state: &'a mut State,
@@ -39,7 +40,7 @@ impl Cloud<'_> {
     /// Polls what is due, then reads the scale set and its instances as far as anything may have changed.
     pub async fn refresh(&mut self, resync: std::time::Duration) -> Result<Vec<Failure>, Error> {
         let failures = self.poll().await?;
-        let now = Instant::now();
+        let now = self.clock.instant();
         self.state.check_untracked(now);
         if self.state.recheck_in(now).is_some_and(|left| left.is_zero()) {
             (self.state.instances_stale, self.state.recheck_at) = (true, None);
@@ -48,7 +49,7 @@ impl Cloud<'_> {
             .state
             .snapshot
             .as_ref()
-            .is_none_or(|snapshot| now.duration_since(snapshot.at) >= resync);
+            .is_none_or(|snapshot| now.saturating_duration_since(snapshot.at) >= resync);
         if due || self.state.set_stale {
             self.read_set().await?;
         }
@@ -58,12 +59,22 @@ impl Cloud<'_> {
         Ok(failures)
     }
 
+    /// Reads the scale set for its deletion; whatever else was under way ends with it.
+    pub async fn refresh_set(&mut self) -> Result<(), Error> {
+        self.poll().await?;
+        self.state.operations.retain(|tracked| tracked.kind == Kind::Remove);
+        match self.state.busy(Kind::Remove) {
+            true => Ok(()),
+            false => self.read_set().await,
+        }
+    }
+
     async fn poll(&mut self) -> Result<Vec<Failure>, Error> {
         let mut failures = Vec::new();
         let mut kept = Vec::new();
         let mut trouble = None;
         for mut tracked in std::mem::take(&mut self.state.operations) {
-            if trouble.is_some() || !tracked.operation.due_in(Timestamp::now()).is_zero() {
+            if trouble.is_some() || !tracked.operation.due_in(self.clock.now()).is_zero() {
                 kept.push(tracked);
                 continue;
             }
@@ -134,7 +145,7 @@ impl Cloud<'_> {
                 snapshot.set = set;
             }
             None => {
-                self.state.snapshot = Some(Snapshot::new(set, Instant::now()));
+                self.state.snapshot = Some(Snapshot::new(set, self.clock.instant()));
                 self.state.instances_stale = true;
             }
         }
@@ -145,14 +156,14 @@ impl Cloud<'_> {
         let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone()) else {
             self.state.instances_stale = false;
             if let Some(snapshot) = self.state.snapshot.as_mut() {
-                snapshot.listed(Vec::new(), Instant::now());
+                snapshot.listed(Vec::new(), self.clock.instant());
             }
             return Ok(());
         };
         let instances = self.instances(&set).await?;
         self.state.instances_stale = false;
         if let Some(snapshot) = self.state.snapshot.as_mut() {
-            snapshot.listed(instances, Instant::now());
+            snapshot.listed(instances, self.clock.instant());
         }
         self.settle();
         self.check_capacity();
@@ -246,7 +257,7 @@ impl Cloud<'_> {
         let confirmed = snapshot.confirmed;
         self.state.set_stale |= differs;
         if differs && !confirmed {
-            self.state.recheck_instances(Instant::now());
+            self.state.recheck_instances(self.clock.instant());
         }
     }
 
@@ -262,7 +273,7 @@ impl Cloud<'_> {
         match self.state.snapshot.as_mut() {
             Some(snapshot) => snapshot.set = set,
             None => {
-                self.state.snapshot = Some(Snapshot::new(set, Instant::now()));
+                self.state.snapshot = Some(Snapshot::new(set, self.clock.instant()));
             }
         }
     }
@@ -313,7 +324,7 @@ impl Cloud<'_> {
 
     async fn put(&mut self, model: &Model, wanted: ScaleSet, when: When) -> Result<(), Error> {
         let ask = Ask::new(model, wanted.capacity(), true);
-        self.state.refusal(&ask)?;
+        self.state.check_refused(&ask, self.clock.instant())?;
         let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
         self.changed(put, Some(ask))?;
         self.none_is_latest();
@@ -323,7 +334,7 @@ impl Cloud<'_> {
     /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
     pub async fn scale(&mut self, model: &Model, capacity: usize, custom_data: bool) -> Result<(), Error> {
         let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX), false);
-        self.state.refusal(&ask)?;
+        self.state.check_refused(&ask, self.clock.instant())?;
         let mut change = ScaleSet {
             sku: with_capacity(&model.set, capacity).sku,
             ..ScaleSet::default()
@@ -408,7 +419,7 @@ impl Cloud<'_> {
                 self.mark_ambiguous();
                 if error.class() == Class::Terminal {
                     self.state.refused.retain(|(refused, ..)| Some(refused) != ask.as_ref());
-                    let refused = ask.map(|ask| (ask, error.to_string(), Instant::now()));
+                    let refused = ask.map(|ask| (ask, error.to_string(), self.clock.instant()));
                     self.state.refused.extend(refused);
                 }
                 return Err(error.into());
@@ -428,24 +439,24 @@ impl Cloud<'_> {
         (self.state.set_stale, self.state.instances_stale, self.state.ambiguous) = (true, true, true);
     }
 
-    /// Azure's words for why instances were not made.
+    /// Returns Azure's message about instances that it did not create.
     pub async fn shortage(&self) -> Result<String, Error> {
         let view = self.client.get_scale_set_view(&self.group, &self.name).await?;
         let statuses = view.and_then(|view| view.statuses).unwrap_or_default();
-        let told = statuses
+        let failed = statuses
             .into_iter()
             .find(|status| status.level.as_deref() == Some("Error"));
-        let told = told.and_then(|status| status.message.or(status.display_status));
-        let why = told.unwrap_or_else(|| "provisioningState is Failed".to_owned());
+        let message = failed.and_then(|status| status.message.or(status.display_status));
+        let why = message.unwrap_or_else(|| "provisioningState is Failed".to_owned());
         Ok(format!(
-            "Azure did not make all instances of scale set {}: {why}",
+            "Azure did not create all instances of scale set {}: {why}",
             self.name
         ))
     }
 
     /// Deletes these instances, all in one call where Azure offers one.
-    pub async fn delete(&mut self, drained: Vec<DrainedInstance>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.into_iter().map(|instance| instance.id).collect();
+    pub async fn delete(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
+        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
         self.state.drained_since = None;
         if self.flexible() {
             for id in &ids {
@@ -502,8 +513,8 @@ impl Cloud<'_> {
     }
 
     /// Brings these instances to the newest model.
-    pub async fn update(&mut self, drained: Vec<DrainedInstance>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.into_iter().map(|instance| instance.id).collect();
+    pub async fn update(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
+        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
         let list: Vec<String> = ids.iter().cloned().collect();
         let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
         let operation = upgrade.inspect_err(|_| self.mark_ambiguous())?;
@@ -522,25 +533,6 @@ impl Cloud<'_> {
         let gone = operation.is_none();
         self.track(Kind::Remove, BTreeSet::new(), operation);
         Ok(gone)
-    }
-
-    /// Deletes the scale set unless it is gone, whatever else is under way. Whether it is.
-    pub async fn end(&mut self) -> Result<bool, Error> {
-        self.poll().await?;
-        self.state.operations.retain(|tracked| tracked.kind == Kind::Remove);
-        if self.state.busy(Kind::Remove) {
-            return Ok(false);
-        }
-        self.read_set().await?;
-        if self
-            .state
-            .snapshot
-            .as_ref()
-            .is_none_or(|snapshot| snapshot.set.is_none())
-        {
-            return Ok(true);
-        }
-        self.remove().await
     }
 }
 

@@ -1,20 +1,25 @@
 //! Drains the nodes of machines that are deleted or updated.
 //!
-//! Invariant: a [`Drained`] is made only when the node was seen drained or is in no list of the cluster's own, when the
-//! drain timeout has passed, or when Cluster API's core has drained it. A cluster that does not answer is none of these.
+//! Invariant: only `capstan_core::drain` makes a proof that a node is drained. A node that the cache lacks counts as missing
+//! only when a list of the cluster itself lacks it, too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_core::drain::{ObstacleReason, Options, Reason, describe};
-use capstan_core::pool::{Drain, Drained};
+use capstan_core::clock::Clock;
+use capstan_core::drain::{
+    Assessment, Drained, DrainedElsewhere, NodeState as Presence, ObstacleReason, Options, Request, assess, describe,
+};
+use capstan_core::pool::Drain;
+use capstan_kube::capi::Machine;
 use capstan_kube::drain::{Outcome, Wake};
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
 
 use super::member::{Member, NodeState};
-use crate::error::Error;
 
 /// How far a drain is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,23 +27,32 @@ pub struct Progress {
     pub drain: Drain,
     /// Whether it waits for more than pods that are terminating.
     pub stuck: bool,
-    /// When to look again at the latest.
+    /// When to check it again at the latest.
     pub again: Duration,
 }
 
 impl Progress {
-    fn done(drained: Drained) -> Self {
+    fn done(proof: Drained) -> Self {
         Self {
-            drain: Drain::Done(drained),
+            drain: Drain::Done(proof),
             stuck: false,
             again: Duration::MAX,
         }
     }
+
+    fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Self {
+        let left = deadline.and_then(|deadline| Duration::try_from(deadline.duration_since(now)).ok());
+        Self {
+            drain: Drain::Running { why },
+            stuck: true,
+            again: left.map_or(RECHECK, |left| left.min(RECHECK)),
+        }
+    }
 }
 
-/// While the cluster does not answer, or core drains, nobody wakes us for certain.
-const LOOK_AGAIN: Duration = Duration::from_secs(15);
-/// Core says so in the Machine's Deleting condition once the node is drained and its volumes are gone.
+/// While the cluster does not answer, nobody wakes us for certain.
+const RECHECK: Duration = Duration::from_secs(15);
+/// The reasons of the Machine's Deleting condition once core has drained the node and its volumes are gone.
 const AFTER_DRAIN: [&str; 3] = [
     "WaitingForInfrastructureDeletion",
     "WaitingForBootstrapDeletion",
@@ -51,45 +65,58 @@ const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-dr
 /// How and until when to drain.
 pub struct Terms {
     pub timeout: Option<Duration>,
-    /// The whole cluster is deleted: pods have nowhere to go.
+    /// Whether the whole cluster is deleted: pods have nowhere to go.
     pub cluster_deleted: bool,
     pub wake: Wake,
+    pub clock: Clock,
 }
 
 /// Cordons a machine's node and evicts its pods, counted from `since`.
-pub async fn run(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Result<Progress, Error> {
-    let now = Timestamp::now();
+pub async fn run(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Progress {
     let deadline = terms.timeout.and_then(|timeout| since.checked_add(timeout).ok());
-    let late = deadline.is_some_and(|deadline| now >= deadline);
-    if terms.cluster_deleted {
-        return Ok(Progress::done(Drained::ClusterDeleted));
+    let assessed = |node: Presence| {
+        let request = Request {
+            cluster_deleted: terms.cluster_deleted,
+            deadline,
+            ..Request::new(member.id(), node)
+        };
+        assess(&request, terms.clock.now())
+    };
+    let assessment = match &member.node {
+        NodeState::Missing => assessed(Presence::Missing),
+        NodeState::Unknown(why) => assessed(Presence::Unknown(why.clone())),
+        NodeState::Ready(node) | NodeState::NotReady(node) => match assessed(Presence::Present) {
+            Assessment::Drain => match drain(member.id(), node, cluster, terms, deadline).await {
+                Ok(progress) => return progress,
+                Err(why) => assessed(Presence::Unknown(why)),
+            },
+            other => other,
+        },
+    };
+    match assessment {
+        Assessment::Drained(proof) => Progress::done(proof),
+        Assessment::Wait(why) => Progress::waiting(why, deadline, terms.clock.now()),
+        Assessment::Drain => Progress::waiting("its node is not drained yet".to_owned(), deadline, terms.clock.now()),
     }
-    let node = match &member.node {
-        NodeState::Missing => return Ok(Progress::done(Drained::NoNode)),
-        NodeState::Unknown(_) if late => return Ok(Progress::done(Drained::TimedOut)),
-        NodeState::Unknown(why) => return Ok(waiting(why.clone(), deadline, now)),
-        NodeState::Ready(node) | NodeState::NotReady(node) => node,
-    };
-    let connection = match cluster.connection().await {
-        Ok(connection) => connection,
-        Err(_) if late => return Ok(Progress::done(Drained::TimedOut)),
-        Err(error) => return Ok(waiting(error.to_string(), deadline, now)),
-    };
+}
+
+/// Does one step of a node's drain. The error says why the cluster does not do it.
+async fn drain(
+    id: &str,
+    node: &Node,
+    cluster: &Cluster,
+    terms: &Terms,
+    deadline: Option<Timestamp>,
+) -> Result<Progress, String> {
+    let connection = cluster.connection().await.map_err(|error| error.to_string())?;
     let options = Options {
         deadline,
         ..Options::default()
     };
-    let id = member
-        .instance
-        .as_ref()
-        .map_or(member.name.as_str(), |instance| &instance.id);
     let drain = connection.drainer.drain(id, node, options, terms.wake.clone());
-    match drain.await {
-        Ok(Outcome::Drained(proof)) => Ok(Progress::done(match proof.reason() {
-            Reason::Empty | Reason::NotNeeded(_) => Drained::Empty,
-            Reason::TimedOut { .. } => Drained::TimedOut,
-        })),
-        Ok(Outcome::Draining { obstacles, again, .. }) => Ok(Progress {
+    match drain.await.map_err(|error| error.to_string())? {
+        Outcome::Drained(proof) => Ok(Progress::done(proof)),
+        Outcome::Draining { obstacles, again, .. } => Ok(Progress {
             drain: Drain::Running {
                 why: describe(&obstacles),
             },
@@ -98,59 +125,79 @@ pub async fn run(member: &Member, cluster: &Cluster, terms: &Terms, since: Times
                 .any(|obstacle| obstacle.reason != ObstacleReason::Terminating),
             again,
         }),
-        Err(error) => Ok(waiting(error.to_string(), deadline, now)),
     }
 }
 
-/// The provider ids of all nodes of a cluster, past its cache; or why they cannot be told.
+/// Returns the provider ids of all nodes of a cluster, past its cache; or why the cluster does not list them.
 pub async fn listed(cluster: &Cluster) -> Result<BTreeSet<String>, String> {
     cluster.live_provider_ids().await.map_err(|error| error.to_string())
 }
 
-/// Why a node that the cache does not have may be there all the same.
+/// Returns why a node that the cache lacks may exist all the same.
 pub fn not_missing(provider_id: &str, listed: &Result<BTreeSet<String>, String>) -> Option<String> {
     match listed {
         Ok(ids) if ids.contains(&provider_id.to_ascii_lowercase()) => {
-            Some("its node has joined, and is not seen by our watch yet".to_owned())
+            Some("its node has joined, and our watch does not show it yet".to_owned())
         }
         Ok(_) => None,
         Err(why) => Some(why.clone()),
     }
 }
 
-fn waiting(why: String, deadline: Option<Timestamp>, now: Timestamp) -> Progress {
-    let left = deadline.and_then(|deadline| Duration::try_from(deadline.duration_since(now)).ok());
-    let again = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
-    Progress {
-        drain: Drain::Running { why },
-        stuck: true,
-        again,
+/// Returns how far Cluster API's core is with the drain of a Machine that is deleted. Where core skips the drain, we drain.
+pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, now: Timestamp) -> Drain {
+    if !core_is_done(owner) {
+        let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
+        let why = core_message(owner).map_or(why.clone(), |message| format!("{why}: {message}"));
+        return Drain::Running { why };
+    }
+    if core_did_not_drain(owner) {
+        return Drain::NotRun;
+    }
+    let request = Request {
+        elsewhere: DrainedElsewhere::Done,
+        ..Request::new(id, Presence::Present)
+    };
+    match assess(&request, now) {
+        Assessment::Drained(proof) => Drain::Done(proof),
+        Assessment::Wait(why) => Drain::Running { why },
+        Assessment::Drain => Drain::NotRun,
     }
 }
 
 /// Whether core has left the draining to us: it skips nodes of clusters whose control plane it does not see, and of
-/// machines whose node it never found. Who does not want a drain says so on the Machine.
-pub fn core_did_not_drain(owner: &Arc<capstan_kube::capi::Machine>) -> bool {
+/// machines whose node it never found. A user who wants no drain says so on the Machine.
+fn core_did_not_drain(owner: &Machine) -> bool {
     let deletion = owner.status.as_ref().and_then(|status| status.deletion.as_ref());
     let drained = deletion.is_some_and(|deletion| deletion.node_drain_start_time.is_some());
     let excluded = owner.metadata.annotations.as_ref();
     !drained && !excluded.is_some_and(|notes| notes.contains_key(EXCLUDE_DRAIN_ANNOTATION))
 }
 
+fn core_condition(owner: &Machine) -> Option<&capstan_api::capi::CoreCondition> {
+    let mut conditions = owner.status.iter().flat_map(|status| &status.conditions);
+    conditions.find(|condition| condition.type_ == "Deleting" && condition.status == "True")
+}
+
 /// Whether Cluster API's core is done with the Machine but for the infrastructure.
-pub fn core_is_done(owner: &Arc<capstan_kube::capi::Machine>) -> bool {
-    let conditions = owner.status.iter().flat_map(|status| &status.conditions);
-    let reason = |c: &&capstan_api::capi::CoreCondition| c.type_ == "Deleting" && c.status == "True";
-    let mut deleting = conditions
-        .filter(reason)
-        .filter_map(|condition| condition.reason.as_deref());
-    deleting.any(|reason| AFTER_DRAIN.contains(&reason))
+fn core_is_done(owner: &Machine) -> bool {
+    let reason = core_condition(owner).and_then(|condition| condition.reason.as_deref());
+    reason.is_some_and(|reason| AFTER_DRAIN.contains(&reason))
+}
+
+/// Returns core's message about pods and disruption budgets.
+fn core_message(owner: &Machine) -> Option<String> {
+    let condition = core_condition(owner).filter(|condition| condition.reason.as_deref() == Some("DrainingNode"))?;
+    let message = condition.message.as_deref().unwrap_or_default();
+    let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    (!lines.is_empty()).then(|| lines.join(" "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rstest::rstest;
+    use serde_json::{Value, json};
 
     #[rstest]
     #[case::not_listed(Ok(BTreeSet::from(["azure:///b".to_owned()])), None)]
@@ -160,8 +207,55 @@ mod tests {
         #[case] listed: Result<BTreeSet<String>, String>,
         #[case] why: Option<&str>,
     ) {
-        let told = not_missing("azure:///A", &listed);
-        assert_eq!(told.is_some(), why.is_some(), "{told:?}");
-        assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
+        let reason = not_missing("azure:///A", &listed);
+        assert_eq!(reason.is_some(), why.is_some(), "{reason:?}");
+        assert!(reason.unwrap_or_default().contains(why.unwrap_or_default()));
+    }
+
+    fn drained_by_core(reason: &str, message: &str, drain_began: bool, annotations: Value) -> Drain {
+        let deletion = match drain_began {
+            true => json!({ "nodeDrainStartTime": "2026-01-01T00:00:00Z" }),
+            false => json!({}),
+        };
+        let machine: Machine = serde_json::from_value(json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+            "metadata": { "name": "m", "annotations": annotations },
+            "spec": { "clusterName": "c", "bootstrap": {}, "infrastructureRef": { "apiGroup": "g", "kind": "k", "name": "n" } },
+            "status": {
+                "deletion": deletion,
+                "conditions": [{
+                    "type": "Deleting", "status": "True", "reason": reason, "message": message,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"
+                }]
+            }
+        }))
+        .unwrap();
+        by_cluster_api("7", &Arc::new(machine), Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn the_wait_for_cluster_api_names_the_pod_and_its_budget() {
+        let message = "Drain not completed yet:\n* Pod default/db: cannot evict pod as it would violate the pod's disruption budget";
+        let Drain::Running { why } = drained_by_core("DrainingNode", message, true, json!({})) else {
+            panic!("not draining")
+        };
+        assert!(
+            why.starts_with("Machine m is being drained by Cluster API: Drain not completed yet"),
+            "{why}"
+        );
+        assert!(why.contains("Pod default/db: cannot evict"), "{why}");
+    }
+
+    #[test]
+    fn cluster_apis_drain_is_a_proof_and_a_drain_that_it_skipped_is_none() {
+        let done = "WaitingForInfrastructureDeletion";
+        let proof = drained_by_core(done, "", true, json!({}));
+        assert!(
+            matches!(proof, Drain::Done(ref proof) if proof.machine() == "7"),
+            "{proof:?}"
+        );
+        assert_eq!(drained_by_core(done, "", false, json!({})), Drain::NotRun);
+        let excluded = drained_by_core(done, "", false, json!({ EXCLUDE_DRAIN_ANNOTATION: "" }));
+        assert!(matches!(excluded, Drain::Done(_)), "{excluded:?}");
     }
 }

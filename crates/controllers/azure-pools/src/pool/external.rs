@@ -3,17 +3,16 @@
 //! Invariant: a capacity that whoever manages the replicas has set is never set back.
 
 use capstan_kube::{capi, patch};
-use kube::ResourceExt;
 
 use super::Actor;
 use super::member::Member;
-use super::observe::View;
+use super::observe::Observed;
 use crate::error::Error;
 
 impl Actor<'_> {
-    /// Where the replicas are managed from outside, a pool that is seen for the first time has as many as are wanted,
-    /// unless it is in the middle of something of ours: then it is on its way to what the MachinePool says.
-    pub(super) fn note_external(&mut self, view: &View) {
+    /// Where the replicas are managed from outside, a pool that is observed for the first time has as many as are wanted,
+    /// unless work of ours is under way: then it is on its way to the MachinePool's replicas.
+    pub(super) fn note_external(&mut self, observed: &Observed) {
         if !self.owners.machine_pool.replicas_managed_externally() {
             self.state.external = None;
             return;
@@ -21,7 +20,7 @@ impl Actor<'_> {
         if self.state.external.is_some() {
             return;
         }
-        let (Some(set), Some(model)) = (self.scale_set(), &view.model) else {
+        let (Some(set), Some(model)) = (self.scale_set(), &observed.model) else {
             return;
         };
         let settled = |m: &Member| {
@@ -29,9 +28,9 @@ impl Actor<'_> {
             let current = m.object.is_none() || m.model(&set) == Some(&model.hash);
             current && !going
         };
-        let ours = !self.state.operations.is_empty() || !view.members.iter().all(settled);
-        let said = usize::try_from(self.owners.machine_pool.replicas()).unwrap_or_default();
-        self.state.external = Some(if ours { said } else { set.capacity });
+        let ours = !self.state.operations.is_empty() || !observed.members.iter().all(settled);
+        let written = usize::try_from(self.owners.machine_pool.replicas()).unwrap_or_default();
+        self.state.external = Some(if ours { written } else { set.capacity });
     }
 
     /// Writes the replica count into the MachinePool.
@@ -39,11 +38,10 @@ impl Actor<'_> {
         let machine_pool = &self.owners.machine_pool;
         let mut after = machine_pool.as_ref().clone();
         after.0.spec.replicas = i32::try_from(replicas).ok();
-        let api = self
-            .controller
-            .context
-            .api::<capi::MachinePool>(&self.pool.namespace().unwrap_or_default());
-        patch::object(&api, machine_pool.as_ref(), &after, patch::Lock::Version).await?;
+        let api = self.scope.api_of::<capi::MachinePool>();
+        if let Some(written) = patch::object(&api, machine_pool.as_ref(), &after, patch::Lock::Version).await? {
+            self.scope.wrote(&self.controller.machine_pools, &written);
+        }
         Ok(())
     }
 }

@@ -8,18 +8,19 @@ use capstan_api::azure::{
     MACHINE_POOL_LABEL, UPDATE_INSTANCE_ANNOTATION,
 };
 use capstan_api::capi::CLUSTER_NAME_LABEL;
+use capstan_core::clock::Clock;
 use capstan_core::pool::Drain;
 use capstan_kube::conditions::{self, Severity};
+use capstan_kube::objects::{delete_exactly, is_deleting};
 use capstan_kube::{capi, patch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt};
 
 use super::member::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL};
-use super::state::InstanceSnapshot;
-use crate::Controller;
+use super::snapshot::InstanceSnapshot;
 use crate::error::Error;
 
 pub const FINALIZER: &str = "azuremachinepoolmachine.infrastructure.cluster.x-k8s.io";
@@ -30,7 +31,7 @@ const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const NODE_HEALTHY: &str = "NodeHealthy";
 const DRAINING: &str = "DrainingSucceeded";
 
-/// So many are named in one call: its address has to stay short.
+/// At most this many are named in one call: its address has to stay short.
 const NAMED_AT_ONCE: usize = 50;
 
 impl Member {
@@ -40,34 +41,25 @@ impl Member {
     }
 }
 
-/// The kube writes of one pool.
-pub struct Writer<'a> {
-    pub controller: &'a Controller,
-    pub pool: &'a AzureMachinePool,
-    pub cluster_name: &'a str,
-    pub machine_pool: &'a str,
+/// A write that the caches do not show yet.
+pub enum Written {
+    Machine(Box<AzureMachinePoolMachine>),
+    DeletedMachine(Arc<AzureMachinePoolMachine>),
+    DeletedOwner(Arc<capi::Machine>),
 }
 
-impl Writer<'_> {
-    fn namespace(&self) -> String {
-        self.pool.namespace().unwrap_or_default()
-    }
+/// Writes the machines of one pool.
+pub struct Writer {
+    pub machines: Api<AzureMachinePoolMachine>,
+    pub owners: Api<capi::Machine>,
+    pub pool: Arc<AzureMachinePool>,
+    pub cluster_name: String,
+    pub machine_pool: String,
+    pub clock: Clock,
+}
 
-    fn api(&self) -> Api<AzureMachinePoolMachine> {
-        self.controller.context.api(&self.namespace())
-    }
-
-    fn uid(&self) -> String {
-        self.pool.uid().unwrap_or_default()
-    }
-
-    fn expect(&self, object: &AzureMachinePoolMachine) {
-        if let (Some(uid), Some(version)) = (object.uid(), object.resource_version()) {
-            self.controller.expectations.wrote(&self.uid(), uid, version);
-        }
-    }
-
-    /// Makes the object that stands for an instance. Nothing when one of that name is still on its way out.
+impl Writer {
+    /// Creates the object that stands for an instance. `None` while an object of that name is being deleted.
     pub async fn create(
         &self,
         name: &str,
@@ -75,8 +67,8 @@ impl Writer<'_> {
         model: Option<&str>,
     ) -> Result<Option<AzureMachinePoolMachine>, Error> {
         let mut labels = BTreeMap::from([
-            (CLUSTER_NAME_LABEL.to_owned(), self.cluster_name.to_owned()),
-            (POOL_NAME_LABEL.to_owned(), self.machine_pool.to_owned()),
+            (CLUSTER_NAME_LABEL.to_owned(), self.cluster_name.clone()),
+            (POOL_NAME_LABEL.to_owned(), self.machine_pool.clone()),
             (MACHINE_POOL_LABEL.to_owned(), self.pool.name_any()),
         ]);
         labels.extend(instance.vm_id.clone().map(|id| (VM_ID_LABEL.to_owned(), id)));
@@ -88,7 +80,7 @@ impl Writer<'_> {
         let object = AzureMachinePoolMachine {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
-                namespace: Some(self.namespace()),
+                namespace: self.pool.namespace(),
                 labels: Some(labels),
                 annotations: notes,
                 finalizers: Some(vec![FINALIZER.to_owned()]),
@@ -101,110 +93,95 @@ impl Writer<'_> {
             },
             status: None,
         };
-        match self.api().create(&PostParams::default(), &object).await {
-            Ok(created) => {
-                self.expect(&created);
-                Ok(Some(created))
-            }
+        match self.machines.create(&PostParams::default(), &object).await {
+            Ok(created) => Ok(Some(created)),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Deletes several machines, in one call for all that can be named by one. VM ids are never used twice, so
-    /// that no other machine can be meant.
-    pub async fn delete_all(&self, members: &[&Member]) -> Result<(), Error> {
+    /// Deletes several machines, in one call for all that can be named by one. VM ids are never used twice, so that the
+    /// call cannot hit another machine.
+    pub async fn delete_all(&self, members: &[&Member], written: &mut Vec<Written>) -> Result<(), Error> {
         let by_id = |member: &&&Member| member.owner.is_none() && !member.object_deleting() && member.vm_id().is_some();
         let (together, apart): (Vec<&Member>, Vec<&Member>) = members.iter().partition(by_id);
         for some in together.chunks(NAMED_AT_ONCE) {
-            if some.len() == 1 || !self.delete_together(some).await? {
-                self.delete_each(some).await?;
+            if some.len() == 1 || !self.delete_together(some, written).await? {
+                self.delete_each(some, written).await?;
             }
         }
-        self.delete_each(&apart).await
+        self.delete_each(&apart, written).await
     }
 
-    async fn delete_each(&self, members: &[&Member]) -> Result<(), Error> {
+    async fn delete_each(&self, members: &[&Member], written: &mut Vec<Written>) -> Result<(), Error> {
         for member in members {
-            self.delete(member).await?;
+            written.extend(self.delete(member).await?);
         }
         Ok(())
     }
 
-    /// Whether we are allowed to.
-    async fn delete_together(&self, members: &[&Member]) -> Result<bool, Error> {
+    /// Deletes all of them in one call. Returns whether we are allowed to.
+    async fn delete_together(&self, members: &[&Member], written: &mut Vec<Written>) -> Result<bool, Error> {
         let ids: Vec<&str> = members.iter().filter_map(|member| member.vm_id()).collect();
         let those = ListParams::default().labels(&format!("{VM_ID_LABEL} in ({})", ids.join(",")));
-        match self.api().delete_collection(&DeleteParams::default(), &those).await {
+        match self.machines.delete_collection(&DeleteParams::default(), &those).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 403 => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        for object in members.iter().filter_map(|member| member.object.as_ref()) {
-            let uid = object.uid().unwrap_or_default();
-            self.controller.expectations.deleted(&self.uid(), uid);
-        }
+        let objects = members.iter().filter_map(|member| member.object.clone());
+        written.extend(objects.map(Written::DeletedMachine));
         Ok(true)
     }
 
     /// Deletes a machine: through the Machine that owns it where there is one, so that core drains.
-    pub async fn delete(&self, member: &Member) -> Result<(), Error> {
+    async fn delete(&self, member: &Member) -> Result<Option<Written>, Error> {
         if let Some(owner) = &member.owner {
             return self.delete_owner(owner).await;
         }
-        let Some(object) = member.object.as_ref().filter(|_| !member.object_deleting()) else {
-            return Ok(());
-        };
-        if delete(&self.api(), object.as_ref()).await? {
-            self.controller
-                .expectations
-                .deleted(&self.uid(), object.uid().unwrap_or_default());
+        match &member.object {
+            Some(object) if !member.object_deleting() => {
+                let deleted = delete_exactly(&self.machines, object.as_ref()).await?;
+                Ok(deleted.then(|| Written::DeletedMachine(object.clone())))
+            }
+            Some(_) | None => Ok(None),
         }
-        Ok(())
     }
 
-    pub async fn delete_owner(&self, owner: &Arc<capi::Machine>) -> Result<(), Error> {
-        if owner.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+    pub async fn delete_owner(&self, owner: &Arc<capi::Machine>) -> Result<Option<Written>, Error> {
+        if is_deleting(owner.as_ref()) {
+            return Ok(None);
         }
-        let api: Api<capi::Machine> = self.controller.context.api(&self.namespace());
-        if delete(&api, owner.as_ref()).await? {
-            self.controller
-                .expectations
-                .deleted(&self.uid(), owner.uid().unwrap_or_default());
-        }
-        Ok(())
+        let deleted = delete_exactly(&self.owners, owner.as_ref()).await?;
+        Ok(deleted.then(|| Written::DeletedOwner(owner.clone())))
     }
 
     /// Releases an object whose instance is gone.
-    pub async fn release(&self, member: &Member) -> Result<(), Error> {
-        let Some(object) = &member.object else { return Ok(()) };
+    pub async fn release(&self, member: &Member) -> Result<Option<Written>, Error> {
+        let Some(object) = &member.object else {
+            return Ok(None);
+        };
         if let Some(owner) = &member.owner {
             self.delete_owner(owner).await?;
         }
         // Without the finalizer a delete is one write, and takes effect at once.
-        let released = patch::remove_finalizer(&self.api(), object.as_ref(), FINALIZER).await?;
+        patch::remove_finalizer(&self.machines, object.as_ref(), FINALIZER).await?;
         if !member.object_deleting() {
-            delete(&self.api(), object.as_ref()).await?;
+            delete_exactly(&self.machines, object.as_ref()).await?;
         }
-        if released.is_some() || !member.object_deleting() {
-            self.controller
-                .expectations
-                .deleted(&self.uid(), object.uid().unwrap_or_default());
-        }
-        Ok(())
+        Ok(Some(Written::DeletedMachine(object.clone())))
     }
 
     /// Asks for an update in place.
-    pub async fn start_update(&self, member: &Member) -> Result<(), Error> {
+    pub async fn start_update(&self, member: &Member) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
-            notes.insert(UPDATE_INSTANCE_ANNOTATION.to_owned(), Timestamp::now().to_string());
+            notes.insert(UPDATE_INSTANCE_ANNOTATION.to_owned(), self.clock.now().to_string());
         })
         .await
     }
 
     /// Notes that the instance has the model now.
-    pub async fn finish_update(&self, member: &Member, model: &str) -> Result<(), Error> {
+    pub async fn finish_update(&self, member: &Member, model: &str) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
             notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
@@ -213,7 +190,7 @@ impl Writer<'_> {
     }
 
     /// Gives up on an update in place: the machine is replaced instead.
-    pub async fn abandon_update(&self, member: &Member, why: &str) -> Result<(), Error> {
+    pub async fn abandon_update(&self, member: &Member, why: &str) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
             notes.insert(IRREPARABLE_ANNOTATION.to_owned(), why.to_owned());
@@ -222,62 +199,52 @@ impl Writer<'_> {
     }
 
     /// Notes the model of an instance that Azure says is of the latest.
-    pub async fn record_model(&self, member: &Member, model: &str) -> Result<(), Error> {
+    pub async fn record_model(&self, member: &Member, model: &str) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
         })
         .await
     }
 
-    async fn annotate(&self, member: &Member, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Result<(), Error> {
-        let Some(object) = &member.object else { return Ok(()) };
+    async fn annotate(
+        &self,
+        member: &Member,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> Result<Option<Written>, Error> {
+        let Some(object) = &member.object else {
+            return Ok(None);
+        };
         let mut after = object.as_ref().clone();
         change(after.annotations_mut());
-        match patch::object(&self.api(), object.as_ref(), &after, patch::Lock::Open).await {
-            Ok(Some(written)) => self.expect(&written),
-            Ok(None) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
+        written(patch::object(&self.machines, object.as_ref(), &after, patch::Lock::Open).await)
     }
 
     /// Writes the member's status, if it differs.
-    pub async fn report(&self, member: &Member, model_is_latest: bool, version: Option<&str>) -> Result<(), Error> {
-        let Some(object) = &member.object else { return Ok(()) };
+    pub async fn report(
+        &self,
+        member: &Member,
+        model_is_latest: bool,
+        version: Option<&str>,
+    ) -> Result<Option<Written>, Error> {
+        let Some(object) = &member.object else {
+            return Ok(None);
+        };
         let mut after = object.as_ref().clone();
-        after.status = Some(status(member, model_is_latest, version, Timestamp::now()));
-        match patch::status(&self.api(), object.as_ref(), &after, patch::Lock::Open).await {
-            Ok(Some(written)) => self.expect(&written),
-            Ok(None) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
+        after.status = Some(status(member, model_is_latest, version, self.clock.now()));
+        written(patch::status(&self.machines, object.as_ref(), &after, patch::Lock::Open).await)
     }
 }
 
-/// Deletes exactly this object. Whether it was there.
-pub async fn delete<K>(api: &Api<K>, object: &K) -> Result<bool, Error>
-where
-    K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
-{
-    let preconditions = Preconditions {
-        uid: object.uid(),
-        resource_version: None,
-    };
-    let params = DeleteParams {
-        preconditions: Some(preconditions),
-        ..DeleteParams::default()
-    };
-    match api.delete(&object.name_any(), &params).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+/// Returns the object that the API server answered with. One that is gone needs no write.
+fn written(answer: Result<Option<AzureMachinePoolMachine>, capstan_kube::Error>) -> Result<Option<Written>, Error> {
+    match answer {
+        Ok(object) => Ok(object.map(|object| Written::Machine(Box::new(object)))),
+        Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A member's status as it should be.
+/// Returns the status that a member should have.
 fn status(member: &Member, latest: bool, version: Option<&str>, now: Timestamp) -> AzureMachinePoolMachineStatus {
     let before = member
         .object
@@ -290,7 +257,7 @@ fn status(member: &Member, latest: bool, version: Option<&str>, now: Timestamp) 
     if let Some(instance) = instance {
         after.instance_name = Some(instance.name.clone());
         after.instance_id = Some(instance.id.clone());
-        // A node that is ready has an instance that is made, even if the list that said Creating is older.
+        // A ready node has an instance that exists, even if an older list says Creating.
         let made = ready && instance.is("Creating");
         after.provisioning_state = Some(if made {
             "Succeeded".to_owned()

@@ -1,4 +1,4 @@
-//! Instances, machine objects and nodes put together, and read as the planner wants them.
+//! The machines of a pool: instance, object and node of each, in the form that the plan reads.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,11 +8,12 @@ use capstan_api::azure::{AzureMachinePoolMachine, UPDATE_INSTANCE_ANNOTATION};
 use capstan_api::capi::DELETE_MACHINE_ANNOTATION;
 use capstan_core::pool::{Activity, Drain, Health, Instance, Machine, Object, Owner, Update};
 use capstan_kube::capi::Machine as OwnerMachine;
+use capstan_kube::nodes::takes_pods;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::state::{InstanceSnapshot, ScaleSetSnapshot};
+use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot};
 
 /// Which model the instance was made from, or updated to.
 pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
@@ -22,17 +23,6 @@ pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8
 pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
 /// Why an update in place is not tried again.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
-
-/// Taints that keep ordinary pods away for a while: by Kubernetes and its cloud providers, by Cluster API until a node is
-/// set up, by the autoscaler before it removes a node, and by network plugins until they run. A taint that a pool's nodes
-/// are meant to have is none of these.
-const TEMPORARY_TAINT_PREFIXES: [&str; 4] = [
-    "node.kubernetes.io/",
-    "node.cloudprovider.kubernetes.io/",
-    "node.cluster.x-k8s.io/",
-    "ToBeDeletedByClusterAutoscaler",
-];
-const TEMPORARY_TAINT_SUFFIXES: [&str; 2] = ["not-ready", "uninitialized"];
 
 /// The node of a machine.
 #[derive(Clone, Debug)]
@@ -62,18 +52,6 @@ impl NodeState {
     }
 }
 
-/// Whether ordinary pods can be scheduled to a node.
-pub fn takes_pods(node: &Node) -> bool {
-    let Some(spec) = &node.spec else { return true };
-    let temporary = |key: &str| {
-        TEMPORARY_TAINT_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
-            || TEMPORARY_TAINT_SUFFIXES.iter().any(|suffix| key.ends_with(suffix))
-    };
-    let repels = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
-    let mut taints = spec.taints.iter().flatten();
-    !spec.unschedulable.unwrap_or_default() && !taints.any(|taint| repels(&taint.effect) && temporary(&taint.key))
-}
-
 /// One machine of the pool: its instance, its object, or both.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -93,12 +71,37 @@ pub struct Member {
 }
 
 impl Member {
+    /// A machine whose node is not looked up yet.
+    pub fn new(
+        name: String,
+        instance: Option<InstanceSnapshot>,
+        object: Option<Arc<AzureMachinePoolMachine>>,
+        owner: Option<Arc<OwnerMachine>>,
+    ) -> Self {
+        Self {
+            name,
+            instance,
+            object,
+            owner,
+            node: NodeState::Missing,
+            drain: Drain::NotRun,
+            stuck: false,
+            failed: false,
+            confirmed_missing: false,
+        }
+    }
+
     pub fn provider_id(&self) -> &str {
         match (&self.instance, &self.object) {
             (Some(instance), _) => &instance.provider_id,
             (None, Some(object)) => &object.spec.provider_id,
             (None, None) => "",
         }
+    }
+
+    /// Returns the id by which Azure knows the instance: a proof that its node is drained names it.
+    pub fn id(&self) -> &str {
+        self.instance.as_ref().map_or("", |instance| &instance.id)
     }
 
     pub fn annotation(&self, name: &str) -> Option<&String> {
@@ -127,15 +130,15 @@ impl Member {
         self.annotation(UPDATE_INSTANCE_ANNOTATION).is_some()
     }
 
-    /// Returns the time since when its drain has been on.
-    pub fn drain_since(&self) -> Option<Timestamp> {
+    /// Returns when its drain began.
+    pub fn drain_since(&self, now: Timestamp) -> Option<Timestamp> {
         let object = self.object.as_ref()?;
         if let Some(time) = &object.metadata.deletion_timestamp {
             return Some(time.0);
         }
         let begun = self.annotation(UPDATE_INSTANCE_ANNOTATION)?;
         // Anybody may set the annotation, to any value.
-        Some(begun.parse().unwrap_or(Timestamp::now()))
+        Some(begun.parse().unwrap_or(now))
     }
 
     /// Returns the model that the instance runs: the scale set's own when Azure calls it the latest, else the recorded
@@ -151,7 +154,7 @@ impl Member {
         }
     }
 
-    /// Whether the node was ever seen.
+    /// Whether the machine ever had a node.
     pub fn has_run(&self) -> bool {
         let status = self.object.as_ref().and_then(|object| object.status.as_ref());
         status.is_some_and(|status| status.node_ref.is_some())
@@ -172,7 +175,7 @@ impl Member {
     }
 }
 
-/// What the planner has to know beyond the members.
+/// What the plan has to know beyond the members.
 pub struct Frame<'a> {
     /// The model that is wanted.
     pub model: &'a str,
@@ -190,7 +193,7 @@ pub struct Frame<'a> {
     pub teardown: bool,
 }
 
-/// Returns a member as the planner sees it.
+/// Returns a member in the form that the plan reads.
 pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
     let instance = member.instance.as_ref();
     let evicted =
@@ -268,7 +271,7 @@ fn update(member: &Member, frame: &Frame<'_>) -> Update {
     }
 }
 
-/// What the object of an instance is called. The instances of Flexible sets have names that Kubernetes does not take.
+/// Returns the name of an instance's object. The instances of Flexible sets have names that Kubernetes does not take.
 fn name(pool: &str, instance: &str) -> String {
     format!("{pool}-{}", instance.replace('_', "-").to_ascii_lowercase())
 }
@@ -337,20 +340,10 @@ mod tests {
             latest,
             ..InstanceSnapshot::default()
         };
-        Member {
-            name: "m".into(),
-            instance: Some(instance),
-            object: Some(object("m", annotations)),
-            owner: None,
-            node: NodeState::Missing,
-            drain: Drain::NotRun,
-            stuck: false,
-            failed: false,
-            confirmed_missing: false,
-        }
+        Member::new("m".into(), Some(instance), Some(object("m", annotations)), None)
     }
 
-    fn seen(member: &Member, set: &ScaleSetSnapshot, spot: bool) -> Machine {
+    fn planned(member: &Member, set: &ScaleSetSnapshot, spot: bool) -> Machine {
         let none = BTreeSet::new();
         let frame = Frame {
             model: "new",
@@ -373,12 +366,12 @@ mod tests {
         }
     }
 
-    fn make(version: &str) -> crate::pool::state::Make {
+    fn make(version: &str) -> crate::pool::snapshot::Make {
         let image = capstan_azure::model::ImageReference {
             version: Some(version.to_owned()),
             ..Default::default()
         };
-        crate::pool::state::Make::new(Some(&image), Some("Standard_D2s_v3"))
+        crate::pool::snapshot::Make::new(Some(&image), Some("Standard_D2s_v3"))
     }
 
     #[rstest]
@@ -396,34 +389,19 @@ mod tests {
     ) {
         let mut member = member(latest, notes);
         member.instance.as_mut().unwrap().make = image.map(make).unwrap_or_default();
-        assert_eq!(seen(&member, &set("new"), false).outdated, outdated);
+        assert_eq!(planned(&member, &set("new"), false).outdated, outdated);
     }
 
     #[test]
     fn a_model_that_azure_has_not_got_yet_makes_all_outdated() {
-        assert!(seen(&member(true, json!({})), &set("old"), false).outdated);
+        assert!(planned(&member(true, json!({})), &set("old"), false).outdated);
     }
 
     #[test]
     fn an_evicted_spot_instance_has_failed() {
         let mut member = member(true, json!({}));
         member.instance.as_mut().unwrap().power = Some("deallocated".into());
-        assert!(seen(&member, &set("new"), true).failed);
-    }
-
-    #[rstest]
-    #[case::plain(json!({}), true)]
-    #[case::cordoned(json!({ "unschedulable": true }), false)]
-    #[case::not_set_up(json!({ "taints": [{ "key": "node.cluster.x-k8s.io/uninitialized", "effect": "NoSchedule" }] }), false)]
-    #[case::no_network_yet(json!({ "taints": [{ "key": "node.cilium.io/agent-not-ready", "effect": "NoExecute" }] }), false)]
-    #[case::to_be_removed(
-        json!({ "taints": [{ "key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule" }] }), false)]
-    #[case::a_taint_of_the_pool(json!({ "taints": [{ "key": "dedicated", "value": "gpu", "effect": "NoSchedule" }] }), true)]
-    #[case::a_wish(
-        json!({ "taints": [{ "key": "node.kubernetes.io/x", "effect": "PreferNoSchedule" }] }), true)]
-    fn a_node_is_available_when_it_takes_pods(#[case] spec: Value, #[case] available: bool) {
-        let node: Node = serde_json::from_value(json!({ "metadata": { "name": "n" }, "spec": spec })).unwrap();
-        assert_eq!(NodeState::Ready(Arc::new(node)).is_available(), available);
+        assert!(planned(&member, &set("new"), true).failed);
     }
 
     #[rstest]
@@ -442,12 +420,12 @@ mod tests {
         };
         let objects = [object("azure:///x/1", Value::Null), object("azure:///x/7", Value::Null)];
         let pairs = join("pool", &[seen("1"), seen("2")], &objects);
-        let told: Vec<_> = pairs
+        let names: Vec<_> = pairs
             .iter()
             .map(|(n, i, o)| (n.as_str(), i.is_some(), o.is_some()))
             .collect();
         assert_eq!(
-            told,
+            names,
             [
                 ("azure:///x/1", true, true),
                 ("azure:///x/7", false, true),

@@ -4,55 +4,59 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capstan_api::azure::AzureMachinePoolMachine;
-use capstan_core::pool::Drain;
 use capstan_kube::workload::{self, Lookup};
 use futures::StreamExt;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
 use super::Actor;
 use super::member::{Member, NodeState, join};
+use crate::error::Error;
 
-/// So many nodes are looked up at once; each is a read of memory unless the cluster is in trouble.
+/// This many nodes are looked up at once; each is a read of memory unless the cluster is in trouble.
 const LOOKUPS: usize = 16;
 
 impl Actor<'_> {
-    /// All machines of the pool, with their nodes.
-    pub(super) async fn members(&self) -> Vec<Member> {
+    /// Returns all machines of the pool, with their nodes.
+    pub(super) async fn members(&self) -> Result<Vec<Member>, Error> {
         let snapshot = self.state.snapshot.as_ref();
         let instances = snapshot
             .map(|snapshot| snapshot.instances.as_slice())
             .unwrap_or_default();
-        let objects = self.objects();
-        let pairs = join(&self.pool.name_any(), instances, &objects);
-        let members = pairs.into_iter().map(|(name, instance, object)| async {
+        let (objects, workload) = (self.objects().await?, self.workload());
+        let (workload, pool) = (&workload, self.pool().name_any());
+        let pairs = join(&pool, instances, &objects);
+        let members = pairs.into_iter().map(|(name, instance, object)| async move {
             let owner = object.as_ref().and_then(|object| self.owner(object));
-            let mut member = Member {
-                name,
-                instance,
-                object,
-                owner,
-                node: NodeState::Missing,
-                drain: Drain::NotRun,
-                stuck: false,
-                failed: false,
-                confirmed_missing: false,
-            };
-            member.node = self.node(member.provider_id()).await;
+            let mut member = Member::new(name, instance, object, owner);
+            member.node = node(workload, member.provider_id()).await;
             member
         });
         let members: Vec<_> = members.collect();
-        futures::stream::iter(members).buffered(LOOKUPS).collect().await
+        Ok(futures::stream::iter(members).buffered(LOOKUPS).collect().await)
     }
 
-    pub(super) fn objects(&self) -> Vec<Arc<AzureMachinePoolMachine>> {
-        let uid = self.pool.uid();
-        let owned = |object: &AzureMachinePoolMachine| {
-            object
-                .owner_references()
-                .iter()
-                .any(|owner| Some(&owner.uid) == uid.as_ref())
-        };
-        self.controller.machines.select(self.pool.namespace().as_deref(), owned)
+    /// Returns the objects of a pool whose cluster and scale set are gone.
+    pub(super) async fn orphans(&self) -> Result<Vec<Member>, Error> {
+        let pool = self.pool().name_any();
+        let pairs = join(&pool, &[], &self.objects().await?);
+        let members = pairs.into_iter().map(|(name, instance, object)| {
+            let owner = object.as_ref().and_then(|object| self.owner(object));
+            Member::new(name, instance, object, owner)
+        });
+        Ok(members.collect())
+    }
+
+    async fn objects(&self) -> Result<Vec<Arc<AzureMachinePoolMachine>>, Error> {
+        let key = &self.scope.key;
+        let owned =
+            |object: &AzureMachinePoolMachine| object.owner_references().iter().any(|owner| owner.uid == key.uid);
+        if !self.scope.live {
+            return Ok(self.controller.machines.select(Some(&key.namespace), owned));
+        }
+        let api = self.scope.api_of::<AzureMachinePoolMachine>();
+        let listed = api.list(&ListParams::default()).await?.items.into_iter();
+        Ok(listed.filter(|object| owned(object)).map(Arc::new).collect())
     }
 
     fn owner(&self, object: &AzureMachinePoolMachine) -> Option<Arc<capstan_kube::capi::Machine>> {
@@ -66,16 +70,7 @@ impl Actor<'_> {
 
     /// Whether a machine's node takes pods by now.
     pub(super) async fn is_available(&self, member: &Member) -> bool {
-        self.node(member.provider_id()).await.is_available()
-    }
-
-    async fn node(&self, provider_id: &str) -> NodeState {
-        match self.workload.by_provider_id(provider_id).await {
-            Lookup::Found(node) if workload::is_ready(&node) => NodeState::Ready(node),
-            Lookup::Found(node) => NodeState::NotReady(node),
-            Lookup::Missing => NodeState::Missing,
-            Lookup::Unreachable(why) => NodeState::Unknown(why),
-        }
+        node(&self.workload(), member.provider_id()).await.is_available()
     }
 
     /// Whether the nodes show something that the last list of instances does not.
@@ -125,7 +120,7 @@ impl Actor<'_> {
         let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
             return false;
         };
-        let Ok(connection) = self.workload.connection().await else {
+        let Ok(connection) = self.workload().connection().await else {
             return false;
         };
         let prefix = format!("azure://{}/virtualmachines/", set.id).to_ascii_lowercase();
@@ -149,5 +144,14 @@ impl Actor<'_> {
         let new = unknown.difference(&self.state.unknown_nodes).next().is_some();
         self.state.unknown_nodes = unknown;
         new
+    }
+}
+
+async fn node(workload: &workload::Cluster, provider_id: &str) -> NodeState {
+    match workload.by_provider_id(provider_id).await {
+        Lookup::Found(node) if workload::is_ready(&node) => NodeState::Ready(node),
+        Lookup::Found(node) => NodeState::NotReady(node),
+        Lookup::Missing => NodeState::Missing,
+        Lookup::Unreachable(why) => NodeState::Unknown(why),
     }
 }

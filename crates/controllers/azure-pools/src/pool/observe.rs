@@ -5,51 +5,84 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::{AzureMachinePoolMachine, RollingUpdateMode};
-use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Drained, Mode, Observed, Retry, Scaling, Strategy};
+use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Mode, Retry, Scaling, Strategy};
 use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
-use jiff::Timestamp;
+use capstan_kube::runtime::EventNote;
 use kube::ResourceExt;
 
 use super::Actor;
 use super::cloud::Failure;
-use super::drain;
+use super::desired::Intent;
+use super::drain::{self, Progress};
 use super::member::{Frame, Member, machine};
-use super::state::{Kind, Make, ScaleSetSnapshot};
+use super::owners::Owners;
+use super::snapshot::{Make, ScaleSetSnapshot};
+use super::state::{Kind, Summary};
 use crate::error::Error;
 use crate::model::{self, Model};
 
 /// While Cluster API drains, nobody wakes us for certain.
 const BY_CLUSTER_API: Duration = Duration::from_secs(15);
-/// An instance that ran and that Azure calls Failed may recover by itself within this time.
-const FAILED_PATIENCE: Duration = Duration::from_secs(120);
 
-/// One reconcile's view of a pool.
-pub struct View {
-    pub mode: Mode,
+/// One observation of a pool.
+pub struct Observed {
+    /// What the plan depends on.
+    pub plan: pool::Observed,
+    pub owners: Owners,
     /// The scale set that is wanted; `None` where the spec cannot say.
     pub model: Option<Model>,
     pub members: Vec<Member>,
     pub strays: Vec<Arc<capi::Machine>>,
     /// When to reconcile again although nothing has changed.
     pub requeue: Duration,
+    /// Others have to bring something first: the reason and the message of the condition.
+    pub waiting_for: Option<(&'static str, &'static str)>,
+    /// Azure's message while it asks for patience.
+    pub throttled: Option<String>,
+    /// The first error that stopped no other step.
+    pub error: Option<Error>,
     /// The scale set was just created.
     pub created: bool,
-    /// The pool's object was let go.
-    pub released: bool,
-    /// The first error of Azure's in a step.
-    pub failed: Option<Error>,
-    /// Warnings to record.
-    pub events: Vec<(&'static str, String)>,
-    failed_updates: BTreeSet<String>,
+    /// What the pool waits for, when it is not in its desired state.
+    pub waiting: Option<String>,
+    pub events: Vec<EventNote>,
+    pub cloud: Summary,
+    pub(super) failed_updates: BTreeSet<String>,
 }
 
-impl View {
+impl Observed {
+    pub fn new(owners: Owners, mode: Mode, requeue: Duration) -> Self {
+        Self {
+            plan: pool::Observed {
+                mode,
+                ..pool::Observed::default()
+            },
+            owners,
+            model: None,
+            members: Vec::new(),
+            strays: Vec::new(),
+            requeue,
+            waiting_for: None,
+            throttled: None,
+            error: None,
+            created: false,
+            waiting: None,
+            events: Vec::new(),
+            cloud: Summary::default(),
+            failed_updates: BTreeSet::new(),
+        }
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.plan.mode
+    }
+
     pub fn member(&self, name: &str) -> Option<&Member> {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// The places of these members in the list.
+    /// Returns the places of these members in the list.
     pub fn places(&self, names: &[String]) -> Vec<usize> {
         let names: BTreeSet<&String> = names.iter().collect();
         let members = self.members.iter().enumerate();
@@ -60,9 +93,8 @@ impl View {
     }
 
     /// The members that have an instance.
-    pub fn existing(&self) -> Vec<Member> {
-        let members = self.members.iter().filter(|member| member.instance.is_some());
-        members.cloned().collect()
+    pub fn existing(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.instance.is_some())
     }
 
     pub fn requeue(&mut self, after: Duration) {
@@ -71,54 +103,135 @@ impl View {
 }
 
 impl Actor<'_> {
-    pub(super) fn scale_set(&self) -> Option<ScaleSetSnapshot> {
-        self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone())
+    /// Observes as much as possible: without the cloud while Azure asks for patience or does not answer, and only for what
+    /// is under way while the spec is invalid.
+    pub(super) async fn observe_pool(&mut self, drains: HashMap<String, Progress>) -> Result<Observed, Error> {
+        let mut observed = self.observe_mode(&drains).await?;
+        observed.cloud = self.state.summary(&self.owners.set);
+        if observed.waiting_for.is_none() {
+            observed.plan = self.observed_plan(&observed);
+        }
+        Ok(observed)
     }
 
-    /// Observes the pool: Azure as far as anything may have changed (not at all without the cloud), objects and nodes.
-    pub(super) async fn observe(&mut self, mode: Mode, model: Option<Model>) -> Result<View, Error> {
+    async fn observe_mode(&mut self, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
+        if let Some((left, message)) = self.state.throttled_for(self.now()) {
+            let mut observed = self.observe(Mode::WithoutCloud, None, drains).await?;
+            observed.throttled = Some(message);
+            observed.requeue(left);
+            return Ok(observed);
+        }
+        let observed = match self.intent().await {
+            Ok(Intent::Setup(setup)) => {
+                let mut observed = self.empty(Mode::Full);
+                observed.plan.setup = Some(setup);
+                return Ok(observed);
+            }
+            Ok(Intent::WaitingFor(reason, message)) => {
+                let mut observed = self.empty(Mode::Full);
+                observed.waiting_for = Some((reason, message));
+                return Ok(observed);
+            }
+            Ok(Intent::Model(model)) => {
+                self.state.wanted_model = Some(model.hash.clone());
+                self.observe(Mode::Full, Some(*model), drains).await
+            }
+            Ok(Intent::Teardown) => self.observe(Mode::Teardown, None, drains).await,
+            Err(error) => Err(error),
+        };
+        match observed {
+            Err(error @ Error::Kube(_)) => Err(error),
+            Err(error) => self.observe_in_part(error, drains).await,
+            Ok(observed) => Ok(observed),
+        }
+    }
+
+    fn empty(&self, mode: Mode) -> Observed {
+        Observed::new(self.owners.clone(), mode, self.controller.options.resync)
+    }
+
+    /// Observes for a part of the plan, where the whole cannot be made for this error.
+    async fn observe_in_part(&mut self, error: Error, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
+        self.note_error(&error);
+        let exists = self.state.snapshot.is_some() || self.pool().spec.provider_id.is_some();
+        let finish = matches!(error, Error::Invalid(_)) && exists && !self.scope.is_deleting();
+        let mut observed = match finish {
+            true => match self.observe(Mode::FinishOnly, None, drains).await {
+                Err(error @ Error::Kube(_)) => return Err(error),
+                Err(error) => {
+                    self.note_error(&error);
+                    tracing::debug!(%error, "Azure does not answer, drains go on");
+                    self.observe_without_cloud(drains).await?
+                }
+                Ok(observed) => observed,
+            },
+            false => self.observe_without_cloud(drains).await?,
+        };
+        match self.state.throttled_for(self.now()) {
+            Some((left, message)) => {
+                observed.throttled = Some(message);
+                observed.requeue(left);
+            }
+            None => observed.error = Some(error),
+        }
+        Ok(observed)
+    }
+
+    async fn observe_without_cloud(&mut self, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
+        match self.state.snapshot {
+            Some(_) => self.observe(Mode::WithoutCloud, None, drains).await,
+            None => Ok(self.empty(Mode::WithoutCloud)),
+        }
+    }
+
+    /// Observes Azure as far as anything may have changed (not at all without the cloud), objects and nodes.
+    async fn observe(
+        &mut self,
+        mode: Mode,
+        model: Option<Model>,
+        drains: &HashMap<String, Progress>,
+    ) -> Result<Observed, Error> {
         let failures = match mode {
-            Mode::Full | Mode::FinishOnly | Mode::Teardown => self.refresh().await?,
+            Mode::Full | Mode::FinishOnly | Mode::Teardown | Mode::Orphaned => self.refresh().await?,
             Mode::WithoutCloud => Vec::new(),
         };
-        let mut members = self.members().await;
-        let mut view = View {
-            mode,
-            model,
-            members: Vec::new(),
-            strays: Vec::new(),
-            requeue: self.controller.options.resync,
-            created: false,
-            released: false,
-            failed: None,
-            events: Vec::new(),
-            failed_updates: BTreeSet::new(),
-        };
-        for member in &mut members {
-            if let Some(owner) = member.owner.as_ref().filter(|_| member.leaving()) {
-                member.drain = drain_by_cluster_api(owner);
-                if matches!(member.drain, Drain::Running { .. }) {
-                    view.requeue(BY_CLUSTER_API);
-                }
-            }
+        let mut observed = self.empty(mode);
+        (observed.model, observed.members) = (model, self.members().await?);
+        for n in 0..observed.members.len() {
+            let again = self.note_drain(&mut observed.members[n], drains);
+            observed.requeue = observed.requeue.min(again);
         }
-        view.members = members;
         if mode == Mode::Full {
-            view.strays = self.strays().await?;
+            observed.strays = self.strays().await?;
         }
-        self.note_instances(&mut view);
-        self.note_external(&view);
+        self.note_instances(&mut observed);
+        self.note_external(&observed);
         if mode != Mode::WithoutCloud {
-            self.note_failures(failures, &mut view).await?;
+            self.note_failures(failures, &mut observed).await?;
         }
-        Ok(view)
+        Ok(observed)
+    }
+
+    /// Notes how far the drain of a machine is. Returns when to check it again.
+    fn note_drain(&self, member: &mut Member, drains: &HashMap<String, Progress>) -> Duration {
+        if let Some(owner) = member.owner.as_ref().filter(|_| member.leaving()) {
+            member.drain = drain::by_cluster_api(member.id(), owner, self.scope.now());
+        }
+        if let Some(progress) = drains.get(&member.name).filter(|_| member.drain == Drain::NotRun) {
+            (member.drain, member.stuck) = (progress.drain.clone(), progress.stuck);
+            return progress.again;
+        }
+        match member.drain {
+            Drain::Running { .. } => BY_CLUSTER_API,
+            Drain::NotRun | Drain::Done(_) => Duration::MAX,
+        }
     }
 
     /// Reads Azure as far as needed, and once more when the nodes show something newer.
     async fn refresh(&mut self) -> Result<Vec<Failure>, Error> {
         let resync = self.controller.options.resync;
         let mut failures = self.cloud().await?.refresh(resync).await?;
-        let members = self.members().await;
+        let members = self.members().await?;
         if self.nodes_show_changes(&members).await {
             self.state.instances_stale = true;
             failures.extend(self.cloud().await?.refresh(resync).await?);
@@ -126,24 +239,20 @@ impl Actor<'_> {
         Ok(failures)
     }
 
-    /// Cluster API Machines of this pool whose AzureMachinePoolMachine is gone.
+    /// Returns Cluster API Machines of this pool whose AzureMachinePoolMachine is gone.
     async fn strays(&self) -> Result<Vec<Arc<capi::Machine>>, Error> {
-        let (namespace, pool) = (self.pool.namespace().unwrap_or_default(), &self.owners.machine_pool);
+        let (namespace, pool) = (Some(self.scope.key.namespace.as_str()), &self.owners.machine_pool);
         let stray = |machine: &capi::Machine| {
             let reference = &machine.spec.infrastructure_ref;
             let mut owners = machine.owner_references().iter();
             reference.kind == AzureMachinePoolMachine::KIND
                 && machine.metadata.deletion_timestamp.is_none()
                 && owners.any(|owner| owner.kind == "MachinePool" && Some(&owner.uid) == pool.metadata.uid.as_ref())
-                && self
-                    .controller
-                    .machines
-                    .get(Some(&namespace), &reference.name)
-                    .is_none()
+                && self.controller.machines.get(namespace, &reference.name).is_none()
         };
-        let api = self.controller.context.api::<AzureMachinePoolMachine>(&namespace);
+        let api = self.scope.api_of::<AzureMachinePoolMachine>();
         let mut strays = Vec::new();
-        for machine in self.controller.owner_machines.select(Some(&namespace), stray) {
+        for machine in self.controller.owner_machines.select(namespace, stray) {
             // The cache may be late.
             if api.get_opt(&machine.spec.infrastructure_ref.name).await?.is_none() {
                 strays.push(machine);
@@ -152,83 +261,34 @@ impl Actor<'_> {
         Ok(strays)
     }
 
-    /// Notes how long instances have been in a state that may pass by itself.
-    fn note_instances(&mut self, view: &mut View) {
-        let now = Instant::now();
-        let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
-        let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
-        let wanted = view.model.as_ref().map(|model| model.hash.clone());
-        let set_model = self.scale_set().and_then(|set| set.model);
-        let applied = wanted.is_some() && wanted == set_model;
-        let mut failed = HashMap::new();
-        let mut updated = HashMap::new();
-        let mut again = None;
-        for member in &mut view.members {
-            let id = member.provider_id().to_owned();
-            let Some(instance) = &member.instance else {
-                member.confirmed_missing = confirmed;
-                continue;
-            };
-            if instance.is("Failed") {
-                let (since, first) = *self.state.failed_since.get(&id).unwrap_or(&(now, lists));
-                let left = FAILED_PATIENCE.saturating_sub(now.duration_since(since));
-                member.failed = !member.has_run() || (left.is_zero() && lists > first);
-                if !member.failed {
-                    // A second list decides.
-                    self.state.instances_stale |= left.is_zero();
-                    again = again.min(Some(left)).or(Some(left));
-                }
-                failed.insert(id.clone(), (since, first));
-            }
-            if member.updating() {
-                let known = self
-                    .state
-                    .updated_since
-                    .get(&id)
-                    .filter(|(model, _)| Some(model) == wanted.as_ref());
-                let since = known
-                    .map(|(_, since)| *since)
-                    .or((instance.latest && applied).then_some(now));
-                updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
-            }
-        }
-        (self.state.failed_since, self.state.updated_since) = (failed, updated);
-        if let Some(left) = again {
-            view.requeue(left);
-        }
-        // One list may be late: a second one confirms what the first one lacks.
-        let suspect = view
-            .members
-            .iter()
-            .any(|m| m.instance.is_none() && !m.object_deleting());
-        if suspect && !confirmed {
-            self.state.recheck_instances(now);
-        }
+    pub(super) fn scale_set(&self) -> Option<ScaleSetSnapshot> {
+        self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone())
     }
 
-    /// Everything that the plan depends on.
-    pub(super) fn observed(&mut self, view: &View) -> Observed {
-        self.note_drained(view);
+    /// Returns everything that the plan depends on.
+    fn observed_plan(&mut self, observed: &Observed) -> pool::Observed {
+        self.note_drained(observed);
         let state = &self.state;
         let set = self.scale_set().unwrap_or_default();
-        let wanted = view.model.as_ref().map(|model| model.hash.as_str());
+        let wanted = observed.model.as_ref().map(|model| model.hash.as_str());
         let (deleting, updating) = (state.deleting(), state.ids(Kind::Update));
-        let waited = |since: &Instant| since.elapsed();
         let updated = state.updated_since.iter();
-        let updated = updated.map(|(id, (_, since))| (id.clone(), waited(since))).collect();
+        let updated = updated
+            .map(|(id, (_, since))| (id.clone(), self.since(*since)))
+            .collect();
         let frame = Frame {
             model: wanted.or(set.model.as_deref()).unwrap_or_default(),
             set: &set,
             deleting: &deleting,
             updating: &updating,
-            failed_updates: &view.failed_updates,
+            failed_updates: &observed.failed_updates,
             updated: &updated,
-            spot: self.pool.spec.template.spot_vm_options.is_some(),
-            teardown: view.mode == Mode::Teardown,
+            spot: self.pool().spec.template.spot_vm_options.is_some(),
+            teardown: observed.mode() == Mode::Teardown,
         };
-        let rolling = self.pool.spec.strategy.rolling_update.clone().unwrap_or_default();
+        let rolling = self.pool().spec.strategy.rolling_update.clone().unwrap_or_default();
         let desired = self.desired();
-        let budget = azure_pool::amounts(&self.pool.spec)
+        let budget = azure_pool::amounts(&self.pool().spec)
             .and_then(|(surge, unavailable)| Budget::resolve(surge, unavailable, desired));
         let policy = rolling
             .delete_policy
@@ -236,8 +296,9 @@ impl Actor<'_> {
             .and_then(|policy| policy.as_str().parse().ok());
         let in_place = rolling.mode == Some(RollingUpdateMode::InPlace) && !set.flexible;
         let replicas = self.owners.machine_pool.spec.replicas;
-        Observed {
-            mode: view.mode,
+        pool::Observed {
+            mode: observed.mode(),
+            setup: observed.plan.setup,
             desired,
             budget: budget.unwrap_or(Budget {
                 surge: 1,
@@ -245,36 +306,35 @@ impl Actor<'_> {
             }),
             policy: policy.unwrap_or(DeletePolicy::Oldest),
             strategy: if in_place { Strategy::InPlace } else { Strategy::Replace },
-            seed: seed(&self.pool.uid().unwrap_or_default()),
-            scale_set: self.scale_set().map(|set| self.observed_set(&set, view)),
-            machines: view.members.iter().map(|member| machine(member, &frame)).collect(),
-            strays: view.strays.iter().map(|machine| machine.name_any()).collect(),
-            drained_for: state.drained_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            seed: seed(&self.scope.key.uid),
+            scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
+            machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),
+            strays: observed.strays.iter().map(|machine| machine.name_any()).collect(),
+            drained_for: state.drained_since.map_or(Duration::ZERO, |since| self.since(since)),
             replicas: state.external.filter(|count| i32::try_from(*count).ok() != replicas),
         }
     }
 
-    fn observed_set(&self, set: &ScaleSetSnapshot, view: &View) -> pool::ScaleSet {
-        let now = Instant::now();
+    fn observed_set(&self, set: &ScaleSetSnapshot, observed: &Observed) -> pool::ScaleSet {
+        let now = self.now();
         let busy = self.state.busy(Kind::Change);
         let failed = set.state.eq_ignore_ascii_case("Failed");
         let external = self.owners.machine_pool.replicas_managed_externally();
         let stale = |model: &Model| set.custom_data.as_deref() != Some(&model.custom_data_hash);
+        let retry = match self.state.retry.refused(now) {
+            _ if self.state.retry.due(now) && failed => Retry::Due,
+            Some(refused) => Retry::Waiting { refused },
+            None => Retry::NotNeeded,
+        };
         pool::ScaleSet {
             capacity: set.capacity,
-            model: self.observed_model(set, view.model.as_ref()),
+            model: self.observed_model(set, observed.model.as_ref()),
             scaling: if busy { Scaling::Running } else { Scaling::Idle },
-            retry: match () {
-                () if self.state.retry.due(now) && failed => Retry::Due,
-                () => match self.state.retry.refused(now) {
-                    Some(refused) => Retry::Waiting { refused },
-                    None => Retry::NotNeeded,
-                },
-            },
+            retry,
             flexible: set.flexible,
             quiet: self.state.operations.is_empty(),
             confirmed: self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed),
-            stale_bootstrap: external && !busy && view.model.as_ref().is_some_and(stale),
+            stale_bootstrap: external && !busy && observed.model.as_ref().is_some_and(stale),
             deleting: self.state.busy(Kind::Remove),
         }
     }
@@ -292,14 +352,14 @@ impl Actor<'_> {
     }
 
     fn pending(&self, wanted: &Model) -> pool::Model {
-        match self.state.refused_model(&wanted.hash) {
+        match self.state.refused_model(&wanted.hash, self.now()) {
             Some(_) => pool::Model::Refused,
             None => pool::Model::Outdated,
         }
     }
 
-    /// Notes since when machines have been drained that wait for others.
-    fn note_drained(&mut self, view: &View) {
+    /// Notes since when drained machines have waited for others.
+    fn note_drained(&mut self, observed: &Observed) {
         let deleting = self.state.deleting();
         let waits = |m: &&Member| {
             let going = m
@@ -308,97 +368,26 @@ impl Actor<'_> {
                 .is_none_or(|i| i.is("Deleting") || deleting.contains(&i.id));
             m.object_deleting() && !going && matches!(m.drain, Drain::Done(_))
         };
-        let since = self.state.drained_since.unwrap_or_else(Instant::now);
-        self.state.drained_since = view.members.iter().any(|m| waits(&m)).then_some(since);
+        let since = self.state.drained_since.unwrap_or(self.now());
+        self.state.drained_since = observed.members.iter().any(|m| waits(&m)).then_some(since);
     }
 
-    /// When there is reason to reconcile again, nothing else happening.
+    /// Returns when there is reason to reconcile again although nothing else happens.
     pub(super) fn next(&self) -> Duration {
-        let resync = self.controller.options.resync;
-        let now = Instant::now();
-        let listed = self
-            .state
-            .snapshot
-            .as_ref()
-            .map_or(Duration::ZERO, |snapshot| snapshot.at.elapsed());
-        let poll = self.state.next_poll(Timestamp::now()).unwrap_or(resync);
+        let (now, resync) = (self.now(), self.controller.options.resync);
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let listed = self.state.snapshot.as_ref().map(|snapshot| age(snapshot.at));
+        let poll = self.state.next_poll(self.scope.now()).unwrap_or(resync);
         let retry = self.state.retry.remaining(now).unwrap_or(resync);
         let stale = self.state.instances_stale || self.state.set_stale;
         let stale = if stale { Duration::ZERO } else { resync };
         let untracked = self.state.untracked_in(now).unwrap_or(resync);
         let recheck = self.state.recheck_in(now).unwrap_or(resync);
-        let times = [resync.saturating_sub(listed), poll, retry, stale, untracked, recheck];
-        times.into_iter().min().unwrap_or(resync)
-    }
-
-    /// Returns how many machines there should be: as the MachinePool says, or as whoever manages its replicas has set.
-    pub(super) fn desired(&self) -> usize {
-        let machine_pool = &self.owners.machine_pool;
-        let external = self
-            .state
-            .external
-            .filter(|_| machine_pool.replicas_managed_externally());
-        external.unwrap_or_else(|| usize::try_from(machine_pool.replicas()).unwrap_or_default())
-    }
-
-    /// Failed creations slow the next one down; failed updates in place become replacements.
-    async fn note_failures(&mut self, failures: Vec<Failure>, view: &mut View) -> Result<(), Error> {
-        let capacity = self.scale_set().map_or(0, |set| set.capacity);
-        for failure in failures {
-            view.events.push(("OperationFailed", failure.message.clone()));
-            match failure.kind {
-                Kind::Change => self
-                    .state
-                    .retry
-                    .failed(failure.message, false, capacity, Instant::now()),
-                Kind::Update => view.failed_updates.extend(failure.ids),
-                Kind::Delete | Kind::Remove => {}
-            }
-        }
-        if view.mode == Mode::Teardown {
-            return Ok(());
-        }
-        for member in &view.members {
-            let Some(instance) = &member.instance else { continue };
-            let new = !member.has_run() && instance.is("Failed");
-            if new && self.state.failures_counted.insert(instance.provider_id.clone()) {
-                let why = instance
-                    .message
-                    .clone()
-                    .unwrap_or_else(|| format!("instance {} failed", instance.id));
-                view.events.push(("InstanceFailed", format!("{}: {why}", member.name)));
-                self.state.retry.failed(why, true, capacity, Instant::now());
-            }
-        }
-        self.note_shortage(view).await
-    }
-
-    /// A scale operation that ended without all its instances is a failure, whoever was told: we may have been away.
-    async fn note_shortage(&mut self, view: &mut View) -> Result<(), Error> {
-        let Some(set) = self.scale_set() else { return Ok(()) };
-        let exists = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
-        let short = view.members.iter().filter(exists).count() < set.capacity;
-        let over = set.state.eq_ignore_ascii_case("Failed") && !self.state.busy(Kind::Change);
-        if short && over && !self.state.retry.failing() {
-            let why = self.cloud().await?.shortage().await?;
-            view.events.push(("InstancesNotCreated", why.clone()));
-            self.state.retry.failed(why, false, set.capacity, Instant::now());
-        }
-        Ok(())
-    }
-
-    /// Once as many machines as desired are ready, creation has not failed any more. Failed ones that are deleted prove
-    /// nothing.
-    pub(super) fn note_success(&mut self, members: &[Member]) {
-        let failing = members
-            .iter()
-            .any(|m| m.instance.as_ref().is_some_and(|i| i.is("Failed")));
-        let ready = members.iter().filter(|member| member.node.is_ready()).count();
-        let waiting = self.state.retry.remaining(Instant::now()).is_some();
-        if self.state.retry.failing() && !waiting && !failing && ready >= self.desired() {
-            self.state.failures_counted.clear();
-            self.state.retry.succeeded();
-        }
+        let list = resync.saturating_sub(listed.unwrap_or_default());
+        let throttled = self.state.throttled_for(now).map_or(Duration::ZERO, |(left, _)| left);
+        // Azure is not called before its patience is over.
+        let cloud = [list, poll, retry, stale, untracked, recheck].into_iter().min();
+        cloud.unwrap_or(resync).max(throttled)
     }
 }
 
@@ -407,18 +396,6 @@ fn fits(set: &ScaleSetSnapshot, model: &Model) -> bool {
     let mut zones = set.zones.clone();
     zones.sort();
     set.make == Make::of(&model.set) && zones == model.set.zones.clone().unwrap_or_default()
-}
-
-/// Cluster API drains a Machine's node before it deletes the Machine's infrastructure. Where it skips the drain, we drain.
-fn drain_by_cluster_api(owner: &Arc<capi::Machine>) -> Drain {
-    if !drain::core_is_done(owner) {
-        let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
-        return Drain::Running { why };
-    }
-    match drain::core_did_not_drain(owner) {
-        true => Drain::NotRun,
-        false => Drain::Done(Drained::ByClusterApi),
-    }
 }
 
 fn seed(uid: &str) -> u64 {

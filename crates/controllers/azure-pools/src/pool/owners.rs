@@ -8,20 +8,32 @@ use capstan_kube::capi::{Cluster, MachinePool};
 use kube::ResourceExt;
 
 use crate::Controller;
+use crate::model;
 
-/// A pool's MachinePool, Cluster and AzureCluster.
+/// A pool's MachinePool, Cluster and AzureCluster, and the name of its scale set.
+#[derive(Clone)]
 pub struct Owners {
     pub machine_pool: Arc<MachinePool>,
     pub cluster: Arc<Cluster>,
     pub azure_cluster: Arc<AzureCluster>,
+    pub set: SetName,
+    /// Whether they are gone, and only the scale set is left.
+    pub gone: bool,
 }
 
-/// What of them is there.
+/// The name of a scale set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetName {
+    pub group: String,
+    pub name: String,
+}
+
+/// Whether all of them exist.
 pub enum Found {
     All(Owners),
-    /// Left alone, by its own annotation or its cluster's.
+    /// The pool's own annotation or its cluster says so.
     Paused,
-    /// Which is missing.
+    /// The message names what is missing.
     Missing(String),
 }
 
@@ -50,14 +62,20 @@ pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
     let Some(azure_cluster) = controller.azure_clusters.get(namespace, &reference.name) else {
         return Found::Missing(format!("waiting for AzureCluster {}", reference.name));
     };
+    let set = SetName {
+        group: model::group(&azure_cluster, &name),
+        name: model::set_name(pool),
+    };
     Found::All(Owners {
         machine_pool,
         cluster,
         azure_cluster,
+        set,
+        gone: false,
     })
 }
 
-/// The MachinePool that owns the pool. Core sets the owner reference; without core the MachinePool's own reference tells.
+/// The MachinePool that owns the pool. Core sets the owner reference; without core the MachinePool itself refers to the pool.
 fn machine_pool(controller: &Controller, pool: &AzureMachinePool) -> Option<Arc<MachinePool>> {
     let namespace = pool.namespace();
     let namespace = namespace.as_deref();
@@ -71,7 +89,7 @@ fn machine_pool(controller: &Controller, pool: &AzureMachinePool) -> Option<Arc<
     controller.machine_pools.select(namespace, refers).into_iter().next()
 }
 
-/// The cluster as labels tell it: the MachinePool's, the pool's, or those of its machines.
+/// Returns the cluster's name by the labels of the MachinePool, of the pool, or of its machines.
 fn cluster_label(controller: &Controller, pool: &AzureMachinePool, machine_pool: &MachinePool) -> Option<String> {
     let own = [machine_pool.labels(), pool.labels()]
         .into_iter()

@@ -1,13 +1,15 @@
-//! Writes the status of a pool and of its machines, in as few writes as that takes.
+//! Writes the status of a pool's machines and the provider ids of the pool, in as few writes as that takes.
 //!
 //! Invariant: everything that is true for longer than a moment is written. What is over within a moment (an instance of a
-//! rollout that is being made, a drain without obstacles, the steps of many) is written together with what follows it.
+//! rollout that is being created, a drain without obstacles, the steps of many) is written together with what follows it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool};
-use capstan_kube::patch;
+use capstan_core::pool::Mode;
+use capstan_kube::patch::Lock;
+use capstan_kube::runtime::Outcome;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,22 +18,20 @@ use kube::ResourceExt;
 use super::Actor;
 use super::apply::WRITES;
 use super::member::Member;
-use super::state::{Pace, provider_id};
-use super::status::Draft;
+use super::observe::Observed;
+use super::snapshot::provider_id;
+use super::state::Pace;
+use super::status::is_settled;
 use crate::error::Error;
 
-/// What lasts no longer than this, of a machine that comes or goes in a rollout, is not told on its own.
+/// A state of a machine in a rollout that lasts no longer than this is not written on its own.
 const MOMENT: Duration = Duration::from_secs(30);
-/// While much happens, a pool's status is written so long after the first thing that it has not said yet.
-const STATUS_PACE: Duration = Duration::from_secs(10);
-/// The same when a drain is held up: somebody may have to do something.
-const STUCK_PACE: Duration = Duration::from_secs(5);
-/// The same for its list of provider ids, which nobody waits for in the middle of a rollout.
+/// In a rollout the list of provider ids is written this long after its first change: nobody waits for it.
 const IDS_PACE: Duration = Duration::from_secs(60);
-/// A pool at rest tells at once, but no more often than this: nodes may flap.
-const REST_PACE: Duration = Duration::from_secs(2);
+/// A settled pool writes them at once, but no more often than this: nodes may flap.
+const SETTLED_PACE: Duration = Duration::from_secs(2);
 
-/// The names of the tags that the scale set was last given because a spec has them: only these are ever taken away.
+/// The names of the tags that the scale set got from a spec. Only these are ever removed.
 const TAGS_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/appliedTags";
 
 pub(super) fn applied_tags(pool: &AzureMachinePool) -> BTreeSet<String> {
@@ -41,7 +41,7 @@ pub(super) fn applied_tags(pool: &AzureMachinePool) -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// Notes the tags that the scale set has from its pool and from its cluster.
+/// Records the tags that the scale set has from its pool and from its cluster.
 fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster) {
     let own = pool.spec.additional_tags.keys();
     let names: BTreeSet<String> = own.chain(cluster.spec.additional_tags.keys()).cloned().collect();
@@ -52,42 +52,38 @@ fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster) {
 }
 
 impl Pace {
-    /// When a change that was first seen now, or earlier, is to be written.
-    fn due(&mut self, pace: Duration, at_rest: bool, now: Instant) -> Instant {
+    /// Returns when a change that was first noticed now, or earlier, is to be written.
+    fn due(&mut self, settled: bool, now: Instant) -> Instant {
         let since = *self.pending.get_or_insert(now);
-        match at_rest {
-            true => self.written.map_or(now, |written| written + REST_PACE),
-            false => since + pace,
+        match settled {
+            true => self.written.map_or(now, |written| written + SETTLED_PACE),
+            false => since + IDS_PACE,
         }
     }
 
-    /// All is said.
-    fn settle(&mut self, now: Option<Instant>) {
+    /// Nothing is pending any more.
+    fn settle(&mut self, written: Option<Instant>) {
         self.pending = None;
-        self.written = now.or(self.written);
+        self.written = written.or(self.written);
     }
 }
 
-/// Whether a machine's status is to be written.
+/// When a machine's status is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Report {
+enum Due {
     Now,
     /// Not before it has lasted.
     After(Duration),
 }
 
-fn due_report(member: &Member, rolling: bool, now: Timestamp) -> Report {
+fn due_report(member: &Member, rolling: bool, now: Timestamp) -> Due {
     let Some(object) = &member.object else {
-        return Report::Now;
+        return Due::Now;
     };
     let lasting = |since: Option<&Time>| {
         let age = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
         let left = MOMENT.saturating_sub(age.unwrap_or_default());
-        if left.is_zero() {
-            Report::Now
-        } else {
-            Report::After(left)
-        }
+        if left.is_zero() { Due::Now } else { Due::After(left) }
     };
     if member.leaving() && !member.stuck {
         let owner = member
@@ -100,92 +96,123 @@ fn due_report(member: &Member, rolling: bool, now: Timestamp) -> Report {
     if rolling && object.status.is_none() && !member.leaving() && !member.node.is_ready() && !failed {
         return lasting(object.metadata.creation_timestamp.as_ref());
     }
-    Report::Now
+    Due::Now
 }
 
 impl Actor<'_> {
-    /// Writes the pool's status: at once when others wait for it or when something is wrong; else a little later. The
-    /// answer is when what is left pending may be said.
-    pub(super) async fn write_status(&mut self, draft: &Draft, urgent: bool) -> Result<Option<Instant>, Error> {
-        let (now, ids) = (Instant::now(), self.ids_again);
-        if !draft.differs() {
-            self.state.status_pace.settle(None);
-            return Ok(ids);
+    /// Writes the status of the machines and the provider ids of the pool.
+    pub(super) async fn report(
+        &mut self,
+        observed: &mut Observed,
+        rolling: bool,
+        waiting: Option<String>,
+    ) -> Result<Outcome, Error> {
+        observed.waiting = waiting;
+        self.sync_members(observed);
+        match observed.mode() {
+            Mode::Orphaned => {}
+            Mode::Teardown => self.write_drains(observed).await?,
+            Mode::Full | Mode::FinishOnly | Mode::WithoutCloud => self.write_machines(observed, rolling).await?,
         }
-        let pace = if draft.is_stuck() { STUCK_PACE } else { STATUS_PACE };
-        let due = self.state.status_pace.due(pace, draft.at_rest(), now);
-        if due > now && !urgent && !draft.is_urgent() {
-            return Ok([Some(due), ids].into_iter().flatten().min());
+        if observed.mode() == Mode::Full && !observed.created {
+            self.note_success(observed);
+            observed.cloud = self.state.summary(&self.owners.set);
+            self.write_provider_ids(observed).await?;
         }
-        let written = draft.write(self.controller).await?;
-        self.state.status_pace.settle(written.then_some(now));
-        Ok(ids)
+        Ok(Outcome::Done)
     }
 
-    /// Writes every machine's status that is worth a write. The answer is when to look at the others again.
-    pub(super) async fn report(&mut self, members: &[Member], wanted: &str, rolling: bool) -> Result<Duration, Error> {
+    /// Brings the members up to what the steps have changed.
+    fn sync_members(&self, observed: &mut Observed) {
+        let instances = self.state.snapshot.iter().flat_map(|snapshot| &snapshot.instances);
+        let known: BTreeMap<&str, _> = instances
+            .map(|instance| (instance.provider_id.as_str(), instance))
+            .collect();
+        for instance in observed
+            .members
+            .iter_mut()
+            .filter_map(|member| member.instance.as_mut())
+        {
+            if let Some(now) = known.get(instance.provider_id.as_str()) {
+                (instance.latest, instance.state) = (now.latest, now.state.clone());
+            }
+        }
+    }
+
+    /// Writes why drains of a pool that is deleted take long.
+    async fn write_drains(&mut self, observed: &Observed) -> Result<(), Error> {
+        let writer = self.writer();
+        for member in observed.existing().filter(|member| member.stuck) {
+            let status = member.object.as_ref().and_then(|object| object.status.as_ref());
+            let latest = status.is_some_and(|status| status.latest_model_applied);
+            let written = writer.report(member, latest, None).await?;
+            self.note(written);
+        }
+        Ok(())
+    }
+
+    /// Writes every machine's status that is worth a write.
+    async fn write_machines(&mut self, observed: &mut Observed, rolling: bool) -> Result<(), Error> {
         let set = self.scale_set().unwrap_or_default();
+        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
+        let wanted = wanted.or_else(|| self.state.wanted_model.clone());
+        let Some(wanted) = wanted.or_else(|| set.model.clone()) else {
+            return Ok(());
+        };
         let version = self.owners.machine_pool.spec.template.spec.version.clone();
-        let (writer, now) = (self.writer(), Timestamp::now());
-        let (mut reports, mut wait) = (Vec::new(), self.controller.options.resync);
-        for member in members {
+        let (writer, now) = (self.writer(), self.scope.now());
+        let (mut reports, mut wait) = (Vec::new(), Duration::MAX);
+        for member in observed.existing() {
             match due_report(member, rolling, now) {
-                Report::Now => {
-                    let latest = member.model(&set) == Some(wanted);
+                Due::Now => {
+                    let latest = member.model(&set) == Some(&wanted);
                     reports.push(writer.report(member, latest, version.as_deref()));
                 }
-                Report::After(left) => wait = wait.min(left),
+                Due::After(left) => wait = wait.min(left),
             }
         }
         let written: Vec<_> = futures::stream::iter(reports).buffer_unordered(WRITES).collect().await;
-        written.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(wait)
+        self.note_all(written)?;
+        observed.requeue(wait);
+        Ok(())
     }
 
-    /// Keeps `providerID`, `providerIDList` and the note of our tags as they are; not at every step of many.
-    pub(super) async fn spec(&mut self, members: &[Member], at_rest: bool) -> Result<(), Error> {
-        let mut after = self.pool.clone();
-        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
-        let own = set.filter(|set| !set.id.is_empty()).map(|set| provider_id(&set.id));
+    /// Writes `providerID`, `providerIDList` and the record of our tags; not at every step of many.
+    async fn write_provider_ids(&mut self, observed: &mut Observed) -> Result<(), Error> {
+        let mut after = self.pool().clone();
+        let set = observed.cloud.set.as_ref().filter(|set| !set.id.is_empty());
+        let own = set.map(|set| provider_id(&set.id));
         let same = |one: &str, other: &str| one.eq_ignore_ascii_case(other);
-        let kept = self.pool.spec.provider_id.clone();
+        let kept = after.spec.provider_id.take();
         after.spec.provider_id = match (own, kept) {
             (Some(own), Some(kept)) if same(&own, &kept) => Some(kept),
             (own, _) => own,
         };
         // Cluster API deletes the Nodes of ids that leave the list, and compares them byte by byte.
-        let known = &self.pool.spec.provider_id_list;
+        let known = &self.pool().spec.provider_id_list;
         let id = |member: &Member| {
             let id = member.provider_id();
-            known
-                .iter()
-                .find(|known| same(known, id))
-                .cloned()
-                .unwrap_or_else(|| id.to_owned())
+            let known = known.iter().find(|known| same(known, id)).cloned();
+            known.unwrap_or_else(|| id.to_owned())
         };
-        let mut ids: Vec<String> = members.iter().map(id).collect();
+        let mut ids: Vec<String> = observed.members.iter().map(id).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
         note_tags(&mut after, &self.owners.azure_cluster);
-        let now = Instant::now();
-        if after.spec == self.pool.spec && after.metadata == self.pool.metadata {
+        if after.spec == self.pool().spec && after.metadata == self.pool().metadata {
             self.state.ids_pace.settle(None);
             return Ok(());
         }
         // Without any id yet, others wait for the first.
-        let rest = at_rest || self.pool.spec.provider_id.is_none();
-        let due = self.state.ids_pace.due(IDS_PACE, rest, now);
+        let at_once = is_settled(observed) || self.pool().spec.provider_id.is_none();
+        let now = self.now();
+        let due = self.state.ids_pace.due(at_once, now);
         if due > now {
-            self.ids_again = Some(due);
+            observed.requeue(due - now);
             return Ok(());
         }
-        let api = self
-            .controller
-            .context
-            .api(self.pool.metadata.namespace.as_deref().unwrap_or_default());
-        let written = patch::object(&api, self.pool, &after, patch::Lock::Open).await?;
+        self.scope.write_object(&after, Lock::Open).await?;
         self.state.ids_pace.settle(Some(now));
-        self.controller.wrote(self.pool, written.as_ref());
         Ok(())
     }
 }
@@ -194,27 +221,24 @@ impl Actor<'_> {
 mod tests {
     use super::*;
     use crate::pool::member::NodeState;
-    use crate::pool::state::InstanceSnapshot;
+    use crate::pool::snapshot::InstanceSnapshot;
     use capstan_api::azure::AzureMachinePoolMachine;
     use capstan_core::pool::Drain;
     use rstest::rstest;
     use serde_json::{Value, json};
 
     #[test]
-    fn a_pool_in_motion_tells_a_while_after_the_first_news_and_a_pool_at_rest_at_once() {
+    fn provider_ids_are_written_a_while_after_their_first_change_and_at_once_when_the_pool_is_settled() {
         let (mut pace, begun) = (Pace::default(), Instant::now());
         let second = Duration::from_secs(1);
-        assert_eq!(pace.due(STATUS_PACE, false, begun), begun + STATUS_PACE);
-        assert_eq!(pace.due(STATUS_PACE, false, begun + second), begun + STATUS_PACE);
-        assert_eq!(pace.due(STATUS_PACE, true, begun + second), begun + second);
+        assert_eq!(pace.due(false, begun), begun + IDS_PACE);
+        assert_eq!(pace.due(false, begun + second), begun + IDS_PACE);
+        assert_eq!(pace.due(true, begun + second), begun + second);
         pace.settle(Some(begun + second));
-        assert_eq!(
-            pace.due(STATUS_PACE, true, begun + 2 * second),
-            begun + second + REST_PACE
-        );
+        assert_eq!(pace.due(true, begun + 2 * second), begun + second + SETTLED_PACE);
         pace.settle(None);
         let later = begun + 60 * second;
-        assert_eq!(pace.due(STATUS_PACE, false, later), later + STATUS_PACE);
+        assert_eq!(pace.due(false, later), later + IDS_PACE);
     }
 
     fn member(state: &str, stuck: bool, metadata: Value, status: Value) -> Member {
@@ -245,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tags_of_pool_and_cluster_are_noted_and_none_are_worth_no_note() {
+    fn the_tags_of_pool_and_cluster_are_recorded_and_none_need_no_record() {
         let mut cluster: AzureCluster = serde_json::from_value(
             json!({ "metadata": {}, "spec": { "location": "l", "additionalTags": { "team": "a" } } }),
         )
@@ -277,20 +301,20 @@ mod tests {
     #[case::one_that_goes("Succeeded", true, false, true, 1, false)]
     #[case::one_that_is_held_up("Succeeded", true, true, true, 1, true)]
     #[case::one_that_goes_slowly("Deleting", true, false, false, 31, true)]
-    fn what_lasts_only_a_moment_is_not_told(
+    fn a_state_that_lasts_only_a_moment_is_not_written(
         #[case] state: &str,
         #[case] going: bool,
         #[case] stuck: bool,
         #[case] rolling: bool,
         #[case] age: i64,
-        #[case] told: bool,
+        #[case] written: bool,
     ) {
         let mut metadata = json!({ "name": "m", "creationTimestamp": BEGIN });
         if going {
             metadata["deletionTimestamp"] = json!(BEGIN);
         }
         let now = BEGIN.parse::<Timestamp>().unwrap() + Duration::from_secs(age as u64);
-        let said = due_report(&member(state, stuck, metadata, Value::Null), rolling, now);
-        assert_eq!(said == Report::Now, told, "{said:?}");
+        let due = due_report(&member(state, stuck, metadata, Value::Null), rolling, now);
+        assert_eq!(due == Due::Now, written, "{due:?}");
     }
 }

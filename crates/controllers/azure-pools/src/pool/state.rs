@@ -4,32 +4,32 @@
 //! there.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use capstan_api::azure::Future;
-use capstan_azure::model::{ImageReference, Instance, ScaleSet, Tags, VirtualMachine};
-use capstan_azure::{Client, Operation, Owned, ResourceId};
+use capstan_api::azure::{AzureMachinePool, Future};
+use capstan_azure::{Client, Operation};
+use capstan_kube::runtime::EventNote;
 use serde::{Deserialize, Serialize};
 
+use super::drain::Progress;
+use super::owners::SetName;
+use super::snapshot::{CONFIRM, ScaleSetSnapshot, Snapshot, in_progress};
 use crate::error::Error;
-use crate::model::{CLUSTER_TAG_PREFIX, CUSTOM_DATA_TAG, HASH_TAG, Model};
+use crate::model::Model;
 
-/// The name under which operations stand in the status.
+/// The service's name in the operations that the status keeps.
 const SERVICE: &str = "scalesets";
 /// After a failed creation the next try waits this long, twice as long each time.
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
-/// Work in Azure that no operation of ours accounts for is looked at this often: as often as Azure wants to be asked.
+/// Work in Azure that no operation of ours accounts for is refreshed this often: as often as Azure wants to be asked.
 const UNTRACKED_RECHECK: Duration = Duration::from_secs(12);
-/// A list may lag behind: what it lacks counts as gone once a list after this long lacks it, too.
-const CONFIRM: Duration = Duration::from_secs(10);
-/// What Azure has refused for good is asked for again after this long: what it lacked may have been made meanwhile.
+/// Azure is asked again after this long for what it has refused for good: what it lacked may exist by then.
 const REFUSED: Duration = Duration::from_secs(600);
 
-/// What an operation is about.
+/// The effect of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// The model or the capacity changes.
@@ -51,114 +51,25 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// As it is kept in the status.
-    pub fn persist(&self, group: &str, set: &str) -> Future {
+    /// Returns the operation as the status keeps it.
+    pub fn persist(&self, set: &SetName) -> Future {
         let data = serde_json::to_vec(self).unwrap_or_default();
         Future {
             type_: self.operation.method.clone(),
-            resource_group: Some(group.to_owned()),
+            resource_group: Some(set.group.clone()),
             service_name: SERVICE.to_owned(),
-            name: set.to_owned(),
+            name: set.name.clone(),
             data: BASE64.encode(data),
         }
     }
 
-    /// Reads one back; what others wrote is not understood and not needed.
+    /// Reads an operation of ours; others' are ignored.
     pub fn resume(future: &Future) -> Option<Self> {
         serde_json::from_slice(&BASE64.decode(&future.data).ok()?).ok()
     }
 }
 
-/// The scale set as last seen.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ScaleSetSnapshot {
-    pub id: String,
-    /// Changes with every change of the scale set.
-    pub etag: Option<String>,
-    pub capacity: usize,
-    pub state: String,
-    pub model: Option<String>,
-    pub custom_data: Option<String>,
-    pub make: Make,
-    pub zones: Vec<String>,
-    pub tags: Tags,
-    pub flexible: bool,
-    /// All that Azure said of it.
-    pub whole: Arc<ScaleSet>,
-}
-
-/// Image and size: what somebody else's model can be known by, and an instance of it. Azure does not keep the case.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Make(String);
-
-impl Make {
-    pub fn new(image: Option<&ImageReference>, size: Option<&str>) -> Self {
-        let image = image.cloned().unwrap_or_default();
-        let parts = [
-            image.id,
-            image.community_gallery_image_id,
-            image.shared_gallery_image_id,
-            image.publisher,
-            image.offer,
-            image.sku,
-            image.version,
-            size.map(str::to_owned),
-        ];
-        let parts: Vec<String> = parts.into_iter().map(Option::unwrap_or_default).collect();
-        Self(parts.join(" ").to_ascii_lowercase())
-    }
-
-    /// Whether Azure named an image and a size.
-    pub fn is_known(&self) -> bool {
-        !self.0.trim().is_empty()
-    }
-
-    pub fn of(set: &ScaleSet) -> Self {
-        let profile = set.properties.as_ref().and_then(|p| p.virtual_machine_profile.as_ref());
-        let image = profile.and_then(|profile| profile.storage_profile.as_ref()?.image_reference.as_ref());
-        Self::new(image, set.sku.as_ref().and_then(|sku| sku.name.as_deref()))
-    }
-}
-
-impl ScaleSetSnapshot {
-    pub fn read(set: &ScaleSet) -> Self {
-        let tag = |name: &str| set.tags.as_ref().and_then(|tags| tags.get(name)).cloned();
-        Self {
-            id: set.id.clone().unwrap_or_default(),
-            etag: set.etag.clone().filter(|etag| !etag.is_empty()),
-            capacity: usize::try_from(set.capacity()).unwrap_or_default(),
-            state: set.provisioning_state().to_string(),
-            model: tag(HASH_TAG),
-            custom_data: tag(CUSTOM_DATA_TAG),
-            make: Make::of(set),
-            zones: set.zones.clone().unwrap_or_default(),
-            tags: set.tags.clone().unwrap_or_default(),
-            flexible: set.is_flexible(),
-            whole: Arc::new(set.clone()),
-        }
-    }
-
-    /// Proof by its tags that the scale set belongs to a cluster of ours.
-    pub fn owned(&self) -> Result<Owned<ScaleSet>, capstan_azure::Error> {
-        Owned::by_tags(self.whole.as_ref(), |tags| {
-            tags.iter()
-                .any(|(key, value)| key.starts_with(CLUSTER_TAG_PREFIX) && value == "owned")
-        })
-    }
-
-    /// Whether Azure is at work on it.
-    pub fn in_progress(&self) -> bool {
-        in_progress(&self.state)
-    }
-}
-
-/// Whether this is a state that passes.
-fn in_progress(state: &str) -> bool {
-    let resting = ["", "Succeeded", "Failed", "Canceled"];
-    !resting.iter().any(|rest| rest.eq_ignore_ascii_case(state))
-}
-
-/// What Azure was asked to make of the scale set: nothing that it refused is asked for again soon.
+/// A change of the scale set that Azure was asked for. It is not asked again soon for one that it has refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Whether the whole model was sent, or a capacity alone.
@@ -183,170 +94,7 @@ impl Ask {
     }
 }
 
-/// One instance as last listed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InstanceSnapshot {
-    /// Its number in a Uniform set, its VM's name in a Flexible one.
-    pub id: String,
-    pub name: String,
-    pub provider_id: String,
-    pub state: String,
-    pub power: Option<String>,
-    pub latest: bool,
-    pub created: i64,
-    /// What Azure says of a failure.
-    pub message: Option<String>,
-    /// Numbers may be used again; this never is.
-    pub vm_id: Option<String>,
-    pub make: Make,
-    /// Proof that the VM of a Flexible set may be deleted.
-    pub vm: Option<Owned<VirtualMachine>>,
-}
-
-impl InstanceSnapshot {
-    pub fn uniform(instance: &Instance) -> Option<Self> {
-        let id = instance.id.as_ref()?;
-        let properties = instance.properties.as_ref();
-        let statuses = properties
-            .and_then(|p| p.instance_view.as_ref())
-            .and_then(|view| view.statuses.as_ref());
-        let created = properties.and_then(|p| p.time_created.as_deref());
-        let failure = statuses
-            .into_iter()
-            .flatten()
-            .find(|status| status.level.as_deref() == Some("Error"));
-        Some(Self {
-            id: instance
-                .instance_id
-                .clone()
-                .or_else(|| id.rsplit('/').next().map(str::to_owned))?,
-            name: instance.name.clone().unwrap_or_default(),
-            provider_id: provider_id(id),
-            state: instance.provisioning_state().to_string(),
-            power: instance.power_state().map(|power| power.to_string()),
-            latest: instance.latest_model_applied(),
-            created: created.and_then(seconds).unwrap_or_default(),
-            message: failure.and_then(|status| status.message.clone().or_else(|| status.display_status.clone())),
-            vm_id: properties.and_then(|p| p.vm_id.clone()),
-            make: Make::new(
-                properties.and_then(|p| p.storage_profile.as_ref()?.image_reference.as_ref()),
-                instance.sku.as_ref().and_then(|sku| sku.name.as_deref()),
-            ),
-            vm: None,
-        })
-    }
-
-    /// A VM of a Flexible set, if it is one of `set`.
-    pub fn flexible(vm: &VirtualMachine, set: &str, owned: Option<&Owned<ScaleSet>>) -> Option<Self> {
-        let properties = vm.properties.as_ref()?;
-        let owner: ResourceId = properties
-            .virtual_machine_scale_set
-            .as_ref()?
-            .id
-            .as_ref()?
-            .parse()
-            .ok()?;
-        if owner != set.parse().ok()? {
-            return None;
-        }
-        let statuses = properties
-            .instance_view
-            .as_ref()
-            .and_then(|view| view.statuses.as_ref());
-        let power = statuses.and_then(|statuses| capstan_azure::model::power_state(statuses));
-        Some(Self {
-            id: vm.name.clone()?,
-            name: vm.name.clone()?,
-            provider_id: provider_id(vm.id.as_ref()?),
-            state: properties.provisioning_state.clone().unwrap_or_default(),
-            power: power.map(|power| power.to_string()),
-            // Azure does not say; the hash kept on the machine object does.
-            latest: false,
-            created: properties.time_created.as_deref().and_then(seconds).unwrap_or_default(),
-            message: None,
-            vm_id: properties.vm_id.clone(),
-            make: Make::new(
-                properties
-                    .storage_profile
-                    .as_ref()
-                    .and_then(|storage| storage.image_reference.as_ref()),
-                properties
-                    .hardware_profile
-                    .as_ref()
-                    .and_then(|hardware| hardware.vm_size.as_deref()),
-            ),
-            vm: owned.and_then(|set| Owned::member(vm, set).ok()),
-        })
-    }
-
-    pub fn is(&self, state: &str) -> bool {
-        self.state.eq_ignore_ascii_case(state)
-    }
-}
-
-/// Returns the provider id of a resource as the cloud provider writes it on Nodes: subscription and group in lower case,
-/// whatever case Azure answers with. Cluster API compares provider ids byte by byte.
-pub fn provider_id(id: &str) -> String {
-    let mut segments: Vec<String> = id.split('/').map(str::to_owned).collect();
-    for n in 1..segments.len() {
-        if matches!(
-            segments[n - 1].to_ascii_lowercase().as_str(),
-            "subscriptions" | "resourcegroups"
-        ) {
-            segments[n] = segments[n].to_lowercase();
-        }
-    }
-    format!("azure://{}", segments.join("/"))
-}
-
-fn seconds(time: &str) -> Option<i64> {
-    time.parse::<jiff::Timestamp>().ok().map(|time| time.as_second())
-}
-
-/// The last read of Azure.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    pub set: Option<ScaleSetSnapshot>,
-    pub instances: Vec<InstanceSnapshot>,
-    /// When the instances were listed.
-    pub at: Instant,
-    /// How many lists there were.
-    pub lists: u64,
-    /// Since when the lists have named the same instances.
-    pub same_since: Instant,
-    /// Whether a list that was made a while after the first one names the same instances.
-    pub confirmed: bool,
-}
-
-impl Snapshot {
-    pub fn new(set: Option<ScaleSetSnapshot>, now: Instant) -> Self {
-        Self {
-            set,
-            instances: Vec::new(),
-            at: now,
-            lists: 0,
-            same_since: now,
-            confirmed: false,
-        }
-    }
-
-    /// Takes a new list in.
-    pub fn listed(&mut self, instances: Vec<InstanceSnapshot>, now: Instant) {
-        let ids = |list: &[InstanceSnapshot]| -> BTreeSet<String> {
-            let live = list.iter().filter(|instance| !instance.is("Deleting"));
-            live.map(|instance| instance.provider_id.clone()).collect()
-        };
-        let same = self.lists > 0 && ids(&self.instances) == ids(&instances);
-        if !same {
-            self.same_since = now;
-        }
-        self.confirmed = same && (self.confirmed || now.duration_since(self.same_since) >= CONFIRM);
-        (self.instances, self.at) = (instances, now);
-        self.lists += 1;
-    }
-}
-
-/// Creation that keeps failing is tried ever more slowly.
+/// Slows down creation that keeps failing.
 #[derive(Clone, Debug, Default)]
 pub struct Retry {
     failures: u32,
@@ -357,8 +105,14 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Notes a failure. A single instance that failed is replaced at once; only further ones wait.
+    /// Notes a failure. A single instance that failed is replaced at once; only further ones wait. A failure within the
+    /// wait belongs to the same try.
     pub fn failed(&mut self, why: String, one_instance: bool, capacity: usize, now: Instant) {
+        if self.remaining(now).is_some() {
+            self.why = Some(why);
+            self.refused = self.refused.min(capacity);
+            return;
+        }
         let lenient = one_instance && self.failures == 0;
         let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_RETRY);
         let wait = if lenient { Duration::ZERO } else { wait };
@@ -373,7 +127,7 @@ impl Retry {
         self.remaining(now).map(|_| self.refused)
     }
 
-    /// How long to wait still.
+    /// Returns how long to wait still.
     pub fn remaining(&self, now: Instant) -> Option<Duration> {
         self.until?.checked_duration_since(now).filter(|wait| !wait.is_zero())
     }
@@ -414,25 +168,28 @@ pub struct State {
     /// Whether operations were read from the status already.
     pub resumed: bool,
     pub retry: Retry,
-    /// Provider ids of instances whose node was ready when last seen.
+    /// Provider ids of instances whose node was ready when last observed.
     pub ready: HashSet<String>,
     /// Failed instances that were already counted against creation.
     pub failures_counted: HashSet<String>,
+    /// The outcomes of the last drain step, by machine; the next observation takes them.
+    pub drains: HashMap<String, Progress>,
     /// When the first of the machines drained now was drained.
     pub drained_since: Option<Instant>,
-    /// Azure is not asked for anything before this.
-    pub throttled_until: Option<Instant>,
+    /// Azure is not called before this; and the message of its refusal.
+    pub throttled: Option<(Instant, String)>,
     /// The model that was last wanted.
     pub wanted_model: Option<String>,
-    pub status_pace: Pace,
     pub ids_pace: Pace,
-    /// How many machines whoever manages the replicas from outside wants.
+    /// Events that the next report records.
+    pub events: Vec<EventNote>,
+    /// The number of machines that an outside manager of the replicas wants.
     pub external: Option<usize>,
     /// Nodes of the scale set that the last list did not explain.
     pub unknown_nodes: BTreeSet<String>,
     /// Whether a difference that the next read of the scale set shows may be our own doing.
     pub ambiguous: bool,
-    /// When work in Azure that no operation of ours accounts for was last looked at.
+    /// When work in Azure that no operation of ours accounts for was last refreshed.
     pub untracked_at: Option<Instant>,
     /// Since when an instance that ran is Failed, and the number of the list that showed it first, by provider id.
     pub failed_since: HashMap<String, (Instant, u64)>,
@@ -442,11 +199,46 @@ pub struct State {
     pub recheck_at: Option<Instant>,
     /// Whether the scale set's ETag may be older than our own last change.
     pub etag_stale: bool,
-    /// What Azure refused for good, in which words, and when.
+    /// The changes that Azure refused for good, with its message, and when.
     pub refused: Vec<(Ask, String, Instant)>,
 }
 
+/// What a pool's status shows of Azure.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    pub set: Option<ScaleSetSnapshot>,
+    /// Whether the scale set's model or capacity is being changed.
+    pub changing: bool,
+    /// Whether instances are being updated in place.
+    pub updating: bool,
+    /// Why instances were not created.
+    pub shortage: Option<String>,
+    pub operations: Vec<Future>,
+}
+
 impl State {
+    /// Reads the operations that an earlier process has kept in the status, once.
+    pub fn resume(&mut self, pool: &AzureMachinePool) {
+        if !self.resumed {
+            let kept = pool
+                .status
+                .iter()
+                .flat_map(|status| &status.long_running_operation_states);
+            self.operations = kept.filter_map(Tracked::resume).collect();
+            self.resumed = true;
+        }
+    }
+
+    pub fn summary(&self, set: &SetName) -> Summary {
+        Summary {
+            set: self.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone()),
+            changing: self.busy(Kind::Change),
+            updating: self.busy(Kind::Update),
+            shortage: self.retry.why.clone(),
+            operations: self.operations.iter().map(|tracked| tracked.persist(set)).collect(),
+        }
+    }
+
     /// Instances that Azure has been asked to delete.
     pub fn deleting(&self) -> BTreeSet<String> {
         self.ids(Kind::Delete)
@@ -458,8 +250,8 @@ impl State {
         operations.flat_map(|tracked| tracked.ids.iter().cloned()).collect()
     }
 
-    /// Whether the scale set is at work, and whether instances are, while nothing of ours is under way: an answer was
-    /// lost, or somebody else has asked.
+    /// Whether Azure works on the scale set, and whether on instances, without an operation of ours: an answer was lost,
+    /// or somebody else has asked.
     fn untracked(&self) -> (bool, bool) {
         let Some(snapshot) = self.snapshot.as_ref().filter(|_| self.operations.is_empty()) else {
             return (false, false);
@@ -471,7 +263,7 @@ impl State {
         )
     }
 
-    /// Looks again after such work, now and then: nobody else tells of its end.
+    /// Asks for a refresh of such work now and then: nobody reports its end.
     pub fn check_untracked(&mut self, now: Instant) {
         let (set, instances) = self.untracked();
         if !set && !instances {
@@ -483,7 +275,7 @@ impl State {
         }
     }
 
-    /// When such work is to be looked at again.
+    /// Returns how long until such work is refreshed.
     pub fn untracked_in(&self, now: Instant) -> Option<Duration> {
         let since = self.untracked_at.map_or(Duration::ZERO, |at| now.duration_since(at));
         (self.untracked() != (false, false)).then(|| UNTRACKED_RECHECK.saturating_sub(since))
@@ -499,33 +291,36 @@ impl State {
         self.recheck_at.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Returns Azure's words if it refused this model not long ago.
-    pub fn refused_model(&self, hash: &str) -> Option<String> {
-        let same = |(ask, _, at): &&(Ask, String, Instant)| ask.whole && ask.model == hash && at.elapsed() < REFUSED;
-        self.refused.iter().find(same).map(|(_, why, _)| why.clone())
+    /// Returns Azure's message if it refused this model not long ago.
+    pub fn refused_model(&self, hash: &str, now: Instant) -> Option<String> {
+        let mut refused = self.refused(now);
+        let same = refused.find(|(ask, ..)| ask.whole && ask.model == hash);
+        same.map(|(_, why, _)| why.clone())
     }
 
-    /// What Azure said when it was asked the same not long ago.
-    pub fn refusal(&self, ask: &Ask) -> Result<(), Error> {
-        let mut same = self.refused.iter().filter(|(refused, ..)| refused == ask);
-        match same.next() {
-            Some((_, why, at)) if at.elapsed() < REFUSED => Err(Error::Invalid(why.clone())),
-            _ => Ok(()),
-        }
+    /// Fails with Azure's message if it refused the same change not long ago.
+    pub fn check_refused(&self, ask: &Ask, now: Instant) -> Result<(), Error> {
+        let same = self.refused(now).find(|(refused, ..)| refused == ask);
+        same.map_or(Ok(()), |(_, why, _)| Err(Error::Invalid(why.clone())))
     }
 
-    /// How long Azure is still to be left alone.
-    pub fn throttled_for(&self, now: Instant) -> Option<Duration> {
-        self.throttled_until?
-            .checked_duration_since(now)
-            .filter(|left| !left.is_zero())
+    fn refused(&self, now: Instant) -> impl Iterator<Item = &(Ask, String, Instant)> {
+        let recent = move |(_, _, at): &&(Ask, String, Instant)| now.saturating_duration_since(*at) < REFUSED;
+        self.refused.iter().filter(recent)
+    }
+
+    /// Returns how long Azure is not to be called, and why.
+    pub fn throttled_for(&self, now: Instant) -> Option<(Duration, String)> {
+        let (until, why) = self.throttled.as_ref()?;
+        let left = until.checked_duration_since(now).filter(|left| !left.is_zero())?;
+        Some((left, why.clone()))
     }
 
     pub fn busy(&self, kind: Kind) -> bool {
         self.operations.iter().any(|tracked| tracked.kind == kind)
     }
 
-    /// When the next poll is due.
+    /// Returns how long until the next poll is due.
     pub fn next_poll(&self, now: jiff::Timestamp) -> Option<Duration> {
         self.operations
             .iter()
@@ -537,6 +332,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::snapshot::InstanceSnapshot;
     use rstest::rstest;
 
     fn state(set: &str, instance: &str) -> State {
@@ -557,59 +353,23 @@ mod tests {
     }
 
     #[rstest]
-    #[case(
-        "/subscriptions/ABC/resourceGroups/MY-RG/providers/Microsoft.Compute/virtualMachineScaleSets/Np/virtualMachines/0",
-        "azure:///subscriptions/abc/resourceGroups/my-rg/providers/Microsoft.Compute/virtualMachineScaleSets/Np/virtualMachines/0"
-    )]
-    #[case(
-        "/subscriptions/abc/resourcegroups/My-Rg/providers/Microsoft.Compute/virtualMachines/np_1A",
-        "azure:///subscriptions/abc/resourcegroups/my-rg/providers/Microsoft.Compute/virtualMachines/np_1A"
-    )]
-    fn provider_ids_are_those_of_the_cloud_provider(#[case] id: &str, #[case] expected: &str) {
-        assert_eq!(provider_id(id), expected);
-    }
-
-    #[test]
-    fn a_list_is_confirmed_by_a_later_one_that_names_the_same_instances() {
-        let (begun, second) = (Instant::now(), Duration::from_secs(1));
-        let instance = |id: &str| InstanceSnapshot {
-            provider_id: id.to_owned(),
-            ..InstanceSnapshot::default()
-        };
-        let mut snapshot = Snapshot::new(None, begun);
-        let mut listed = |ids: &[&str], at: Instant| {
-            snapshot.listed(ids.iter().map(|id| instance(id)).collect(), at);
-            snapshot.confirmed
-        };
-        assert!(!listed(&["a", "b"], begun));
-        assert!(!listed(&["a", "b"], begun + second), "too soon");
-        assert!(listed(&["b", "a"], begun + CONFIRM));
-        assert!(listed(&["a", "b"], begun + CONFIRM + second), "it stays confirmed");
-        assert!(
-            !listed(&[], begun + CONFIRM + 2 * second),
-            "an empty list is none until it is confirmed"
-        );
-        assert!(listed(&[], begun + 3 * CONFIRM));
-    }
-
-    #[rstest]
     #[case::at_rest("Succeeded", "Succeeded", None, (false, false))]
     #[case::failed("Failed", "Failed", None, (false, false))]
     #[case::a_scale_operation("Updating", "Succeeded", Some(UNTRACKED_RECHECK), (true, false))]
     #[case::an_instance_that_is_made("Succeeded", "Creating", Some(UNTRACKED_RECHECK), (false, true))]
     #[case::one_that_is_deleted("Updating", "Deleting", Some(UNTRACKED_RECHECK), (true, true))]
-    fn work_that_nobody_tracks_is_looked_at_after_a_while(
+    fn work_that_nobody_tracks_is_refreshed_after_a_while(
         #[case] set: &str,
         #[case] instance: &str,
         #[case] wait: Option<Duration>,
-        #[case] looked: (bool, bool),
+        #[case] refreshed: (bool, bool),
     ) {
         let (mut state, begun) = (state(set, instance), Instant::now());
         state.check_untracked(begun);
         assert_eq!(state.untracked_in(begun), wait);
         assert_eq!((state.set_stale, state.instances_stale), (false, false), "not at once");
         state.check_untracked(begun + UNTRACKED_RECHECK);
-        assert_eq!((state.set_stale, state.instances_stale), looked);
+        assert_eq!((state.set_stale, state.instances_stale), refreshed);
         assert_eq!(
             state.untracked_in(begun + UNTRACKED_RECHECK),
             wait,
@@ -629,5 +389,32 @@ mod tests {
             operation,
         });
         assert_eq!(state.untracked_in(Instant::now()), None);
+    }
+
+    #[test]
+    fn creation_slows_down_with_every_try_and_not_with_every_instance() {
+        let (mut retry, begun) = (Retry::default(), Instant::now());
+        let fail = |retry: &mut Retry, at: Instant| retry.failed("no room".to_owned(), false, 6, at);
+        for _ in 0..6 {
+            fail(&mut retry, begun);
+        }
+        assert_eq!(retry.remaining(begun), Some(FIRST_RETRY));
+        fail(&mut retry, begun + FIRST_RETRY);
+        assert_eq!(retry.remaining(begun + FIRST_RETRY), Some(2 * FIRST_RETRY));
+        retry.failed("no room".to_owned(), false, 5, begun + FIRST_RETRY);
+        assert_eq!(
+            retry.refused(begun + FIRST_RETRY),
+            Some(5),
+            "the least that was refused"
+        );
+    }
+
+    #[test]
+    fn a_single_instance_that_failed_is_replaced_at_once_and_the_second_one_is_not() {
+        let (mut retry, begun) = (Retry::default(), Instant::now());
+        retry.failed("broken".to_owned(), true, 3, begun);
+        assert_eq!(retry.remaining(begun), None);
+        retry.failed("broken".to_owned(), true, 3, begun);
+        assert_eq!(retry.remaining(begun), Some(2 * FIRST_RETRY));
     }
 }

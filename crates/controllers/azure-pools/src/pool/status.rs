@@ -1,18 +1,17 @@
-//! The status of a pool.
+//! The status of a pool. Pure: the runtime writes what differs.
+
+use std::time::Duration;
 
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus};
-use capstan_core::pool::Plan;
+use capstan_core::pool::Mode;
+use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::patch;
+use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
-use kube::ResourceExt;
 
-use super::Actor;
 use super::member::Member;
-use super::state::{Kind, State};
-use crate::Controller;
+use super::observe::Observed;
 use crate::error::Error;
-use crate::model::Model;
 
 const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const RUNNING: &str = "ScaleSetRunning";
@@ -20,23 +19,112 @@ const MODEL_UPDATED: &str = "ScaleSetModelUpdated";
 const DESIRED_REPLICAS: &str = "ScaleSetDesiredReplicas";
 const SUMMED_UP: [&str; 4] = [BOOTSTRAP_SUCCEEDED, RUNNING, MODEL_UPDATED, DESIRED_REPLICAS];
 
-/// A pool's status while a reconcile works it out.
-pub struct Draft {
-    before: AzureMachinePool,
+/// While machines come and go, a pool's status is written no more often than this.
+const PACE: Duration = Duration::from_secs(10);
+/// The same while an obstacle blocks a drain: somebody may have to act.
+const BLOCKED_PACE: Duration = Duration::from_secs(5);
+/// The same for a settled pool: nodes may flap.
+const SETTLED_PACE: Duration = Duration::from_secs(2);
+
+/// Returns the pool as users should see it.
+pub fn status(
+    pool: &AzureMachinePool,
+    observed: Option<&Observed>,
+    result: Result<(), &Error>,
+    now: Timestamp,
+) -> Report<AzureMachinePool> {
+    let before = pool.status.clone().unwrap_or_default();
+    let mut draft = Draft {
+        status: before.clone(),
+        now,
+    };
+    if let Some(observed) = observed {
+        draft.describe(observed);
+    }
+    let error = result
+        .err()
+        .or_else(|| observed.and_then(|observed| observed.error.as_ref()));
+    if let Some(error) = error {
+        draft.failed(error);
+    }
+    let mut events = observed.map(|observed| observed.events.clone()).unwrap_or_default();
+    let about_us = error.filter(|error| error.class() == Class::Terminal || error.is_about_the_identity());
+    events.extend(about_us.map(|error| EventNote::warning(error.reason(), error.to_string())));
+    let pace = match error {
+        Some(_) => None,
+        None => pace(&before, &draft.status, observed),
+    };
+    let mut after = pool.clone();
+    after.status = Some(draft.status);
+    Report {
+        object: Some(after),
+        events,
+        pace,
+    }
+}
+
+/// Whether nothing is under way.
+pub fn is_settled(observed: &Observed) -> bool {
+    provisioning_state(observed) == "Succeeded"
+}
+
+fn outdated(observed: &Observed) -> usize {
+    let wanted = observed.model.as_ref().map(|model| model.hash.as_str());
+    let outdated = |m: &&Member| observed.cloud.set.as_ref().and_then(|set| m.model(set)) != wanted;
+    observed.existing().filter(outdated).count()
+}
+
+fn provisioning_state(observed: &Observed) -> &'static str {
+    let (cloud, count) = (&observed.cloud, observed.existing().count());
+    let creating = cloud
+        .set
+        .as_ref()
+        .is_some_and(|set| set.state.eq_ignore_ascii_case("Creating"));
+    if outdated(observed) > 0 {
+        "Updating"
+    } else if cloud.changing && creating {
+        "Creating"
+    } else if cloud.changing || count != observed.plan.desired {
+        "Scaling"
+    } else {
+        "Succeeded"
+    }
+}
+
+/// Returns how long after the last write the status may be written. `None`: at once, because others wait for the change.
+fn pace(
+    before: &AzureMachinePoolStatus,
+    after: &AzureMachinePoolStatus,
+    observed: Option<&Observed>,
+) -> Option<Duration> {
+    let settled = matches!(after.provisioning_state.as_deref(), None | Some("Succeeded"));
+    let is = |status: &AzureMachinePoolStatus, type_: &str| conditions::is_true(&status.conditions, type_);
+    let complete = settled && is(after, DESIRED_REPLICAS) && !is(before, DESIRED_REPLICAS);
+    let changed = before.ready != after.ready
+        || before.provisioning_state != after.provisioning_state
+        || is(before, RUNNING) != is(after, RUNNING);
+    // An update that is sent twice is an outage: a new process has to find it.
+    let operations = |status: &AzureMachinePoolStatus| status.long_running_operation_states.len();
+    let unsaved = observed.is_some_and(|observed| observed.cloud.updating) && operations(before) != operations(after);
+    if changed || complete || unsaved {
+        return None;
+    }
+    let blocked = conditions::get(&after.conditions, MODEL_UPDATED);
+    let blocked = blocked.is_some_and(|condition| condition.severity.as_deref() == Some("Warning"));
+    Some(match (settled, blocked) {
+        (true, _) => SETTLED_PACE,
+        (false, true) => BLOCKED_PACE,
+        (false, false) => PACE,
+    })
+}
+
+/// A pool's status while it is worked out.
+struct Draft {
     status: AzureMachinePoolStatus,
     now: Timestamp,
 }
 
 impl Draft {
-    pub fn new(pool: &AzureMachinePool) -> Self {
-        let status = pool.status.clone().unwrap_or_default();
-        Self {
-            before: pool.clone(),
-            status,
-            now: Timestamp::now(),
-        }
-    }
-
     fn mark_false(&mut self, type_: &str, severity: Severity, reason: &str, message: &str) {
         conditions::mark_false(&mut self.status.conditions, type_, severity, reason, message, self.now);
     }
@@ -45,83 +133,88 @@ impl Draft {
         conditions::mark_true(&mut self.status.conditions, type_, self.now);
     }
 
-    /// Reports that something is missing which others bring.
-    pub fn waiting_for(&mut self, reason: &str, message: &str) {
-        self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
-    }
-
-    pub fn bootstrapped(&mut self, model: &Model) {
-        self.mark_true(BOOTSTRAP_SUCCEEDED);
-        self.status.image = Some(model.image.clone());
-        self.status.infrastructure_machine_kind = Some(AzureMachinePoolMachine::KIND.to_owned());
-    }
-
-    pub fn creating(&mut self, model: &Model) {
-        self.status.provisioning_state = Some("Creating".to_owned());
-        self.mark_false(
-            RUNNING,
-            Severity::Info,
-            "ScaleSetCreating",
-            &format!("scale set {} is created", model.name),
-        );
-    }
-
-    pub fn deleting(&mut self, message: &str) {
-        self.status.ready = false;
-        self.status.provisioning_state = Some("Deleting".to_owned());
-        self.mark_false(RUNNING, Severity::Info, "Deleting", message);
-    }
-
-    /// Reports why a reconcile could not be finished.
-    pub fn trouble(&mut self, error: &Error) {
-        let severity = match error.class() {
-            capstan_core::Class::Terminal => Severity::Error,
-            _ => Severity::Warning,
-        };
-        self.mark_false(RUNNING, severity, error.reason(), &error.to_string());
+    fn summarize(&mut self) {
         conditions::summarize(&mut self.status.conditions, &SUMMED_UP, self.now);
     }
 
-    /// Describes the pool as it was observed.
-    pub fn observed(&mut self, actor: &Actor<'_>, members: &[Member], plan: &Plan, model: &Model) {
-        let Some(set) = actor.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
-            return;
-        };
-        let ready = members
-            .iter()
-            .filter(|member| member.node.is_ready() && !member.leaving())
-            .count();
-        let desired = actor.desired();
-        let current = |m: &&Member| m.model(set) == Some(&model.hash);
-        let outdated = members.len() - members.iter().filter(current).count();
-        self.status.replicas = i32::try_from(ready).unwrap_or(i32::MAX);
-        self.status.version = actor.owners.machine_pool.spec.template.spec.version.clone();
-        let busy = actor.state.busy(Kind::Change);
-        let state = match () {
-            () if outdated > 0 => "Updating",
-            () if busy && set.state.eq_ignore_ascii_case("Creating") => "Creating",
-            () if busy || members.len() != desired => "Scaling",
-            () => "Succeeded",
-        };
-        self.status.provisioning_state = Some(state.to_owned());
-        self.status.ready = self.status.ready || ready > 0 || (desired == 0 && !busy);
-        let why = plan.waiting.clone().unwrap_or_default();
-        if let Some(failed) = actor
-            .state
-            .retry
-            .why
-            .clone()
-            .filter(|_| members.len() < desired || ready < desired)
-        {
-            self.mark_false(RUNNING, Severity::Warning, "InstancesNotCreated", &failed);
-        } else {
-            self.mark_true(RUNNING);
+    fn describe(&mut self, observed: &Observed) {
+        // A new process finds the operations under way here.
+        self.status.long_running_operation_states = observed.cloud.operations.clone();
+        if let Some((reason, message)) = observed.waiting_for {
+            return self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
         }
-        self.update_progress(outdated, &why, members);
-        if ready == desired && members.len() == desired {
+        match observed.mode() {
+            Mode::Full => self.full(observed),
+            Mode::Teardown | Mode::Orphaned => self.deleting(observed),
+            Mode::WithoutCloud | Mode::FinishOnly => {}
+        }
+        if let Some(message) = &observed.throttled {
+            self.mark_false(RUNNING, Severity::Warning, "Throttled", message);
+            self.summarize();
+        }
+    }
+
+    fn full(&mut self, observed: &Observed) {
+        let Some(model) = &observed.model else { return };
+        self.mark_true(BOOTSTRAP_SUCCEEDED);
+        self.status.image = Some(model.image.clone());
+        self.status.infrastructure_machine_kind = Some(AzureMachinePoolMachine::KIND.to_owned());
+        if observed.created {
+            self.status.provisioning_state = Some("Creating".to_owned());
+            let message = format!("scale set {} is being created", model.name);
+            return self.mark_false(RUNNING, Severity::Info, "ScaleSetCreating", &message);
+        }
+        if observed.cloud.set.is_some() {
+            self.machines(observed);
+        }
+    }
+
+    fn deleting(&mut self, observed: &Observed) {
+        self.status.ready = false;
+        self.status.provisioning_state = Some("Deleting".to_owned());
+        let message = match (&observed.cloud.set, observed.existing().count()) {
+            (None, _) => "the scale set is gone".to_owned(),
+            (Some(_), 0) => "the scale set is being deleted".to_owned(),
+            (Some(_), count) => {
+                let waiting = observed.waiting.clone();
+                waiting.unwrap_or_else(|| format!("{count} machines are to be deleted first"))
+            }
+        };
+        self.mark_false(RUNNING, Severity::Info, "Deleting", &message);
+    }
+
+    /// Reports why a reconcile could not be finished.
+    fn failed(&mut self, error: &Error) {
+        let severity = match error.class() {
+            Class::Terminal => Severity::Error,
+            Class::Transient | Class::Throttled(_) => Severity::Warning,
+        };
+        self.mark_false(RUNNING, severity, error.reason(), &error.to_string());
+        self.summarize();
+    }
+
+    fn machines(&mut self, observed: &Observed) {
+        let (count, desired) = (observed.existing().count(), observed.plan.desired);
+        let is_ready = |member: &&Member| member.node.is_ready() && !member.leaving();
+        let ready = observed.existing().filter(is_ready).count();
+        self.status.replicas = i32::try_from(ready).unwrap_or(i32::MAX);
+        self.status.version = observed.owners.machine_pool.spec.template.spec.version.clone();
+        self.status.provisioning_state = Some(provisioning_state(observed).to_owned());
+        self.status.ready = self.status.ready || ready > 0 || (desired == 0 && !observed.cloud.changing);
+        match observed
+            .cloud
+            .shortage
+            .as_ref()
+            .filter(|_| count < desired || ready < desired)
+        {
+            Some(why) => self.mark_false(RUNNING, Severity::Warning, "InstancesNotCreated", why),
+            None => self.mark_true(RUNNING),
+        }
+        self.progress(observed);
+        if ready == desired && count == desired {
             self.mark_true(DESIRED_REPLICAS);
         } else {
-            let reason = if members.len() > desired {
+            let reason = if count > desired {
                 "ScaleSetScaleDown"
             } else {
                 "ScaleSetScaleUp"
@@ -129,74 +222,20 @@ impl Draft {
             let message = format!("{ready} of {desired} machines are ready");
             self.mark_false(DESIRED_REPLICAS, Severity::Info, reason, &message);
         }
-        conditions::summarize(&mut self.status.conditions, &SUMMED_UP, self.now);
+        self.summarize();
     }
 
-    fn update_progress(&mut self, outdated: usize, why: &str, members: &[Member]) {
+    fn progress(&mut self, observed: &Observed) {
+        let outdated = outdated(observed);
         if outdated == 0 {
             return self.mark_true(MODEL_UPDATED);
         }
-        let blocked = members.iter().any(|member| member.stuck);
+        let blocked = observed.existing().any(|member| member.stuck);
         let severity = if blocked { Severity::Warning } else { Severity::Info };
-        let text = match why {
-            "" => format!("RollingUpdate: {outdated} machines to go"),
-            why => format!("RollingUpdate: {why}"),
+        let text = match &observed.waiting {
+            None => format!("RollingUpdate: {outdated} machines to go"),
+            Some(why) => format!("RollingUpdate: {why}"),
         };
         self.mark_false(MODEL_UPDATED, severity, "ScaleSetModelOutOfDate", &text);
-    }
-
-    /// Keeps the operations under way, where a new process finds them.
-    pub fn operations(&mut self, state: &State, group: &str) {
-        let name = self.before.name_any();
-        self.status.long_running_operation_states = state
-            .operations
-            .iter()
-            .map(|tracked| tracked.persist(group, &name))
-            .collect();
-    }
-
-    /// Whether the status has changed.
-    pub fn differs(&self) -> bool {
-        self.before.status.as_ref() != Some(&self.status)
-    }
-
-    /// Whether a rollout is held up by something that needs more than a moment.
-    pub fn is_stuck(&self) -> bool {
-        let condition = conditions::get(&self.status.conditions, MODEL_UPDATED);
-        condition.is_some_and(|condition| condition.severity.as_deref() == Some("Warning"))
-    }
-
-    /// Whether nothing is under way.
-    pub fn at_rest(&self) -> bool {
-        matches!(self.status.provisioning_state.as_deref(), None | Some("Succeeded"))
-    }
-
-    /// Whether others wait for the change: readiness and provisioning state.
-    pub fn is_urgent(&self) -> bool {
-        let before = self.before.status.clone().unwrap_or_default();
-        let runs = |status: &AzureMachinePoolStatus| conditions::is_true(&status.conditions, RUNNING);
-        let same = before.ready == self.status.ready
-            && before.provisioning_state == self.status.provisioning_state
-            && runs(&before) == runs(&self.status);
-        let complete = |status: &AzureMachinePoolStatus| conditions::is_true(&status.conditions, DESIRED_REPLICAS);
-        let arrived = self.at_rest() && complete(&self.status) && !complete(&before);
-        !same || arrived
-    }
-
-    /// Writes the status, if it differs. Whether it did.
-    pub async fn write(&self, controller: &Controller) -> Result<bool, Error> {
-        let mut after = self.before.clone();
-        after.status = Some(self.status.clone());
-        let api = controller
-            .context
-            .api::<AzureMachinePool>(&self.before.namespace().unwrap_or_default());
-        match patch::status(&api, &self.before, &after, patch::Lock::Open).await {
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(error.into()),
-            Ok(written) => {
-                controller.wrote(&self.before, written.as_ref());
-                Ok(written.is_some())
-            }
-        }
     }
 }

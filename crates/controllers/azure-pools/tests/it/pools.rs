@@ -252,7 +252,7 @@ async fn a_failed_instance_is_replaced_and_missing_capacity_is_told() -> Result<
         })
         .await?;
     assert!(
-        message.contains("did not make all instances") || message.contains("Allocation"),
+        message.contains("did not create all instances") || message.contains("Allocation"),
         "{message}"
     );
     world.scale(3).await?;

@@ -3,7 +3,7 @@
 use super::Target;
 use super::error::Error;
 use capstan_azure::model::Subnet;
-use capstan_core::{Class, Clock, Memo};
+use capstan_core::{Class, Classified, Clock, Memo};
 use std::time::Duration;
 
 /// A subnet gets a second address space once in its life, if ever; machines created this soon after it may miss it.

@@ -10,9 +10,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use capstan_core::drain::{self, Assessment, NodeState, Request};
 use capstan_core::pool::{
-    Activity, Amount, Budget, DeletePolicy, Drain, Drained, Health, Instance as Listing, Machine, Model, Object,
-    Observed, ScaleSet, Scaling, Selected, Step, Strategy, Update, plan,
+    Activity, Amount, Budget, DeletePolicy, Drain, Health, Instance as Listing, Machine, Model, Object, Observed,
+    ScaleSet, Scaling, Selected, Step, Strategy, Update, plan,
 };
 
 /// The largest pool that anybody scales to.
@@ -511,13 +512,13 @@ impl World {
     }
 
     fn seen(&self, n: usize, instance: &Instance) -> Machine {
-        let why = "a pod".to_owned();
+        let (name, why) = (format!("m{n}"), "a pod".to_owned());
         let (activity, drain) = match instance.stage {
             Stage::Idle => (Activity::Idle, Drain::NotRun),
             Stage::Draining => (Activity::Draining, Drain::Running { why }),
-            Stage::Drained => (Activity::Draining, Drain::Done(Drained::Empty)),
+            Stage::Drained => (Activity::Draining, drained(&name)),
             Stage::UpdateDraining => (Activity::Updating(Update::Pending), Drain::Running { why }),
-            Stage::UpdateDrained => (Activity::Updating(Update::Pending), Drain::Done(Drained::Empty)),
+            Stage::UpdateDrained => (Activity::Updating(Update::Pending), drained(&name)),
             Stage::Updating => (Activity::Updating(Update::Running), Drain::NotRun),
             Stage::Updated => {
                 let (ready, waited) = (instance.health == Health::Ready, Duration::ZERO);
@@ -526,7 +527,6 @@ impl World {
             Stage::UpdateFailed => (Activity::Updating(Update::Failed("UpdateFailed")), Drain::NotRun),
             Stage::Deleting => (Activity::Deleting, Drain::NotRun),
         };
-        let name = format!("m{n}");
         Machine {
             instance: match self.empty_list && instance.stage != Stage::Deleting {
                 true => Listing::Missing { confirmed: false },
@@ -641,12 +641,23 @@ impl World {
     }
 }
 
+/// A drain that is over.
+fn drained(id: &str) -> Drain {
+    match drain::assess(&Request::new(id, NodeState::Missing), jiff::Timestamp::UNIX_EPOCH) {
+        Assessment::Drained(proof) => Drain::Done(proof),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn effects(step: &Step) -> Vec<Effect> {
     let place = |name: &str| name[1..].parse::<u8>().unwrap_or(u8::MAX);
     let chosen = |one: &Selected| (place(&one.name), one.unless_available);
     match step {
-        Step::DeleteInstances(all) => all.iter().map(|one| Effect::Delete(place(&one.id))).collect(),
-        Step::UpdateInstances(all) => all.iter().map(|one| Effect::UpdateInstance(place(&one.id))).collect(),
+        Step::DeleteInstances(all) => all.iter().map(|one| Effect::Delete(place(one.machine()))).collect(),
+        Step::UpdateInstances(all) => all
+            .iter()
+            .map(|one| Effect::UpdateInstance(place(one.machine())))
+            .collect(),
         Step::FinishUpdate(name) => vec![Effect::FinishUpdate(place(name))],
         Step::AbandonUpdate { name, .. } => vec![Effect::AbandonUpdate(place(name))],
         Step::ReleaseObjects(names) => names.iter().map(|name| Effect::Release(place(name))).collect(),

@@ -1,13 +1,13 @@
 //! Scale sets of a simulated Azure: what a change names, what a lost answer means, and what is asked once only.
 
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used, clippy::panic)] // A test may.
 
 use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool};
 use capstan_api::capi::MachinePool;
 use capstan_azure::{Clients, Credential, Secret, Settings};
-use capstan_core::pool::{Drained, DrainedInstance};
+use capstan_core::drain::{Assessment, NodeState, Request, assess};
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle, Network};
 use serde_json::{Value, json};
 
@@ -23,6 +23,14 @@ fn merge(into: &mut Value, from: &Value) {
                 .for_each(|(key, value)| merge(into.entry(key.clone()).or_insert(Value::Null), value));
         }
         (into, from) => *into = from.clone(),
+    }
+}
+
+/// The proof for an instance that has no node.
+fn drained(id: &str) -> Drained {
+    match assess(&Request::new(id, NodeState::Missing), jiff::Timestamp::UNIX_EPOCH) {
+        Assessment::Drained(proof) => proof,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -57,6 +65,7 @@ impl World {
         let clients = Clients::new(settings).unwrap();
         Cloud {
             client: clients.client(&credential, &sim.subscription).at("eastus"),
+            clock: Clock::system(),
             group: GROUP.to_owned(),
             name: "np".to_owned(),
             state: &mut self.state,
@@ -256,14 +265,7 @@ async fn a_lost_answer_of_ours_is_not_somebody_elses_doing() {
 
     world.sim.fault(lost("POST").path("/delete")).unwrap();
     let one = world.state.snapshot.as_ref().unwrap().instances[0].id.clone();
-    world
-        .cloud()
-        .delete(vec![DrainedInstance {
-            id: one,
-            drained: Drained::Empty,
-        }])
-        .await
-        .unwrap_err();
+    world.cloud().delete(vec![drained(&one)]).await.unwrap_err();
     world.settle().await;
     assert_eq!(
         (world.state.external, world.capacity()),
@@ -304,15 +306,17 @@ async fn what_azure_refuses_for_good_is_not_asked_for_again_until_it_differs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_deletes_the_scale_set_whatever_is_under_way() {
+async fn a_teardown_deletes_the_scale_set_whatever_is_under_way() {
     let mut world = World::start().await;
     let model = world.model(plain());
     world.cloud().create(&model, 1).await.unwrap();
     for _ in 0..200 {
-        if world.cloud().end().await.unwrap() {
+        world.cloud().refresh_set().await.unwrap();
+        if world.state.snapshot.as_ref().unwrap().set.is_none() {
             assert_eq!(world.sim.get(&world.id()), None);
             return;
         }
+        world.cloud().remove().await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("the scale set is still there");

@@ -1,0 +1,139 @@
+//! Instances and operations that fail: how long that has been so, and how creation slows down.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use capstan_core::pool::Mode;
+use capstan_kube::runtime::EventNote;
+
+use super::Actor;
+use super::cloud::Failure;
+use super::member::Member;
+use super::observe::Observed;
+use super::state::Kind;
+use crate::error::Error;
+
+/// An instance that ran and that Azure calls Failed may recover by itself within this time.
+const FAILED_PATIENCE: Duration = Duration::from_secs(120);
+
+impl Actor<'_> {
+    /// Notes how long instances have been in a state that may pass by itself.
+    pub(super) fn note_instances(&mut self, observed: &mut Observed) {
+        let now = self.now();
+        let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
+        let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
+        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
+        let set_model = self.scale_set().and_then(|set| set.model);
+        let applied = wanted.is_some() && wanted == set_model;
+        let mut failed = HashMap::new();
+        let mut updated = HashMap::new();
+        let mut again = None;
+        for member in &mut observed.members {
+            let id = member.provider_id().to_owned();
+            let Some(instance) = &member.instance else {
+                member.confirmed_missing = confirmed;
+                continue;
+            };
+            if instance.is("Failed") {
+                let (since, first) = *self.state.failed_since.get(&id).unwrap_or(&(now, lists));
+                let left = FAILED_PATIENCE.saturating_sub(now.saturating_duration_since(since));
+                member.failed = !member.has_run() || (left.is_zero() && lists > first);
+                if !member.failed {
+                    // A second list decides.
+                    self.state.instances_stale |= left.is_zero();
+                    again = again.min(Some(left)).or(Some(left));
+                }
+                failed.insert(id.clone(), (since, first));
+            }
+            if member.updating() {
+                let known = self
+                    .state
+                    .updated_since
+                    .get(&id)
+                    .filter(|(model, _)| Some(model) == wanted.as_ref());
+                let since = known
+                    .map(|(_, since)| *since)
+                    .or((instance.latest && applied).then_some(now));
+                updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
+            }
+        }
+        (self.state.failed_since, self.state.updated_since) = (failed, updated);
+        if let Some(left) = again {
+            observed.requeue(left);
+        }
+        // One list may be late: a second one confirms what the first one lacks.
+        let lacks = |m: &Member| m.instance.is_none() && !m.object_deleting();
+        let suspect = observed.members.iter().any(lacks);
+        if suspect && !confirmed {
+            self.state.recheck_instances(now);
+        }
+    }
+
+    /// Failed creations slow the next one down; failed updates in place become replacements.
+    pub(super) async fn note_failures(&mut self, failures: Vec<Failure>, observed: &mut Observed) -> Result<(), Error> {
+        let capacity = self.scale_set().map_or(0, |set| set.capacity);
+        for failure in failures {
+            self.warn("OperationFailed", failure.message.clone());
+            match failure.kind {
+                Kind::Change => self.creation_failed(failure.message, false, capacity),
+                Kind::Update => observed.failed_updates.extend(failure.ids),
+                Kind::Delete | Kind::Remove => {}
+            }
+        }
+        if observed.mode() == Mode::Teardown {
+            return Ok(());
+        }
+        let mut failed = Vec::new();
+        for member in &observed.members {
+            let Some(instance) = &member.instance else { continue };
+            let new = !member.has_run() && instance.is("Failed");
+            if new && self.state.failures_counted.insert(instance.provider_id.clone()) {
+                let why = instance.message.clone();
+                let why = why.unwrap_or_else(|| format!("instance {} failed", instance.id));
+                self.warn("InstanceFailed", format!("{}: {why}", member.name));
+                failed.push(why);
+            }
+        }
+        // However many failed, it was one try.
+        if let Some(why) = failed.first() {
+            self.creation_failed(why.clone(), failed.len() == 1, capacity);
+        }
+        self.note_shortage(observed).await
+    }
+
+    fn creation_failed(&mut self, why: String, one_instance: bool, capacity: usize) {
+        let now = self.now();
+        self.state.retry.failed(why, one_instance, capacity, now);
+    }
+
+    fn warn(&mut self, reason: &'static str, message: String) {
+        self.state.events.push(EventNote::warning(reason, message));
+    }
+
+    /// A scale operation that ended without all its instances is a failure, also if it ended while we were away.
+    async fn note_shortage(&mut self, observed: &Observed) -> Result<(), Error> {
+        let Some(set) = self.scale_set() else { return Ok(()) };
+        let exists = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
+        let short = observed.members.iter().filter(exists).count() < set.capacity;
+        let over = set.state.eq_ignore_ascii_case("Failed") && !self.state.busy(Kind::Change);
+        if short && over && !self.state.retry.failing() {
+            let why = self.cloud().await?.shortage().await?;
+            self.warn("InstancesNotCreated", why.clone());
+            self.creation_failed(why, false, set.capacity);
+        }
+        Ok(())
+    }
+
+    /// Once as many machines as desired are ready, creation has not failed any more. Failed ones that are deleted prove
+    /// nothing.
+    pub(super) fn note_success(&mut self, observed: &Observed) {
+        let is_failed = |m: &Member| m.instance.as_ref().is_some_and(|i| i.is("Failed"));
+        let failing = observed.existing().any(is_failed);
+        let ready = observed.existing().filter(|member| member.node.is_ready()).count();
+        let waiting = self.state.retry.remaining(self.now()).is_some();
+        if self.state.retry.failing() && !waiting && !failing && ready >= self.desired() {
+            self.state.failures_counted.clear();
+            self.state.retry.succeeded();
+        }
+    }
+}

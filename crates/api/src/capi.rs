@@ -214,6 +214,16 @@ pub struct MachineStatus {
     pub conditions: Vec<CoreCondition>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion: Option<MachineDeletionStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub v1beta2: Option<LaterConditions>,
+}
+
+/// The conditions of v1beta2 in an object of v1beta1.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LaterConditions {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<CoreCondition>,
 }
 
 /// How far core has come with a machine's end.

@@ -22,7 +22,7 @@ use crate::error::Error;
 
 const NETWORK_READY: &str = "NetworkInfrastructureReady";
 const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
-/// Nobody reports that a network was created: it is looked for this often.
+/// Nobody reports that a network was created: Capstan checks this often.
 const RECHECK: Duration = Duration::from_secs(30);
 
 /// Reconciles AzureClusters.
@@ -92,11 +92,11 @@ impl Reconcile for Clusters {
             (Ok(()), None) => {}
         }
         conditions::summarize(&mut status.conditions, &[NETWORK_READY], now);
-        let told = result
+        let reported = result
             .err()
             .filter(|error| error.class() == Class::Terminal || error.is_about_the_identity());
         Report {
-            events: told
+            events: reported
                 .map(|error| EventNote::warning(error.reason(), error.to_string()))
                 .into_iter()
                 .collect(),
@@ -105,7 +105,7 @@ impl Reconcile for Clusters {
     }
 }
 
-/// Returns the Cluster that owns it. Core sets the owner reference; without core the Cluster's own reference tells.
+/// Returns the Cluster that owns it. Core sets the owner reference; without core the Cluster itself refers to it.
 fn owner(controller: &Controller, object: &AzureCluster) -> Option<Arc<Cluster>> {
     let namespace = object.namespace();
     let namespace = namespace.as_deref();
@@ -138,7 +138,7 @@ fn mark_failed(status: &mut AzureClusterStatus, error: &Error, now: Timestamp) {
     conditions::mark_false(list, NETWORK_READY, Severity::Warning, error.reason(), &text, now);
 }
 
-/// Looks for every part of the network.
+/// Checks every part of the network.
 async fn network(controller: &Controller, object: &AzureCluster, cluster_name: &str) -> Result<Network, Error> {
     let spec = &object.spec;
     let findings = azure_cluster::validate(spec);
@@ -157,6 +157,9 @@ async fn network(controller: &Controller, object: &AzureCluster, cluster_name: &
     } else {
         vnet.name.clone()
     };
+    if spec.network_spec.subnets.is_empty() {
+        return Ok(Network::Lacks("a subnet in spec.networkSpec.subnets".to_owned()));
+    }
     for subnet in &spec.network_spec.subnets {
         if client.get_subnet(&group, &name, &subnet.name).await?.is_none() {
             let what = format!("subnet {} of virtual network {group}/{name}", subnet.name);

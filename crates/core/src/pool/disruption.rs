@@ -48,7 +48,7 @@ fn fate(machine: &Machine, strategy: Strategy, roll: bool) -> Fate {
     match (machine.outdated && roll, strategy) {
         (false, _) => Fate::Keep,
         // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
-        (true, Strategy::InPlace) if machine.health != Health::Creating => Fate::Update,
+        (true, Strategy::InPlace) if machine.health != Health::Creating && !machine.needs_new_disk => Fate::Update,
         (true, _) => Fate::Replace,
     }
 }

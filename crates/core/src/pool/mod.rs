@@ -139,6 +139,8 @@ pub struct Machine {
     pub marked: bool,
     /// An update in place was refused or did not come back: only a replacement helps.
     pub irreparable: bool,
+    /// Its bootstrap data has changed: an update in place does not bring it, only a new OS disk does.
+    pub needs_new_disk: bool,
     pub activity: Activity,
     pub drain: Drain,
 }
@@ -170,6 +172,7 @@ impl Machine {
             unrecorded: false,
             marked: false,
             irreparable: false,
+            needs_new_disk: false,
             activity: Activity::Idle,
             drain: Drain::NotRun,
         }
@@ -251,6 +254,8 @@ pub struct ScaleSet {
     pub confirmed: bool,
     /// New instances would start with old bootstrap data, and somebody else may ask for some.
     pub stale_bootstrap: bool,
+    /// Pool or cluster have other tags by now.
+    pub stale_tags: bool,
     /// Its deletion is under way.
     pub deleting: bool,
 }
@@ -333,6 +338,7 @@ pub enum Step {
         grows: bool,
     },
     RefreshBootstrap,
+    ApplyTags,
     SetReplicas(usize),
     DeleteScaleSet,
     ReleasePool,

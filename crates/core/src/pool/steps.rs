@@ -303,6 +303,8 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
             capacity,
             grows: capacity > set.capacity || again || refills && capacity == set.capacity,
         });
+    } else if set.stale_tags {
+        plan.steps.push(Step::ApplyTags);
     } else if set.stale_bootstrap {
         plan.steps.push(Step::RefreshBootstrap);
     }

@@ -107,6 +107,7 @@ fn step(step: &Step) -> String {
             model: false, capacity, ..
         } => format!("capacity {capacity}"),
         Step::RefreshBootstrap => "refresh bootstrap".to_owned(),
+        Step::ApplyTags => "apply tags".to_owned(),
         Step::SetReplicas(count) => format!("replicas {count}"),
         Step::DeleteScaleSet => "delete scale set".to_owned(),
         Step::ReleasePool => "release pool".to_owned(),
@@ -565,6 +566,23 @@ fn a_scale_set_that_does_not_exist_is_created() {
         ..pool(3, (1, 0), "")
     };
     assert_eq!(told(&plan(&observed)), "create scale set of 3");
+}
+
+#[test]
+fn an_update_in_place_that_would_not_bring_the_bootstrap_data_becomes_a_replacement() {
+    let mut observed = pool(2, (0, 1), "a:ro b:ro");
+    observed.strategy = Strategy::InPlace;
+    assert_eq!(told(&plan(&observed)), "update a");
+    observed.machines[0].needs_new_disk = true;
+    assert_eq!(told(&plan(&observed)), "delete a");
+}
+
+#[test]
+fn tags_reach_the_scale_set_and_replace_no_machine() {
+    let observed = with(pool(2, (1, 0), "a:r b:r"), |set| set.stale_tags = true);
+    assert_eq!(told(&plan(&observed)), "apply tags");
+    let observed = with(pool(3, (1, 0), "a:r b:r"), |set| set.stale_tags = true);
+    assert_eq!(told(&plan(&observed)), "capacity 3", "after the capacity");
 }
 
 #[test]

@@ -250,6 +250,8 @@ fn identity(input: &Input<'_>) -> Option<ManagedIdentities> {
     })
 }
 
+/// Tags that are about the model, and not the user's.
+pub const OWN_TAGS: [&str; 2] = [HASH_TAG, CUSTOM_DATA_TAG];
 /// The tag that shows which cluster owns a resource begins so; its value is `owned`.
 pub const CLUSTER_TAG_PREFIX: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_";
 
@@ -284,15 +286,19 @@ struct Hashed<'a> {
     zones: Vec<String>,
     /// The Kubernetes version, where it chooses the image.
     version: Option<&'a str>,
-    tags: BTreeMap<&'a str, &'a str>,
     /// The subnets and backend pools of the network interfaces.
     network: Vec<String>,
-    custom_data: String,
 }
 
 /// The version of [`Hashed`], in front of the hash. A scale set whose hash is of another version is taken over like one
 /// that somebody else made.
-const HASH_VERSION: &str = "2-";
+const HASH_VERSION: &str = "3-";
+
+/// Returns the part of a hash that is about bootstrap data and SSH key. Azure's Update Instance API does not bring them to an
+/// instance: only a new OS disk reads them.
+pub fn bootstrap_part(hash: &str) -> &str {
+    hash.rsplit('-').next().unwrap_or_default()
+}
 
 /// Whether this version of the program wrote the hash.
 pub fn is_of_this_version(hash: &str) -> bool {
@@ -301,8 +307,6 @@ pub fn is_of_this_version(hash: &str) -> bool {
 
 fn model_hash(input: &Input<'_>, set: &ScaleSet) -> String {
     let spec = &input.pool.spec;
-    let tags = [&input.azure_cluster.spec.additional_tags, &spec.additional_tags];
-    let tags = tags.into_iter().flatten();
     let version = input.machine_pool.spec.template.spec.version.as_deref();
     let identity = spec.identity.as_ref().filter(|kind| **kind != VmIdentity::None);
     let hashed = Hashed {
@@ -319,13 +323,14 @@ fn model_hash(input: &Input<'_>, set: &ScaleSet) -> String {
         zone_balance: spec.zone_balance,
         zones: input.zones(),
         version: version.filter(|_| spec.template.image.is_none()),
-        tags: tags.map(|(name, value)| (name.as_str(), value.as_str())).collect(),
         network: network_ids(set),
-        custom_data: digest(mask_tokens(&String::from_utf8_lossy(input.bootstrap)).as_bytes()),
     };
     // A value of plain data always serializes.
     let text = serde_json::to_vec(&hashed).unwrap_or_default();
-    format!("{HASH_VERSION}{}", digest(&text))
+    let key = spec.template.ssh_public_key.as_deref().unwrap_or_default();
+    let bootstrap = mask_tokens(&String::from_utf8_lossy(input.bootstrap));
+    let bootstrap = digest(format!("{key}\n{bootstrap}").as_bytes());
+    format!("{HASH_VERSION}{}-{bootstrap}", digest(&text))
 }
 
 /// The ids of the subnets and backend pools that a scale set's interfaces are in.
@@ -385,6 +390,20 @@ fn mask_tokens(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&masked).into_owned()
+}
+
+/// Sets the password that Azure asks for when a Windows scale set is created. Nobody gets to know it.
+pub fn set_admin_password(set: &mut ScaleSet) -> Result<(), Error> {
+    let profile = set.properties.as_mut().and_then(|p| p.virtual_machine_profile.as_mut());
+    let os = profile.and_then(|profile| profile.os_profile.as_mut());
+    if let Some(os) = os.filter(|os| os.windows_configuration.is_some()) {
+        let mut random = [0; 60];
+        aws_lc_rs::rand::fill(&mut random)
+            .map_err(|_| Error::NotReady("the system has no random numbers for an adminPassword".to_owned()))?;
+        // Azure wants characters of three kinds at least.
+        os.admin_password = Some(format!("aA1-{}", encode(&random)));
+    }
+    Ok(())
 }
 
 fn encode(bytes: &[u8]) -> String {

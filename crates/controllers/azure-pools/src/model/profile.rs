@@ -238,6 +238,16 @@ fn network_interface(
     let subnet = subnet_id(input, interface.subnet_name.as_deref().filter(|name| !name.is_empty()))?;
     let balancer = primary.then(|| outbound_pool(input)).flatten();
     let count = interface.private_ip_configs.unwrap_or(1).max(1);
+    let ipv6 = has_ipv6(input).then(|| ScaleSetIpConfiguration {
+        name: Some("ipConfigv6".to_owned()),
+        properties: Some(ScaleSetIpConfigurationProperties {
+            primary: Some(false),
+            private_ip_address_version: Some("IPv6".to_owned()),
+            subnet: Some(SubResource::of(&subnet)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    });
     let ips = (0..count).map(|ip| ScaleSetIpConfiguration {
         name: Some(format!("ipConfig{ip}")),
         properties: Some(ScaleSetIpConfigurationProperties {
@@ -258,11 +268,17 @@ fn network_interface(
             ),
             // Network plugins without encapsulation route pods' packets through the interfaces.
             enable_ip_forwarding: Some(true),
-            ip_configurations: Some(ips.collect()),
+            ip_configurations: Some(ips.chain(ipv6).collect()),
             ..Default::default()
         }),
         ..Default::default()
     })
+}
+
+/// Whether the cluster's virtual network has an IPv6 range: every node of such a cluster needs an address of both kinds.
+fn has_ipv6(input: &Input<'_>) -> bool {
+    let vnet = &input.azure_cluster.spec.network_spec.vnet;
+    vnet.cidr_blocks.iter().any(|block| block.contains(':'))
 }
 
 /// The subnet of that name, or the first that nodes may live in.
@@ -332,8 +348,19 @@ pub fn security(input: &Input<'_>) -> Option<SecurityProfile> {
     })
 }
 
+/// Boot diagnostics, which Azure stores by itself unless the pool says otherwise.
 pub fn diagnostics(input: &Input<'_>) -> Option<DiagnosticsProfile> {
-    let boot = input.pool.spec.template.diagnostics.as_ref()?.boot.as_ref()?;
+    let managed = DiagnosticsProfile {
+        boot_diagnostics: Some(BootDiagnostics {
+            enabled: Some(true),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let diagnostics = input.pool.spec.template.diagnostics.as_ref();
+    let Some(boot) = diagnostics.and_then(|diagnostics| diagnostics.boot.as_ref()) else {
+        return Some(managed);
+    };
     let storage_uri = boot
         .user_managed
         .as_ref()
@@ -406,7 +433,13 @@ pub fn spot(input: &Input<'_>) -> Result<VirtualMachineProfile, Error> {
             ))
         })?),
     };
-    let policy = spot.eviction_policy.as_ref().unwrap_or(&SpotEvictionPolicy::Deallocate);
+    // Azure refuses to deallocate an instance whose OS disk is on its host.
+    let ephemeral = input.pool.spec.template.os_disk.diff_disk_settings.is_some();
+    let default = match ephemeral {
+        true => SpotEvictionPolicy::Delete,
+        false => SpotEvictionPolicy::Deallocate,
+    };
+    let policy = spot.eviction_policy.as_ref().unwrap_or(&default);
     Ok(VirtualMachineProfile {
         priority: Some("Spot".to_owned()),
         eviction_policy: Some(policy.to_string()),

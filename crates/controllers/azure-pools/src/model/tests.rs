@@ -111,7 +111,6 @@ fn a_scale_set_is_made_of_pool_cluster_and_machine_pool() {
 #[case::ssh_key(json!({ "template": { "sshPublicKey": "c3NoLXJzYSBCQkJC" } }))]
 #[case::spot(json!({ "template": { "spotVMOptions": {} } }))]
 #[case::security(json!({ "template": { "securityProfile": { "encryptionAtHost": true } } }))]
-#[case::tags(json!({ "additionalTags": { "x": "y" } }))]
 #[case::ultra(json!({ "template": { "additionalCapabilities": { "ultraSSDEnabled": true } } }))]
 #[case::identity(json!({ "identity": "SystemAssigned" }))]
 fn every_change_of_the_model_changes_its_hash(#[case] change: Value) {
@@ -130,9 +129,16 @@ fn zones_and_bootstrap_data_change_the_hash() {
 }
 
 #[test]
-fn replicas_strategy_and_a_rotated_token_replace_nothing() {
+fn replicas_strategy_tags_and_a_rotated_token_replace_nothing() {
     let plain = model(&world(json!({})));
-    let mut other = world(json!({ "strategy": { "rollingUpdate": { "maxSurge": 3 } } }));
+    let mut other = world(json!({
+        "strategy": { "rollingUpdate": { "maxSurge": 3 } }, "additionalTags": { "cost": "1" }
+    }));
+    other
+        .azure_cluster
+        .spec
+        .additional_tags
+        .insert("team".to_owned(), "b".to_owned());
     other.machine_pool.spec.replicas = Some(9);
     other.bootstrap = other
         .bootstrap
@@ -180,7 +186,80 @@ fn without_an_image_the_version_chooses_one() {
 #[test]
 fn the_hash_is_the_same_in_every_version() {
     // Written once: who has to change this text rolls every pool of every user.
-    assert_eq!(model(&world(json!({}))).hash, "2-25746e02b1995a25");
+    assert_eq!(model(&world(json!({}))).hash, "3-fc8278be60966374-da99e81d329ae902");
+}
+
+#[test]
+fn bootstrap_data_and_ssh_key_have_a_part_of_the_hash_of_their_own() {
+    let part = |world: &World| bootstrap_part(&model(world).hash).to_owned();
+    let plain = part(&world(json!({})));
+    assert_eq!(plain.len(), 16);
+    let image = world(json!({ "template": { "image": { "id": "/image/2" } } }));
+    assert_eq!(part(&image), plain);
+    let key = world(json!({ "template": { "sshPublicKey": "c3NoLXJzYSBCQkJC" } }));
+    assert_ne!(part(&key), plain);
+    let mut data = world(json!({}));
+    data.bootstrap.push_str("another: line\n");
+    assert_ne!(part(&data), plain);
+}
+
+fn profile(world: &World) -> VirtualMachineProfile {
+    model(world).set.properties.unwrap().virtual_machine_profile.unwrap()
+}
+
+#[test]
+fn nodes_of_a_dual_stack_network_get_an_ipv6_address() {
+    let mut world = world(json!({}));
+    let versions = |world: &World| -> Vec<String> {
+        let network = profile(world).network_profile.unwrap();
+        let interfaces = network.network_interface_configurations.unwrap();
+        let addresses = interfaces[0].properties.clone().unwrap().ip_configurations.unwrap();
+        let versions = addresses
+            .into_iter()
+            .map(|ip| ip.properties.unwrap().private_ip_address_version);
+        versions.map(Option::unwrap).collect()
+    };
+    assert_eq!(versions(&world), ["IPv4"]);
+    let vnet = &mut world.azure_cluster.spec.network_spec.vnet;
+    vnet.cidr_blocks = vec!["10.0.0.0/16".to_owned(), "2001:1234:5678:9a00::/56".to_owned()];
+    assert_eq!(versions(&world), ["IPv4", "IPv6"]);
+}
+
+#[test]
+fn only_a_new_windows_scale_set_gets_a_password_and_each_another_one() {
+    let password = |world: &World| {
+        let mut set = model(world).set;
+        set_admin_password(&mut set).unwrap();
+        let profile = set.properties.unwrap().virtual_machine_profile.unwrap();
+        profile.os_profile.unwrap().admin_password
+    };
+    assert_eq!(password(&world(json!({}))), None);
+    let windows = world(json!({ "template": { "osDisk": { "osType": "Windows" } } }));
+    let (one, other) = (password(&windows).unwrap(), password(&windows).unwrap());
+    assert!((8..=123).contains(&one.len()) && one != other);
+    assert_eq!(
+        profile(&windows).os_profile.unwrap().admin_password,
+        None,
+        "no update changes it"
+    );
+}
+
+#[rstest]
+#[case::azure_stores_them(json!({}), true)]
+#[case::switched_off(json!({ "diagnostics": { "boot": { "storageAccountType": "Disabled" } } }), false)]
+fn boot_diagnostics_are_on_unless_the_pool_says_otherwise(#[case] template: Value, #[case] enabled: bool) {
+    let profile = profile(&world(json!({ "template": template })));
+    let boot = profile.diagnostics_profile.unwrap().boot_diagnostics.unwrap();
+    assert_eq!(boot.enabled, Some(enabled));
+}
+
+#[rstest]
+#[case::kept(json!({ "spotVMOptions": {} }), "Deallocate")]
+#[case::on_its_host(json!({ "spotVMOptions": {}, "osDisk": { "diffDiskSettings": { "option": "Local" } } }), "Delete")]
+#[case::as_written(json!({ "spotVMOptions": { "evictionPolicy": "Delete" } }), "Delete")]
+fn an_evicted_instance_without_a_lasting_disk_is_deleted(#[case] template: Value, #[case] policy: &str) {
+    let profile = profile(&world(json!({ "template": template })));
+    assert_eq!(profile.eviction_policy.as_deref(), Some(policy));
 }
 
 #[test]

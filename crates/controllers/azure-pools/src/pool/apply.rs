@@ -78,6 +78,12 @@ impl Actor<'_> {
                 self.apply_scale_set(observed, model, capacity, grows).await?;
             }
             Step::RefreshBootstrap => self.refresh_bootstrap(observed).await?,
+            Step::ApplyTags => {
+                if let Some(model) = &observed.model {
+                    let applied = applied_tags(self.pool());
+                    self.cloud().await?.apply_tags(model, &applied).await?;
+                }
+            }
             Step::SetReplicas(replicas) => self.set_replicas(replicas).await?,
             Step::DeleteScaleSet => {
                 if self.cloud().await?.remove().await? {
@@ -369,6 +375,9 @@ impl Actor<'_> {
             if error.class() == Class::Transient && error.arm().is_some_and(refused) {
                 let (why, now) = (error.to_string(), self.now());
                 self.state.retry.failed(why, false, capacity, now);
+                if error.arm().is_some_and(is_quota) {
+                    self.state.retry.out_of_quota();
+                }
             }
         }
         done?;

@@ -104,6 +104,9 @@ impl Cloud<'_> {
     }
 
     fn ended(&mut self, tracked: &Tracked, failed: bool) {
+        if tracked.kind == Kind::Delete {
+            self.state.retry.room_again(self.clock.instant());
+        }
         self.state.etag_stale = true;
         self.state.instances_stale = true;
         self.state.ambiguous |= failed;
@@ -222,6 +225,14 @@ impl Cloud<'_> {
             theirs.all(|instance| instance.latest && instance.is("Succeeded"))
         };
         let before = self.state.operations.len();
+        let deletes = self
+            .state
+            .operations
+            .iter()
+            .filter(|tracked| tracked.kind == Kind::Delete);
+        if deletes.clone().any(|tracked| gone(&tracked.ids)) {
+            self.state.retry.room_again(self.clock.instant());
+        }
         self.state.operations.retain(|tracked| match tracked.kind {
             Kind::Change => !made,
             Kind::Delete => !gone(&tracked.ids),
@@ -280,7 +291,8 @@ impl Cloud<'_> {
 
     /// Creates the scale set with that capacity.
     pub async fn create(&mut self, model: &Model, capacity: usize) -> Result<(), Error> {
-        let wanted = with_capacity(&model.set, capacity);
+        let mut wanted = with_capacity(&model.set, capacity);
+        model::set_admin_password(&mut wanted)?;
         self.put(model, wanted, When::Absent).await
     }
 
@@ -369,6 +381,31 @@ impl Cloud<'_> {
         self.changed(patched, None)?;
         self.none_is_latest();
         Ok(())
+    }
+
+    /// Gives the scale set the tags that pool and cluster have, and removes those that we `applied` before. No instance is
+    /// replaced for it.
+    pub async fn apply_tags(&mut self, model: &Model, applied: &BTreeSet<String>) -> Result<(), Error> {
+        let when = self.unchanged().await?;
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        let mut tags = set.map(|set| set.tags.clone()).unwrap_or_default();
+        tags.retain(|name, _| !applied.contains(name));
+        let wanted = model.set.tags.clone().unwrap_or_default();
+        // A change of tags brings no other model.
+        tags.extend(
+            wanted
+                .into_iter()
+                .filter(|(name, _)| !model::OWN_TAGS.contains(&name.as_str())),
+        );
+        let change = ScaleSet {
+            tags: Some(tags),
+            ..ScaleSet::default()
+        };
+        let patched = self
+            .client
+            .patch_scale_set(&self.group, &self.name, &change, when)
+            .await;
+        self.changed(patched, None)
     }
 
     /// A new model makes every instance that exists one of an older model, as the next list will say.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_api::capi::CoreCondition;
 use capstan_core::clock::Clock;
 use capstan_core::drain::{
     Assessment, Drained, DrainedElsewhere, NodeState as Presence, ObstacleReason, Options, Request, assess, describe,
@@ -59,6 +60,8 @@ const AFTER_DRAIN: [&str; 3] = [
     "DeletionCompleted",
 ];
 
+/// A core before v1beta2 sets this condition once it has drained the node.
+const OLD_DRAINED: &str = "DrainingSucceeded";
 /// Keeps core from draining a Machine's node.
 const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 
@@ -145,8 +148,10 @@ pub fn not_missing(provider_id: &str, listed: &Result<BTreeSet<String>, String>)
 }
 
 /// Returns how far Cluster API's core is with the drain of a Machine that is deleted. Where core skips the drain, we drain.
-pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, now: Timestamp) -> Drain {
-    if !core_is_done(owner) {
+///
+/// `object_deleted`: when the infrastructure object of the Machine was deleted.
+pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, object_deleted: Option<Timestamp>, now: Timestamp) -> Drain {
+    if !core_is_done(owner, object_deleted) {
         let why = format!("Machine {} is being drained by Cluster API", owner.name_any());
         let why = core_message(owner).map_or(why.clone(), |message| format!("{why}: {message}"));
         return Drain::Running { why };
@@ -169,25 +174,54 @@ pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, now: Timestamp) -> Drain {
 /// machines whose node it never found. A user who wants no drain says so on the Machine.
 fn core_did_not_drain(owner: &Machine) -> bool {
     let deletion = owner.status.as_ref().and_then(|status| status.deletion.as_ref());
-    let drained = deletion.is_some_and(|deletion| deletion.node_drain_start_time.is_some());
+    let began = deletion.is_some_and(|deletion| deletion.node_drain_start_time.is_some());
+    let drained = began || condition(owner, OLD_DRAINED).is_some();
     let excluded = owner.metadata.annotations.as_ref();
     !drained && !excluded.is_some_and(|notes| notes.contains_key(EXCLUDE_DRAIN_ANNOTATION))
 }
 
-fn core_condition(owner: &Machine) -> Option<&capstan_api::capi::CoreCondition> {
-    let mut conditions = owner.status.iter().flat_map(|status| &status.conditions);
-    conditions.find(|condition| condition.type_ == "Deleting" && condition.status == "True")
+/// Returns a condition that is true. A core that serves v1beta1 keeps those of v1beta2 in a place of their own.
+fn condition<'a>(owner: &'a Machine, type_: &str) -> Option<&'a CoreCondition> {
+    let status = owner.status.iter();
+    let mut conditions = status.flat_map(|status| {
+        let later = status.v1beta2.iter().flat_map(|later| &later.conditions);
+        status.conditions.iter().chain(later)
+    });
+    conditions.find(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
-/// Whether Cluster API's core is done with the Machine but for the infrastructure.
-fn core_is_done(owner: &Machine) -> bool {
-    let reason = core_condition(owner).and_then(|condition| condition.reason.as_deref());
-    reason.is_some_and(|reason| AFTER_DRAIN.contains(&reason))
+/// Whether Cluster API's core is done with the Machine but for the infrastructure. An old core has no such condition: it
+/// deletes the infrastructure object once it has drained the node.
+fn core_is_done(owner: &Machine, object_deleted: Option<Timestamp>) -> bool {
+    match condition(owner, "Deleting") {
+        Some(condition) => condition
+            .reason
+            .as_deref()
+            .is_some_and(|reason| AFTER_DRAIN.contains(&reason)),
+        None => {
+            let deleted = owner.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+            let by_core = deleted.zip(object_deleted).is_some_and(|(own, object)| object > own);
+            condition(owner, OLD_DRAINED).is_some() || (is_old(owner) && by_core)
+        }
+    }
+}
+
+/// Whether core wrote conditions, and none of those that a newer core writes.
+fn is_old(owner: &Machine) -> bool {
+    let status = owner.status.as_ref();
+    status.is_some_and(|status| !status.conditions.is_empty() && status.v1beta2.is_none())
+        && status.is_some_and(|status| {
+            status
+                .conditions
+                .iter()
+                .all(|c| c.type_ != "Deleting" && c.type_ != "Available")
+        })
 }
 
 /// Returns core's message about pods and disruption budgets.
 fn core_message(owner: &Machine) -> Option<String> {
-    let condition = core_condition(owner).filter(|condition| condition.reason.as_deref() == Some("DrainingNode"))?;
+    let condition = condition(owner, "Deleting");
+    let condition = condition.filter(|condition| condition.reason.as_deref() == Some("DrainingNode"))?;
     let message = condition.message.as_deref().unwrap_or_default();
     let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     (!lines.is_empty()).then(|| lines.join(" "))
@@ -230,7 +264,47 @@ mod tests {
             }
         }))
         .unwrap();
-        by_cluster_api("7", &Arc::new(machine), Timestamp::UNIX_EPOCH)
+        by_cluster_api("7", &Arc::new(machine), None, Timestamp::UNIX_EPOCH)
+    }
+
+    /// A Machine of a core that serves v1beta1, deleted at 10 s.
+    fn drained_by_old_core(status: Value, object_deleted: i64) -> Drain {
+        let machine: Machine = serde_json::from_value(json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta1", "kind": "Machine",
+            "metadata": { "name": "m", "deletionTimestamp": "1970-01-01T00:00:10Z" },
+            "spec": { "clusterName": "c", "bootstrap": {}, "infrastructureRef": { "apiVersion": "g/v1", "kind": "k", "name": "n" } },
+            "status": status
+        }))
+        .unwrap();
+        let deleted = Timestamp::from_second(object_deleted).unwrap();
+        by_cluster_api("7", &Arc::new(machine), Some(deleted), Timestamp::UNIX_EPOCH)
+    }
+
+    #[rstest]
+    #[case::in_the_place_for_later_conditions(
+        json!({ "conditions": [{ "type": "Ready", "status": "True" }], "deletion": { "nodeDrainStartTime": "x" },
+                "v1beta2": { "conditions": [{ "type": "Deleting", "status": "True", "reason": "WaitingForInfrastructureDeletion" }] } }),
+        5, "done"
+    )]
+    #[case::still_draining(
+        json!({ "v1beta2": { "conditions": [{ "type": "Deleting", "status": "True", "reason": "DrainingNode" }] } }), 5, "running"
+    )]
+    #[case::drained_by_a_core_without_them(json!({ "conditions": [{ "type": "DrainingSucceeded", "status": "True" }] }), 5, "done")]
+    #[case::draining_by_a_core_without_them(json!({ "conditions": [{ "type": "DrainingSucceeded", "status": "False" }] }), 5, "running")]
+    #[case::object_deleted_by_a_core_that_skipped_the_drain(json!({ "conditions": [{ "type": "Ready", "status": "False" }] }), 11, "ours")]
+    #[case::no_word_of_core_yet(json!({}), 11, "running")]
+    fn cores_that_serve_v1beta1_are_waited_for_and_not_for_ever(
+        #[case] status: Value,
+        #[case] object_deleted: i64,
+        #[case] expected: &str,
+    ) {
+        let drain = drained_by_old_core(status, object_deleted);
+        let drain = match drain {
+            Drain::Running { .. } => "running",
+            Drain::Done(_) => "done",
+            Drain::NotRun => "ours",
+        };
+        assert_eq!(drain, expected);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use capstan_api::azure::{
     AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolMachineSpec, AzureMachinePoolMachineStatus,
     MACHINE_POOL_LABEL, UPDATE_INSTANCE_ANNOTATION,
@@ -26,6 +28,9 @@ use crate::error::Error;
 pub const FINALIZER: &str = "azuremachinepoolmachine.infrastructure.cluster.x-k8s.io";
 /// Cluster API's core finds a pool's machines by it.
 const POOL_NAME_LABEL: &str = "cluster.x-k8s.io/pool-name";
+
+/// Kubernetes takes label values up to this length.
+const LONGEST_LABEL: usize = 63;
 
 const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const NODE_HEALTHY: &str = "NodeHealthy";
@@ -68,8 +73,10 @@ impl Writer {
     ) -> Result<Option<AzureMachinePoolMachine>, Error> {
         let mut labels = BTreeMap::from([
             (CLUSTER_NAME_LABEL.to_owned(), self.cluster_name.clone()),
-            (POOL_NAME_LABEL.to_owned(), self.machine_pool.clone()),
+            (POOL_NAME_LABEL.to_owned(), label_value(&self.machine_pool)),
             (MACHINE_POOL_LABEL.to_owned(), self.pool.name_any()),
+            // The Azure provider of Cluster API selects the machines of a cluster by it, should it run the pool again.
+            (self.cluster_name.clone(), "owned".to_owned()),
         ]);
         labels.extend(instance.vm_id.clone().map(|id| (VM_ID_LABEL.to_owned(), id)));
         let model = model.map(|model| (MODEL_ANNOTATION.to_owned(), model.to_owned()));
@@ -244,6 +251,18 @@ fn written(answer: Result<Option<AzureMachinePoolMachine>, capstan_kube::Error>)
     }
 }
 
+/// Returns a label value for a name, as Cluster API makes it: a name that is too long is replaced by its hash.
+fn label_value(name: &str) -> String {
+    if name.len() <= LONGEST_LABEL {
+        return name.to_owned();
+    }
+    // FNV-1a in 32 bits.
+    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    format!("hash_{}_z", URL_SAFE_NO_PAD.encode(hash.to_be_bytes()))
+}
+
 /// Returns the status that a member should have.
 fn status(member: &Member, latest: bool, version: Option<&str>, now: Timestamp) -> AzureMachinePoolMachineStatus {
     let before = member
@@ -350,4 +369,20 @@ fn mark(list: &mut Vec<capstan_api::Condition>, member: &Member, now: Timestamp)
         Drain::NotRun | Drain::Done(_) => {}
     }
     conditions::summarize(list, &[BOOTSTRAP_SUCCEEDED, NODE_HEALTHY], now);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_too_long_for_a_label_becomes_cluster_apis_hash() {
+        assert_eq!(label_value(&"a".repeat(63)), "a".repeat(63));
+        let value = label_value(&"a".repeat(64));
+        assert!(
+            value.starts_with("hash_") && value.ends_with("_z") && value.len() == 13,
+            "{value}"
+        );
+        assert_ne!(value, label_value(&"a".repeat(65)));
+    }
 }

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot};
+use crate::model::bootstrap_part;
 
 /// Which model the instance was made from, or updated to.
 pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
@@ -246,9 +247,19 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
             .flatten()
             .any(|all| all.contains_key(DELETE_MACHINE_ANNOTATION)),
         irreparable: member.annotation(IRREPARABLE_ANNOTATION).is_some(),
+        needs_new_disk: needs_new_disk(member, model, frame),
         activity,
         drain: member.drain.clone(),
     }
+}
+
+/// Whether bootstrap data or SSH key have changed, and nothing else gives the instance a new OS disk.
+fn needs_new_disk(member: &Member, model: Option<&str>, frame: &Frame<'_>) -> bool {
+    let same_make = member
+        .instance
+        .as_ref()
+        .is_some_and(|instance| instance.make == frame.set.make);
+    same_make && model.is_some_and(|model| bootstrap_part(model) != bootstrap_part(frame.model))
 }
 
 fn update(member: &Member, frame: &Frame<'_>) -> Update {
@@ -395,6 +406,26 @@ mod tests {
     #[test]
     fn a_model_that_azure_has_not_got_yet_makes_all_outdated() {
         assert!(planned(&member(true, json!({})), &set("old"), false).outdated);
+    }
+
+    #[rstest]
+    #[case::other_data("3-a-old", "2", true)]
+    #[case::the_same_data("3-b-new", "2", false)]
+    #[case::another_image_brings_a_new_disk("3-a-old", "1", false)]
+    fn bootstrap_data_needs_a_new_disk(#[case] recorded: &str, #[case] image: &str, #[case] needed: bool) {
+        let mut member = member(false, json!({ MODEL_ANNOTATION: recorded }));
+        member.instance.as_mut().unwrap().make = make(image);
+        let frame = Frame {
+            model: "3-a-new",
+            set: &set("3-a-new"),
+            deleting: &BTreeSet::new(),
+            updating: &BTreeSet::new(),
+            failed_updates: &BTreeSet::new(),
+            updated: &HashMap::new(),
+            spot: false,
+            teardown: false,
+        };
+        assert_eq!(machine(&member, &frame).needs_new_disk, needed);
     }
 
     #[test]

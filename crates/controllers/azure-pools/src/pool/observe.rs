@@ -74,6 +74,13 @@ impl Observed {
         }
     }
 
+    /// A pool that another provider manages: nothing is done for it but to say so.
+    pub fn unsupported(why: String, requeue: Duration) -> Self {
+        let mut observed = Self::new(Owners::default(), Mode::WithoutCloud, requeue);
+        observed.error = Some(Error::Invalid(why));
+        observed
+    }
+
     pub fn mode(&self) -> Mode {
         self.plan.mode
     }
@@ -215,7 +222,9 @@ impl Actor<'_> {
     /// Notes how far the drain of a machine is. Returns when to check it again.
     fn note_drain(&self, member: &mut Member, drains: &HashMap<String, Progress>) -> Duration {
         if let Some(owner) = member.owner.as_ref().filter(|_| member.leaving()) {
-            member.drain = drain::by_cluster_api(member.id(), owner, self.scope.now());
+            let object = member.object.as_ref();
+            let deleted = object.and_then(|object| object.metadata.deletion_timestamp.as_ref().map(|time| time.0));
+            member.drain = drain::by_cluster_api(member.id(), owner, deleted, self.scope.now());
         }
         if let Some(progress) = drains.get(&member.name).filter(|_| member.drain == Drain::NotRun) {
             (member.drain, member.stuck) = (progress.drain.clone(), progress.stuck);
@@ -283,7 +292,7 @@ impl Actor<'_> {
             updating: &updating,
             failed_updates: &observed.failed_updates,
             updated: &updated,
-            spot: self.pool().spec.template.spot_vm_options.is_some(),
+            spot: self.pool().spec.template.spot_vm_options.is_some() || set.is_spot(),
             teardown: observed.mode() == Mode::Teardown,
         };
         let rolling = self.pool().spec.strategy.rolling_update.clone().unwrap_or_default();
@@ -335,8 +344,23 @@ impl Actor<'_> {
             quiet: self.state.operations.is_empty(),
             confirmed: self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed),
             stale_bootstrap: external && !busy && observed.model.as_ref().is_some_and(stale),
+            stale_tags: !busy
+                && observed
+                    .model
+                    .as_ref()
+                    .is_some_and(|model| self.has_stale_tags(set, model)),
             deleting: self.state.busy(Kind::Remove),
         }
+    }
+
+    /// Whether the scale set lacks tags of pool or cluster, or has tags that they had before.
+    fn has_stale_tags(&self, set: &ScaleSetSnapshot, model: &Model) -> bool {
+        let wanted = model.set.tags.iter().flatten();
+        let mut wanted = wanted.filter(|(name, _)| !model::OWN_TAGS.contains(&name.as_str()));
+        let lacks = wanted.any(|(name, value)| set.tags.get(name) != Some(value));
+        let wants = |name: &String| model.set.tags.as_ref().is_some_and(|tags| tags.contains_key(name));
+        let applied = super::report::applied_tags(self.pool());
+        lacks || applied.iter().any(|name| set.tags.contains_key(name) && !wants(name))
     }
 
     fn observed_model(&self, set: &ScaleSetSnapshot, wanted: Option<&Model>) -> pool::Model {

@@ -11,7 +11,7 @@ use crate::Controller;
 use crate::model;
 
 /// A pool's MachinePool, Cluster and AzureCluster, and the name of its scale set.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Owners {
     pub machine_pool: Arc<MachinePool>,
     pub cluster: Arc<Cluster>,
@@ -35,12 +35,20 @@ pub enum Found {
     Paused,
     /// The message names what is missing.
     Missing(String),
+    /// The cluster is of a kind that Capstan does not manage pools of.
+    Unsupported(String),
 }
+
+/// `clusterctl move` deletes the objects that it has moved with this annotation: what they stand for lives on.
+const DELETE_FOR_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 
 pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
     let namespace = pool.namespace();
     let namespace = namespace.as_deref();
     let deleting = pool.metadata.deletion_timestamp.is_some();
+    if pool.annotations().contains_key(DELETE_FOR_MOVE_ANNOTATION) {
+        return Found::Paused;
+    }
     // Without core nothing holds the MachinePool back until the pool is gone.
     let Some(machine_pool) = machine_pool(controller, pool).or_else(|| deleting.then(Arc::default)) else {
         return Found::Missing("waiting for the MachinePool that refers to it".to_owned());
@@ -56,8 +64,16 @@ pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
         return Found::Paused;
     }
     let reference = cluster.spec.infrastructure_ref.as_ref();
-    let Some(reference) = reference.filter(|reference| reference.is(AzureCluster::GROUP, AzureCluster::KIND)) else {
-        return Found::Missing(format!("Cluster {name} has no AzureCluster as its infrastructureRef"));
+    let reference = match reference {
+        Some(reference) if reference.is(AzureCluster::GROUP, AzureCluster::KIND) => reference,
+        Some(other) => {
+            return Found::Unsupported(format!(
+                "Cluster {name} has a {} as its infrastructureRef: Capstan manages pools of clusters with an AzureCluster \
+                 only, and leaves this one to its own provider",
+                other.kind
+            ));
+        }
+        None => return Found::Missing(format!("Cluster {name} has no infrastructureRef")),
     };
     let Some(azure_cluster) = controller.azure_clusters.get(namespace, &reference.name) else {
         return Found::Missing(format!("waiting for AzureCluster {}", reference.name));

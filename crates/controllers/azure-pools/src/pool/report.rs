@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool};
+use capstan_azure::model::Tags;
 use capstan_core::pool::Mode;
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::Outcome;
@@ -41,15 +42,23 @@ pub(super) fn applied_tags(pool: &AzureMachinePool) -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// Records the tags that the scale set has from its pool and from its cluster.
-fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster) {
-    let own = pool.spec.additional_tags.keys();
-    let names: BTreeSet<String> = own.chain(cluster.spec.additional_tags.keys()).cloned().collect();
-    if names != applied_tags(pool) {
+/// Records the tags that the scale set has from its pool and from its cluster. One that they had and the scale set still has
+/// stays on record until it is gone.
+fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster, present: Option<&Tags>) {
+    let (own, applied) = (pool.spec.additional_tags.keys(), applied_tags(pool));
+    let left = applied
+        .iter()
+        .filter(|name| present.is_some_and(|tags| tags.contains_key(*name)));
+    let names = own.chain(cluster.spec.additional_tags.keys()).chain(left);
+    let names: BTreeSet<String> = names.cloned().collect();
+    if names != applied {
         let noted = serde_json::to_string(&names).unwrap_or_default();
         pool.annotations_mut().insert(TAGS_ANNOTATION.to_owned(), noted);
     }
 }
+
+/// The provider that ran the pool before keeps `clusterctl move` waiting with it; Capstan needs no such wait.
+const BLOCK_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/block-move";
 
 impl Pace {
     /// Returns when a change that was first noticed now, or earlier, is to be written.
@@ -198,7 +207,10 @@ impl Actor<'_> {
         let mut ids: Vec<String> = observed.members.iter().map(id).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
-        note_tags(&mut after, &self.owners.azure_cluster);
+        if after.annotations().contains_key(BLOCK_MOVE_ANNOTATION) {
+            after.annotations_mut().remove(BLOCK_MOVE_ANNOTATION);
+        }
+        note_tags(&mut after, &self.owners.azure_cluster, set.map(|set| &set.tags));
         if after.spec == self.pool().spec && after.metadata == self.pool().metadata {
             self.state.ids_pace.settle(None);
             return Ok(());
@@ -279,14 +291,20 @@ mod tests {
             "spec": { "location": "l", "additionalTags": { "cost": "1" }, "template": { "vmSize": "s", "osDisk": {} } }
         }))
         .unwrap();
-        note_tags(&mut pool, &cluster);
+        note_tags(&mut pool, &cluster, None);
         assert_eq!(applied_tags(&pool), ["cost".to_owned(), "team".to_owned()].into());
         pool.spec.additional_tags.clear();
         cluster.spec.additional_tags.clear();
-        note_tags(&mut pool, &cluster);
+        let present = Tags::from([
+            ("cost".to_owned(), "1".to_owned()),
+            ("other".to_owned(), "2".to_owned()),
+        ]);
+        note_tags(&mut pool, &cluster, Some(&present));
+        assert_eq!(applied_tags(&pool), ["cost".to_owned()].into(), "until it is gone");
+        note_tags(&mut pool, &cluster, Some(&Tags::new()));
         assert_eq!(applied_tags(&pool), BTreeSet::new());
         pool.annotations_mut().clear();
-        note_tags(&mut pool, &cluster);
+        note_tags(&mut pool, &cluster, None);
         assert!(pool.annotations().is_empty());
     }
 

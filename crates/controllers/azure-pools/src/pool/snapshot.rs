@@ -82,6 +82,13 @@ impl ScaleSetSnapshot {
         }
     }
 
+    /// Whether its instances may be evicted.
+    pub fn is_spot(&self) -> bool {
+        let properties = self.whole.properties.as_ref();
+        let profile = properties.and_then(|properties| properties.virtual_machine_profile.as_ref());
+        profile.and_then(|profile| profile.priority.as_deref()) == Some("Spot")
+    }
+
     /// Proof by its tags that the scale set belongs to a cluster of ours.
     pub fn owned(&self) -> Result<Owned<ScaleSet>, capstan_azure::Error> {
         Owned::by_tags(self.whole.as_ref(), |tags| {

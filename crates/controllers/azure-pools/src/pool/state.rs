@@ -101,6 +101,8 @@ pub struct Retry {
     /// The capacity that could not be had.
     refused: usize,
     until: Option<Instant>,
+    /// Whether a quota is used up.
+    quota: bool,
     pub why: Option<String>,
 }
 
@@ -117,9 +119,22 @@ impl Retry {
         let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_RETRY);
         let wait = if lenient { Duration::ZERO } else { wait };
         self.failures += 1;
+        self.quota = false;
         self.until = Some(now + wait);
         self.why = Some(why);
         self.refused = capacity;
+    }
+
+    /// An instance is gone: what its quota did not allow before may be had now.
+    pub fn room_again(&mut self, now: Instant) {
+        if self.quota {
+            self.until = self.until.map(|until| until.min(now));
+        }
+    }
+
+    /// Azure refused a capacity because a quota is used up.
+    pub fn out_of_quota(&mut self) {
+        self.quota = true;
     }
 
     /// Returns the capacity that could not be had, while it is not to be asked for.
@@ -407,6 +422,17 @@ mod tests {
             Some(5),
             "the least that was refused"
         );
+    }
+
+    #[test]
+    fn a_used_up_quota_is_tried_again_when_an_instance_is_gone() {
+        let (mut retry, begun) = (Retry::default(), Instant::now());
+        retry.failed("no room".to_owned(), false, 3, begun);
+        retry.room_again(begun);
+        assert_eq!(retry.remaining(begun), Some(FIRST_RETRY), "it was no quota");
+        retry.out_of_quota();
+        retry.room_again(begun);
+        assert_eq!(retry.remaining(begun), None);
     }
 
     #[test]

@@ -200,7 +200,13 @@ impl Draft {
         self.status.replicas = i32::try_from(ready).unwrap_or(i32::MAX);
         self.status.version = observed.owners.machine_pool.spec.template.spec.version.clone();
         self.status.provisioning_state = Some(provisioning_state(observed).to_owned());
-        self.status.ready = self.status.ready || ready > 0 || (desired == 0 && !observed.cloud.changing);
+        // Add-ons wait for it, without which no node becomes ready.
+        let provisioned = observed
+            .cloud
+            .set
+            .as_ref()
+            .is_some_and(|set| set.state.eq_ignore_ascii_case("Succeeded"));
+        self.status.ready = self.status.ready || ready > 0 || (provisioned && !observed.cloud.changing);
         match observed
             .cloud
             .shortage

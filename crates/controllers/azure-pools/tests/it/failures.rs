@@ -146,7 +146,7 @@ async fn an_upgrade_of_capstan_replaces_no_machine() -> Result<()> {
     world.run(Interceptors::default()).await?;
     let marked = async || {
         let tag = world.sim.get(&world.set_id()).unwrap()["tags"][MODEL_TAG].clone();
-        Ok(tag.as_str().is_some_and(|tag| tag.starts_with("2-")).then_some(()))
+        Ok(tag.as_str().is_some_and(|tag| tag.starts_with("3-")).then_some(()))
     };
     world.until("the new hash", marked).await?;
     world.until_ready(2).await?;

@@ -15,6 +15,7 @@ use capstan_azure::{Put, Size};
 use capstan_core::{Class, Classified};
 use capstan_core::disks::init;
 use capstan_core::machine::names::Names;
+use capstan_core::{Class, Classified};
 use capstan_kube::runtime::{Outcome, Scope};
 use kube::ResourceExt as _;
 use std::time::Duration;

@@ -192,7 +192,10 @@ async fn what_is_taken_out_of_the_template_is_taken_out_of_the_scale_set() {
         0
     );
     assert_ne!(profile["securityProfile"]["encryptionAtHost"], true);
-    assert_ne!(profile["diagnosticsProfile"]["bootDiagnostics"]["enabled"], true);
+    assert_eq!(
+        profile["diagnosticsProfile"]["bootDiagnostics"]["enabled"], true,
+        "the default"
+    );
     let notification = &profile["scheduledEventsProfile"]["terminateNotificationProfile"];
     assert_ne!(notification["enable"], true);
     assert_ne!(profile["priority"], "Spot");

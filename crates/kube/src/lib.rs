@@ -1,5 +1,5 @@
 //! Everything Kubernetes that is not a decision: client profiles, trimmed shared caches, conditions, events, patches,
-//! back-off, expectations and the loop that runs a controller.
+//! backoff, and the runtime that runs every controller.
 
 pub mod backoff;
 mod bounds;
@@ -12,14 +12,12 @@ pub mod drain;
 mod dropped;
 pub mod error;
 pub mod events;
-pub mod expectations;
 pub mod grant;
 pub mod lease;
 pub mod metrics;
 pub mod nodes;
 pub mod objects;
 pub mod patch;
-pub mod reconciler;
 mod rewatch;
 pub mod runtime;
 pub mod serve;
@@ -34,4 +32,3 @@ pub use drain::Drainer;
 pub use error::{Classified, Error};
 pub use events::Recorder;
 pub use metrics::Metrics;
-pub use reconciler::{Next, Reconciler, Trigger};

@@ -1,14 +1,16 @@
-//! Caches, the controller loop, events and patches on a real API server.
+//! Caches, the runtime, events and patches on a real API server.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use capstan_core::Class;
+use capstan_core::{Class, Classified};
 use capstan_kube::patch::{self, Lock};
-use capstan_kube::{Classified, Context, Next, Options, Reconciler};
+use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::{Context, Options};
 use capstan_testkit::ControlPlane;
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
@@ -58,12 +60,65 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?}")]
-struct Failure(Class);
+enum Failure {
+    #[error("throttled for {0:?}")]
+    Throttled(Duration),
+    #[error(transparent)]
+    Kube(#[from] capstan_kube::Error),
+}
 
 impl Classified for Failure {
     fn class(&self) -> Class {
-        self.0
+        match self {
+            Self::Throttled(after) => Class::Throttled(*after),
+            Self::Kube(error) => error.class(),
+        }
+    }
+}
+
+const THROTTLE: Duration = Duration::from_millis(1500);
+
+/// Notes each reconcile of the object `throttled`, and fails the first one.
+struct Throttled(Arc<Mutex<Vec<Instant>>>);
+
+impl Reconcile for Throttled {
+    type Object = ConfigMap;
+    type State = ();
+    type Observed = ();
+    type Step = std::convert::Infallible;
+    type Error = Failure;
+
+    const NAME: &'static str = "test";
+    const COMPONENT: &'static str = "test";
+
+    async fn observe(&self, scope: &mut Scope<ConfigMap>, _: &mut ()) -> Result<Option<()>, Failure> {
+        if scope.name() != "throttled" {
+            return Ok(None);
+        }
+        let mut reconciles = self.0.lock().expect("no reconcile panics");
+        reconciles.push(Instant::now());
+        match reconciles.len() {
+            1 => Err(Failure::Throttled(THROTTLE)),
+            _ => Ok(None),
+        }
+    }
+
+    fn plan(_: &(), _: Timestamp) -> Plan<Self::Step> {
+        Plan::idle()
+    }
+
+    async fn apply(
+        &self,
+        step: Self::Step,
+        _: &mut (),
+        _: &mut Scope<ConfigMap>,
+        _: &mut (),
+    ) -> Result<Outcome, Failure> {
+        match step {}
+    }
+
+    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Failure>, _: Timestamp) -> Report<ConfigMap> {
+        Report::nothing()
     }
 }
 
@@ -103,31 +158,16 @@ async fn a_cache_is_shared_trimmed_and_tells_of_deletions() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_throttled_object_is_not_tried_again_early_and_a_poke_runs_one_that_rests() -> Result<()> {
+async fn a_throttled_object_is_not_reconciled_early_and_a_trigger_wakes_an_idle_one() -> Result<()> {
     let world = World::new().await?;
-    let reconciler = Reconciler::new("test", &world.context, world.context.cache::<ConfigMap>());
+    let reconciler = Reconciler::new(&world.context, world.context.cache::<ConfigMap>());
     let trigger = reconciler.trigger();
-    let (passes, namespace) = (Arc::<Mutex<Vec<Instant>>>::default(), world.namespace.clone());
-    let noted = passes.clone();
-    let throttle = Duration::from_millis(1500);
-    let running = tokio::spawn(reconciler.run(move |map| {
-        let noted = noted.clone();
-        async move {
-            if map.name_any() != "throttled" {
-                return Ok(Next::Wait);
-            }
-            let mut passes = noted.lock().expect("no pass panics");
-            passes.push(Instant::now());
-            match passes.len() {
-                1 => Err(Failure(Class::Throttled(throttle))),
-                _ => Ok(Next::Wait),
-            }
-        }
-    }));
-    let count = || passes.lock().expect("no pass panics").len();
-    let poke = || trigger.poke(ObjectRef::new("throttled").within(&namespace));
+    let (reconciles, namespace) = (Arc::<Mutex<Vec<Instant>>>::default(), world.namespace.clone());
+    let running = tokio::spawn(reconciler.run(Arc::new(Throttled(reconciles.clone()))));
+    let count = || reconciles.lock().expect("no reconcile panics").len();
+    let wake = || trigger.wake(ObjectRef::new("throttled").within(&namespace));
     world.map("throttled").await?;
-    within("the first pass", async {
+    within("the first reconcile", async {
         while count() == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -135,19 +175,19 @@ async fn a_throttled_object_is_not_tried_again_early_and_a_poke_runs_one_that_re
     .await?;
     within("the retry", async {
         while count() < 2 {
-            poke();
+            wake();
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     })
     .await?;
-    let times = passes.lock().expect("no pass panics").clone();
+    let times = reconciles.lock().expect("no reconcile panics").clone();
     assert!(
-        times[1] - times[0] >= throttle,
-        "pokes do not shorten what the server asked for: {times:?}"
+        times[1] - times[0] >= THROTTLE,
+        "a trigger does not shorten the pause that the server asked for: {times:?}"
     );
     let before = count();
-    poke();
-    within("the poke", async {
+    wake();
+    within("the reconcile that was asked for", async {
         while count() == before {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -12,7 +12,6 @@ use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::LoadBalancer;
 use capstan_azure::{Put, Size};
-use capstan_core::{Class, Classified};
 use capstan_core::disks::init;
 use capstan_core::machine::names::Names;
 use capstan_core::{Class, Classified};

@@ -1,24 +1,27 @@
-//! What the API server did not keep of our writes.
+//! Fields of our writes that the API server did not keep.
 //!
-//! A cluster may hold definitions that are not ours: older ones, or upstream's. A field that they do not know is pruned
-//! without a word, so that the next look finds it missing and would write it again, for ever. Invariant: what was sent
-//! and was not in the answer is not sent again to the same object, until we want another value there.
+//! A cluster may hold definitions that are not ours: older ones, or upstream's. The API server prunes fields that they do not
+//! know, so the next reconcile would find them missing and write them again, for ever. Invariant: a value that was sent and
+//! was not in the answer is not sent again to the same object, until another value is desired there.
+//!
+//! The map belongs to the process, because several controllers write the same object: see `docs/adr/0008-dropped-fields.md`.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Map, Value};
 
-/// Objects remembered at most; with definitions that fit there is none.
+/// The most objects that are remembered; with definitions of our own there is none.
 const MOST: usize = 20_000;
 
 static DROPPED: LazyLock<Mutex<HashMap<String, Value>>> = LazyLock::new(Mutex::default);
 
 fn memory() -> MutexGuard<'static, HashMap<String, Value>> {
-    DROPPED.lock().unwrap_or_else(PoisonError::into_inner)
+    DROPPED.lock()
 }
 
-/// `patch` without what the API server would drop again.
+/// Returns `patch` without the fields that the API server would drop again.
 pub(crate) fn spare(uid: &str, patch: Value) -> Option<Value> {
     match memory().get(uid) {
         Some(dropped) => without(&patch, dropped),
@@ -26,10 +29,10 @@ pub(crate) fn spare(uid: &str, patch: Value) -> Option<Value> {
     }
 }
 
-/// Takes note of what of `patch` is not in the object that the API server answered with.
+/// Notes the fields of `patch` that are not in the object that the API server answered with.
 pub(crate) fn note(uid: &str, patch: &Value, answered: &Value) {
     let (mut memory, missing) = (memory(), missing(patch, answered));
-    // What it keeps by now (another value, or under another definition) may be sent again.
+    // A field that it keeps by now (another value, or under another definition) may be sent again.
     if let Some(dropped) = memory.remove(uid)
         && let Some(still) = still_dropped(&dropped, patch, answered)
     {
@@ -42,7 +45,7 @@ pub(crate) fn note(uid: &str, patch: &Value, answered: &Value) {
     merge(memory.entry(uid.to_owned()).or_default(), missing);
 }
 
-/// `dropped` less the leaves that `patch` has sent and `object` shows.
+/// Returns `dropped` less the leaves that `patch` has sent and `object` shows.
 fn still_dropped(dropped: &Value, patch: &Value, object: &Value) -> Option<Value> {
     match (dropped, patch) {
         (Value::Object(known), Value::Object(sent)) => {
@@ -62,7 +65,7 @@ fn still_dropped(dropped: &Value, patch: &Value, object: &Value) -> Option<Value
     }
 }
 
-/// The leaves of a merge patch that the object does not show.
+/// Returns the leaves of a merge patch that the object does not show.
 fn missing(patch: &Value, object: &Value) -> Option<Value> {
     match patch {
         Value::Object(fields) => {
@@ -79,7 +82,7 @@ fn missing(patch: &Value, object: &Value) -> Option<Value> {
     }
 }
 
-/// Two merge patches as one; the later one's values count.
+/// Merges two merge patches; the later one's values count.
 fn merge(into: &mut Value, later: Value) {
     match (into, later) {
         (Value::Object(fields), Value::Object(later)) => {
@@ -91,7 +94,7 @@ fn merge(into: &mut Value, later: Value) {
     }
 }
 
-/// A merge patch less the leaves that `dropped` has with the same value.
+/// Returns a merge patch less the leaves that `dropped` has with the same value.
 fn without(patch: &Value, dropped: &Value) -> Option<Value> {
     match (patch, dropped) {
         (Value::Object(fields), Value::Object(known)) => {
@@ -122,7 +125,11 @@ mod tests {
     #[case::pruned(json!({"a": 1, "b": {"c": 2}}), json!({"a": 1}), Some(json!({"b": {"c": 2}})))]
     #[case::list_items_pruned(json!({"a": [{"x": 1, "y": 2}]}), json!({"a": [{"x": 1}]}), Some(json!({"a": [{"x": 1, "y": 2}]})))]
     #[case::taken_away(json!({"a": null}), json!({}), None)]
-    fn what_the_answer_lacks_was_dropped(#[case] patch: Value, #[case] object: Value, #[case] expected: Option<Value>) {
+    fn fields_that_the_answer_lacks_were_dropped(
+        #[case] patch: Value,
+        #[case] object: Value,
+        #[case] expected: Option<Value>,
+    ) {
         assert_eq!(missing(&patch, &object), expected);
     }
 
@@ -130,7 +137,7 @@ mod tests {
     #[case::the_same_again(json!({"a": 1}), json!({"a": 1}), None)]
     #[case::another_value(json!({"a": 2}), json!({"a": 1}), Some(json!({"a": 2})))]
     #[case::the_rest_is_sent(json!({"a": 1, "b": {"c": 1, "d": 1}}), json!({"b": {"c": 1}}), Some(json!({"a": 1, "b": {"d": 1}})))]
-    fn what_was_dropped_is_not_sent_again(
+    fn dropped_fields_are_not_sent_again(
         #[case] patch: Value,
         #[case] dropped: Value,
         #[case] expected: Option<Value>,
@@ -139,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_since_is_sent_again() {
-        let uid = "what_was_kept_since_is_sent_again";
+    fn fields_that_were_kept_since_are_sent_again() {
+        let uid = "fields_that_were_kept_since_are_sent_again";
         let (refused, taken) = (json!({"a": {"b": 1, "c": 1}}), json!({"a": {"b": 2}}));
         note(uid, &refused, &json!({}));
         assert_eq!(spare(uid, refused.clone()), None);
@@ -152,8 +159,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_at_different_times_adds_up() {
-        let uid = "what_was_dropped_at_different_times_adds_up";
+    fn fields_that_were_dropped_at_different_times_add_up() {
+        let uid = "fields_that_were_dropped_at_different_times_add_up";
         note(uid, &json!({"a": 1, "kept": 1}), &json!({"kept": 1}));
         note(uid, &json!({"b": {"c": 1}}), &json!({}));
         assert_eq!(spare(uid, json!({"a": 1, "b": {"c": 1}})), None);

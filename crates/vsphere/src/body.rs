@@ -3,11 +3,11 @@
 //! Invariant: no server makes the client keep more than a fixed number of bytes of one answer, and all servers together
 //! make it keep one large answer at a time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use capstan_core::clock::Clock;
 use reqwest::Response;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::Instant;
 
 /// Bytes of an answer to the first requests at most: a vCenter describes itself in some KiB.
 pub(crate) const MAX_HELLO: usize = SMALL;
@@ -47,18 +47,18 @@ pub(crate) enum Body {
 }
 
 /// Reads an answer to its end, or to the limit. Bytes that are not UTF-8 are replaced.
-pub(crate) async fn read(mut answer: Response, limit: usize) -> reqwest::Result<Body> {
+pub(crate) async fn read(clock: Clock, mut answer: Response, limit: usize) -> reqwest::Result<Body> {
     let announced = answer.content_length().unwrap_or_default();
     if announced > limit as u64 {
         return Ok(Body::TooLarge);
     }
     let mut bytes = Vec::with_capacity((announced as usize).min(SMALL));
     let mut turn = None;
-    let mut end = None;
+    let mut end: Option<Instant> = None;
     loop {
         let chunk = match end {
             None => answer.chunk().await?,
-            Some(end) => match tokio::time::timeout_at(end, answer.chunk()).await {
+            Some(end) => match tokio::time::timeout_at(end.into(), answer.chunk()).await {
                 Ok(chunk) => chunk?,
                 Err(_) => return Ok(Body::TooSlow),
             },
@@ -70,7 +70,7 @@ pub(crate) async fn read(mut answer: Response, limit: usize) -> reqwest::Result<
         if bytes.len() + chunk.len() > SMALL && turn.is_none() {
             // Nobody closes the semaphore.
             turn = TURN.acquire().await.ok();
-            end = Some(Instant::now() + LARGE_TIME);
+            end = Some(clock.instant() + LARGE_TIME);
         }
         bytes.extend_from_slice(&chunk);
     }

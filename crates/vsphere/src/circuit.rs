@@ -1,26 +1,24 @@
 //! A vCenter that takes calls and leaves them without an answer.
 //!
-//! Invariant: while it does, one call at a time waits for it and finds out whether that is over; whoever else has something
-//! to ask is told at once, so that machines of other vCenters do not have to wait until all of these have given up.
+//! Invariant: while it does, one call at a time waits for it and finds out whether that is over. All other calls fail at once,
+//! so that machines of other vCenters do not have to wait until all of these have given up.
 
-use std::sync::Mutex;
-
+use parking_lot::Mutex;
 use tokio::sync::MutexGuard;
 
 use crate::error::{Error, Result};
-use crate::session::lock;
 
 #[derive(Default)]
 pub(crate) struct Circuit {
-    /// What the last call came to that was left without an answer, if none was answered since.
+    /// The error of the last call that was left without an answer, if none was answered since.
     silence: Mutex<Option<Error>>,
     probe: tokio::sync::Mutex<()>,
 }
 
 impl Circuit {
-    /// Lets a call through: any while vCenter answers, else one at a time, for as long as it keeps what it is given here.
+    /// Lets a call through: any while vCenter answers, else one at a time, for as long as it holds the guard.
     pub fn enter(&self) -> Result<Option<MutexGuard<'_, ()>>> {
-        match lock(&self.silence).as_ref() {
+        match self.silence.lock().as_ref() {
             None => Ok(None),
             Some(silence) => self.probe.try_lock().map(Some).map_err(|_| silence.clone()),
         }
@@ -28,11 +26,11 @@ impl Circuit {
 
     /// A call was not answered in its time.
     pub fn silent(&self, error: &Error) {
-        *lock(&self.silence) = Some(error.clone());
+        *self.silence.lock() = Some(error.clone());
     }
 
     pub fn answered(&self) {
-        *lock(&self.silence) = None;
+        *self.silence.lock() = None;
     }
 }
 
@@ -48,7 +46,8 @@ mod tests {
 
     use super::*;
     use crate::session::{Login, Settings, Trust};
-    use crate::vcenter::{Call, Vcenter};
+    use crate::soap::Call;
+    use crate::vcenter::Vcenter;
     use capstan_core::vm::MoRef;
 
     const CONTENT: &str = concat!(

@@ -4,12 +4,14 @@
 //! of them. Joins of one group take turns; each reads the group anew, and adds with itself whoever waits behind it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::session::lock;
+use crate::soap::Call;
 use crate::task::Task;
-use crate::vcenter::{Call, Vcenter};
+use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 
@@ -72,7 +74,7 @@ pub(crate) fn probe(element: &Element) -> Option<bool> {
         .and(groups.rule_is_enabled("a", "a"))
 }
 
-/// Who waits to join which group.
+/// The VMs that wait to join each group.
 #[derive(Default)]
 pub(crate) struct Queues(Mutex<HashMap<(MoRef, String), Arc<Queue>>>);
 
@@ -92,8 +94,8 @@ impl Vcenter {
     /// Makes a machine a member of a VM group, and waits until it is one.
     pub async fn join_vm_group(&self, cluster: &MoRef, group: &str, vm: &MoRef) -> Result<()> {
         let key = (cluster.clone(), group.to_owned());
-        let queue = lock(&self.0.groups.0).entry(key).or_default().clone();
-        lock(&queue.waiting).insert(vm.clone());
+        let queue = self.0.groups.0.lock().entry(key).or_default().clone();
+        queue.waiting.lock().insert(vm.clone());
         let _turn = queue.turn.lock().await;
         let groups = self.groups(cluster).await?;
         let missing = || Error::NotFound {
@@ -103,10 +105,10 @@ impl Vcenter {
         let found = groups.group(VM_GROUP, group).ok_or_else(missing)?;
         let members = groups.machines(group).unwrap_or_default();
         if members.contains(vm) {
-            lock(&queue.waiting).remove(vm);
+            queue.waiting.lock().remove(vm);
             return Ok(());
         }
-        let mut joining = std::mem::take(&mut *lock(&queue.waiting));
+        let mut joining = std::mem::take(&mut *queue.waiting.lock());
         joining.insert(vm.clone());
         joining.retain(|vm| !members.contains(vm));
         match self.extend_group(cluster, found, &joining).await {

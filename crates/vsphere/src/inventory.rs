@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::listing::{Listed, Listing};
-use crate::vcenter::{Call, Vcenter};
+use crate::soap::Call;
+use crate::vcenter::Vcenter;
 use crate::vm::{VmInfo, unescape};
 use crate::xml::Writer;
 use capstan_core::vm::MoRef;

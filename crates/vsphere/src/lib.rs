@@ -9,19 +9,20 @@
 mod body;
 mod cache;
 mod circuit;
+mod content;
 mod device;
 mod error;
 mod groups;
 mod inventory;
 mod listing;
 mod modules;
-
 mod pbm;
 mod poll;
 mod poll_rate;
 mod properties;
 mod rest;
 mod session;
+mod soap;
 mod spec;
 mod tags;
 mod task;
@@ -32,6 +33,7 @@ mod watcher;
 mod xml;
 
 pub use capstan_core::vm::{MoRef, PowerState};
+pub use content::About;
 pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
 pub use error::{Error, Fault, Result};
 pub use groups::Groups;
@@ -41,7 +43,7 @@ pub use session::{Login, Sessions, Settings, Trust};
 pub use spec::{CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewDisk, NewNic, NewPci};
 pub use tags::Tag;
 pub use task::{Task, TaskInfo, TaskState};
-pub use vcenter::{About, Vcenter};
+pub use vcenter::Vcenter;
 pub use vm::{Snapshot, VmInfo, VmRuntime, VmWatch};
 
 /// Feeds a tree to every decoder, for tests with mutated documents.

@@ -1,7 +1,8 @@
 //! Storage policies, from the policy service that stands beside vim25 and shares its session.
 
 use crate::error::{Error, Result};
-use crate::vcenter::{Call, Vcenter, envelope};
+use crate::soap::{Call, envelope};
+use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer, escape};
 use capstan_core::vm::{MoRef, Policies};
 

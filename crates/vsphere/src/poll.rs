@@ -1,25 +1,26 @@
-//! The long poll within one login: its view, and what its answers say.
+//! The long poll within one login: its view and its answers.
 //!
-//! What is waited for is put into a list view, and `WaitForUpdatesEx` tells what changed. How much of it is in the view,
-//! and how often the rest is read, is for [`PollRate`] to say.
+//! Objects that somebody waits for are in a list view, and `WaitForUpdatesEx` reports their changes. [`PollRate`] decides how
+//! many objects are in the view, and how often the rest is read.
 //!
-//! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in
-//! while the next arrives may end in a deadlock, and govmomi's simulator does); whoever is kept waiting by that is read
-//! within [`SHORT_WAIT`]; a server that does not answer a change at all is polled anew, with a view of its own; what a
-//! server lost is found out at the end of a long wait at the latest.
+//! Invariants: the view is not changed again before an answer has shown the change before (a server that takes one in while
+//! the next arrives may end in a deadlock, and govmomi's simulator does). Objects that have to wait for that are read within
+//! [`SHORT_WAIT`]. A server that does not answer a change at all gets a new poll with a new view. Changes that a server lost
+//! are read at the end of a long wait at the latest.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::Instant;
+use capstan_core::clock::Clock;
 
 use crate::error::{Error, Result};
 use crate::poll_rate::{PollRate, SHORT_WAIT, WINDOW};
 use crate::properties::{Step, write_filter};
-use crate::vcenter::{Call, Inner, Vcenter};
-use crate::watcher::{Seen, WANTS};
+use crate::soap::Call;
+use crate::vcenter::{Inner, Vcenter};
+use crate::watcher::{Update, WANTS};
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 
@@ -37,15 +38,16 @@ const STUCK: Duration = Duration::from_secs(10);
 /// The poll within one login: its collector and view live no longer than that.
 pub(crate) struct Poll {
     inner: Weak<Inner>,
+    clock: Clock,
     collector: MoRef,
     view: MoRef,
     version: String,
-    /// Who is in the view, and which interest put him there.
+    /// The objects in the view, with the interest that added each.
     listed: HashMap<MoRef, u64>,
     read: Instant,
     rate: PollRate,
-    /// Whether this server lets everybody enter anew after a change of the view.
-    anew: bool,
+    /// Whether this server lets all objects enter again after a change of the view.
+    reenters: bool,
     change: Option<Change>,
 }
 
@@ -89,11 +91,11 @@ impl Poll {
                     tokio::time::sleep(GATHER).await;
                     continue;
                 }
-                () = tokio::time::sleep_until(next_read), if !all_watched => {
+                () = tokio::time::sleep_until(next_read.into()), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
-                        Some(true) => poll.rate.stir(vcenter.waiters().len(), Instant::now()),
-                        Some(false) => poll.rate.calm(Instant::now()),
+                        Some(true) => poll.rate.stir(vcenter.waiters().len(), poll.clock.instant()),
+                        Some(false) => poll.rate.calm(poll.clock.instant()),
                         None => poll.rate.widen(),
                     }
                     continue;
@@ -141,12 +143,13 @@ impl Poll {
             view,
             version: String::new(),
             listed: HashMap::new(),
-            read: Instant::now(),
+            clock: vcenter.0.clock,
+            read: vcenter.0.clock.instant(),
             rate: PollRate::of(&content.about.full_name),
-            anew: false,
+            reenters: false,
             change: None,
         };
-        // The empty view is taken in before it is first changed: see the invariants above.
+        // The server takes in the empty view before it is first changed: see the invariants above.
         let answer = poll.wait(vcenter, Duration::ZERO).await?;
         if let Some(version) = answer.child("returnval").and_then(|set| set.string_at("version")) {
             poll.version = version;
@@ -154,24 +157,24 @@ impl Poll {
         Ok(poll)
     }
 
-    /// Brings the view in line with what is waited for; tells whether nobody is left outside.
+    /// Adds and removes objects so that the view holds those that are waited for. Returns whether it holds all of them.
     async fn arrange(&mut self, vcenter: &Vcenter) -> Result<bool> {
         let (wanted, all) = vcenter.wanted(self.rate.window());
         let is_new = |(reference, _): &&(MoRef, u64)| !self.listed.contains_key(reference);
         let add: Vec<(MoRef, u64)> = wanted.iter().filter(is_new).cloned().collect();
-        // Whoever comes back before he was taken out does not enter again, and would be told nothing.
+        // An object that comes back before it was removed does not enter again, and its waiter would hear nothing.
         let is_back = |(reference, order): &&(MoRef, u64)| self.listed.get(reference).is_some_and(|o| o != order);
         let back: Vec<(MoRef, u64)> = wanted.iter().filter(is_back).cloned().collect();
         if !back.is_empty() {
             let references: Vec<MoRef> = back.iter().map(|(reference, _)| reference.clone()).collect();
-            vcenter.read_and_tell(&references).await?;
+            vcenter.read_and_report(&references).await?;
             self.listed.extend(back);
         }
         let keep: HashSet<MoRef> = wanted.into_iter().map(|(reference, _)| reference).collect();
         let is_left = |listed: &&MoRef| !keep.contains(*listed);
         let remove: Vec<MoRef> = self.listed.keys().filter(is_left).cloned().collect();
-        // Leaving costs a call too, so those that are done stay until somebody enters or too many have gathered.
-        if self.rate.is_busy(Instant::now()) {
+        // Removing costs a call too, so objects that are done stay until others are added or too many have gathered.
+        if self.rate.is_busy(self.clock.instant()) {
             return Ok(false);
         }
         if add.is_empty() && remove.len() <= WINDOW {
@@ -195,7 +198,7 @@ impl Poll {
         let change = vcenter.call(Call::read("ModifyListView", &self.view, body.finish()));
         let stuck = |_| Error::Refused {
             method: "ModifyListView".into(),
-            reason: "the server has not answered for long: the view is made anew".into(),
+            reason: "the server has not answered for long: a new view is made".into(),
         };
         let answer = tokio::time::timeout(STUCK, change).await.map_err(stuck)??;
         let mut added: HashSet<MoRef> = add.iter().map(|(reference, _)| reference.clone()).collect();
@@ -206,11 +209,11 @@ impl Poll {
         for unresolved in answer.all("returnval").filter_map(Element::moref) {
             self.listed.remove(&unresolved);
             added.remove(&unresolved);
-            vcenter.tell(&unresolved, Seen::Gone);
+            vcenter.report(&unresolved, Update::Gone);
         }
         self.change = Some(Change {
             added,
-            at: Instant::now(),
+            at: self.clock.instant(),
         });
         Ok(())
     }
@@ -218,10 +221,10 @@ impl Poll {
     fn is_settled(&self) -> bool {
         self.change
             .as_ref()
-            .is_none_or(|change| change.at.elapsed() >= SHORT_WAIT)
+            .is_none_or(|change| self.clock.since(change.at) >= SHORT_WAIT)
     }
 
-    /// When those who are outside are read at the latest.
+    /// Returns when objects outside the view are read at the latest.
     fn next_read(&self) -> Instant {
         let changed = self.change.as_ref().map(|change| change.at);
         changed.map_or(self.read, |at| at.max(self.read)) + self.rate.pause()
@@ -245,14 +248,14 @@ impl Poll {
         })
     }
 
-    /// Tells the waiters what an answer says.
+    /// Reports the changes in an answer to their waiters.
     async fn take(&mut self, vcenter: &Vcenter, answer: &Element) -> Result<()> {
         let Some(updates) = answer.child("returnval") else {
             self.rate.widen();
-            return self.read_everybody(vcenter).await;
+            return self.read_all(vcenter).await;
         };
         self.version = updates.string_at("version").unwrap_or_default();
-        let (mut doubtful, mut news, mut entered) = (Vec::new(), false, HashSet::new());
+        let (mut doubtful, mut changed, mut entered) = (Vec::new(), false, HashSet::new());
         let added = self
             .change
             .as_ref()
@@ -274,10 +277,10 @@ impl Poll {
                 entered.insert(reference.clone());
             }
             match kind {
-                // Also said of what we took out of the view ourselves.
+                // The server reports this also of objects that we removed from the view.
                 Some("leave") if self.listed.contains_key(&reference) => doubtful.push(reference),
                 Some("leave") => {}
-                _ => news |= vcenter.merge(&reference, update),
+                _ => changed |= vcenter.merge(&reference, update),
             }
         }
         let truncated = updates.bool_at("truncated") == Some(true);
@@ -285,20 +288,20 @@ impl Poll {
             doubtful.extend(self.passed_over(vcenter, &entered, &added));
         }
         if !doubtful.is_empty() {
-            news |= vcenter.read_and_tell(&doubtful).await?;
+            changed |= vcenter.read_and_report(&doubtful).await?;
         }
-        if news && !truncated {
-            self.rate.stir(vcenter.waiters().len(), Instant::now());
+        if changed && !truncated {
+            self.rate.stir(vcenter.waiters().len(), self.clock.instant());
         }
         Ok(())
     }
 
-    /// Servers that let everybody enter anew after a change of the view may forget to say who went in that very moment:
-    /// those who did not enter with the others.
+    /// Returns the objects that did not enter with the others. Servers that let all objects enter again after a change of the
+    /// view may forget to report an object that left at that very moment.
     fn passed_over(&mut self, vcenter: &Vcenter, entered: &HashSet<MoRef>, added: &HashSet<MoRef>) -> Vec<MoRef> {
-        let anew = |reference: &MoRef| self.listed.contains_key(reference) && !added.contains(reference);
-        self.anew |= entered.iter().any(anew);
-        if !self.anew || entered.is_empty() || self.listed.len() >= PAGE {
+        let again = |reference: &MoRef| self.listed.contains_key(reference) && !added.contains(reference);
+        self.reenters |= entered.iter().any(again);
+        if !self.reenters || entered.is_empty() || self.listed.len() >= PAGE {
             return Vec::new();
         }
         let pending = vcenter.waiters().into_iter();
@@ -307,22 +310,22 @@ impl Poll {
         missed.map(|(reference, _)| reference).collect()
     }
 
-    /// After a long wait without a word everybody is read once, should the server have lost one.
-    async fn read_everybody(&mut self, vcenter: &Vcenter) -> Result<()> {
+    /// Reads all objects once after a long wait without an update: the server may have lost one.
+    async fn read_all(&mut self, vcenter: &Vcenter) -> Result<()> {
         let all: Vec<MoRef> = vcenter.waiters().into_iter().map(|(reference, _)| reference).collect();
         if !all.is_empty() {
-            self.read = Instant::now();
-            vcenter.read_and_tell(&all).await?;
+            self.read = self.clock.instant();
+            vcenter.read_and_report(&all).await?;
         }
         Ok(())
     }
 
-    /// Reads those who expect something, are outside the window and do not enter it next; in busy times everybody. Tells
-    /// whether there was news, and nothing if there is nobody to read.
+    /// Reads the objects that are waited for, are outside the view and do not enter it next; in busy times all of them. Returns
+    /// whether any has changed, and `None` if there is nothing to read.
     async fn read_others(&mut self, vcenter: &Vcenter) -> Result<Option<bool>> {
-        self.read = Instant::now();
+        self.read = self.clock.instant();
         let mut others = vcenter.waiters();
-        if !self.rate.is_busy(Instant::now()) {
+        if !self.rate.is_busy(self.clock.instant()) {
             others.retain(|(reference, order)| self.listed.get(reference) != Some(order));
             if self.is_settled() {
                 let (next, _) = vcenter.wanted(self.rate.window());
@@ -333,13 +336,13 @@ impl Poll {
             return Ok(None);
         }
         let others: Vec<MoRef> = others.into_iter().map(|(reference, _)| reference).collect();
-        vcenter.read_and_tell(&others).await.map(Some)
+        vcenter.read_and_report(&others).await.map(Some)
     }
 }
 
 impl Change {
-    /// Whether an update shows that the server has taken the change in: by one that entered or, when there was none, by
-    /// the others that enter anew or leave.
+    /// Whether an update shows that the server has taken the change in: an object of the change enters or, if the change added
+    /// none, others enter again or leave.
     fn shows(&self, reference: &MoRef, kind: Option<&str>) -> bool {
         match kind {
             Some("enter") => self.added.is_empty() || self.added.contains(reference),
@@ -373,11 +376,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_shown_by_those_it_added_or_else_by_anybody_who_enters_or_leaves() {
+    fn a_change_is_shown_by_objects_that_it_added_or_else_by_any_that_enters_or_leaves() {
         let (new, old) = (MoRef::task("task-2"), MoRef::task("task-1"));
         let change = |added: &[&MoRef]| Change {
             added: added.iter().copied().cloned().collect(),
-            at: Instant::now(),
+            at: capstan_core::clock::Clock::system().instant(),
         };
         assert!(change(&[&new]).shows(&new, Some("enter")));
         assert!(!change(&[&new]).shows(&new, Some("modify")));

@@ -1,26 +1,24 @@
-//! How much of what is waited for is watched, and how often the rest is read.
+//! Decides how many objects are watched, and how often the rest is read.
 //!
-//! Servers compute updates anew over everything watched, for every change in their inventory: that is dear while
-//! hundreds of clones are under way. So the view is a window: in busy times the oldest few stand for all, the view stays
-//! as it is, and everybody who expects something is read in one call after the other; the quieter it gets, the wider the
-//! window, until everything is watched and nothing is sent any more.
+//! Some servers compute updates of all watched objects again for every change in their inventory, which is expensive while
+//! hundreds of clones are under way. So the view is a window: in busy times it holds the oldest few objects and stays as it
+//! is, and all objects are read in one call after the other. The quieter it gets, the wider the window, until all objects are
+//! watched and nothing is sent any more.
 //!
-//! Invariants: whoever is outside the window is read at least every [`SHORT_WAIT`]; without news the window grows until
-//! it holds everybody; one who moves by himself makes no busy time.
+//! Invariants: an object outside the window is read at least every [`SHORT_WAIT`]. Without changes the window grows until it
+//! holds all objects. One object that changes makes no busy time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::Instant;
-
-/// How many objects stand for all in busy times.
+/// The number of objects in the view in busy times.
 pub(crate) const WINDOW: usize = 8;
 /// The window grows by this factor with every quiet round, and shrinks by it when one change follows another.
 const GROWTH: usize = 4;
 /// No window is wider: vCenter does not like views without bounds.
 const WIDEST: usize = 8192;
-/// The longest time that somebody outside the window goes unread, and that one move makes a busy time.
+/// The longest time between reads of an object outside the window, and the length of the busy time after a change.
 pub(crate) const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// Reads of what is outside the window are this far apart in busy times. In quiet times each doubles the time until the
+/// Reads of objects outside the window are this far apart in busy times. In quiet times each doubles the time until the
 /// next, up to [`SHORT_WAIT`].
 const BETWEEN_READS: Duration = Duration::from_millis(150);
 
@@ -35,11 +33,11 @@ pub(crate) struct PollRate {
     /// The shortest time between two reads.
     shortest: Duration,
     window: usize,
-    /// How long after the last read those outside are read again.
+    /// The time between reads of the objects outside.
     pause: Duration,
-    /// When somebody was last seen to move.
+    /// When an object last changed.
     moved: Option<Instant>,
-    /// Whether many were waiting at some time since it last was quiet.
+    /// Whether many objects were waited for at some time since the last quiet time.
     crowded: bool,
 }
 
@@ -66,17 +64,18 @@ impl PollRate {
 }
 
 impl PollRate {
-    /// How many are watched.
+    /// Returns the size of the view.
     pub(crate) fn window(&self) -> usize {
         self.window
     }
 
-    /// How long after the last read those outside are read again.
+    /// Returns the time between reads of the objects outside.
     pub(crate) fn pause(&self) -> Duration {
         self.pause
     }
 
-    /// Somebody moved just now, and there are many, or were since it last was quiet: the next will move soon.
+    /// Whether an object has changed just now, and many are waited for or were since the last quiet time: the next change will
+    /// come soon.
     pub(crate) fn is_busy(&self, now: Instant) -> bool {
         self.crowded && self.has_moved(now)
     }
@@ -85,7 +84,7 @@ impl PollRate {
         self.moved.is_some_and(|last| now.duration_since(last) < SHORT_WAIT)
     }
 
-    /// Somebody moved, and so many expect something now.
+    /// Notes that an object has changed while `pending` are waited for.
     pub(crate) fn stir(&mut self, pending: usize, now: Instant) {
         if self.has_moved(now) {
             self.window = (self.window / GROWTH).max(self.fewest);
@@ -95,7 +94,7 @@ impl PollRate {
         self.pause = self.shortest;
     }
 
-    /// A read told nothing new: in quiet times more is watched and less is read.
+    /// Notes that a read found no change: in quiet times more is watched and less is read.
     pub(crate) fn calm(&mut self, now: Instant) {
         if self.has_moved(now) {
             return;
@@ -107,7 +106,7 @@ impl PollRate {
         }
     }
 
-    /// Nobody was outside, or nothing was said for a long time.
+    /// Notes that no object was outside, or that nothing changed for a long time.
     pub(crate) fn widen(&mut self) {
         self.window = self.window.saturating_mul(GROWTH).min(WIDEST);
     }
@@ -121,17 +120,20 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// Somebody moves while so many are waiting.
+        /// An object changes while so many are waited for.
         Stir(usize),
         Calm,
         Widen,
-        /// So many milliseconds go by.
+        /// So many milliseconds pass.
         Later(u64),
     }
     use Step::{Calm, Later, Stir, Widen};
 
     fn walk(steps: &[Step]) -> (PollRate, Instant) {
-        let (mut rate, mut now) = (PollRate::with(WINDOW, BETWEEN_READS), Instant::now());
+        let (mut rate, mut now) = (
+            PollRate::with(WINDOW, BETWEEN_READS),
+            capstan_core::clock::Clock::system().instant(),
+        );
         for step in steps {
             match *step {
                 Stir(pending) => rate.stir(pending, now),
@@ -173,7 +175,7 @@ mod tests {
     fn a_vcenter_is_watched_as_a_whole_and_read_once_a_second_at_most() {
         let (mut rate, mut now) = (
             PollRate::of("VMware vCenter Server 8.0.3 build-24022515"),
-            Instant::now(),
+            capstan_core::clock::Clock::system().instant(),
         );
         for pending in [1, 9, 1000, 1000] {
             rate.stir(pending, now);

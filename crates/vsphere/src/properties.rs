@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Fault, Result};
-use crate::vcenter::{Call, Vcenter};
+use crate::soap::Call;
+use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 

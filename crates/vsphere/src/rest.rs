@@ -113,11 +113,11 @@ impl Vcenter {
             Some(token) if Some(token) != refused.as_ref() => return Ok(token.clone()),
             _ => {}
         }
-        if let Some(error) = rest.refusal.holds() {
+        if let Some(error) = rest.refusal.holds(self.0.clock.instant()) {
             return Err(error);
         }
         let result = self.rest_login().await;
-        rest.refusal.note(&result);
+        rest.refusal.note(self.0.clock.instant(), &result);
         let fresh = result?;
         rest.token = Some(fresh.clone());
         Ok(fresh)

@@ -1,26 +1,30 @@
-//! Sessions: one for each server and user, shared by everybody, renewed when vCenter forgets it, logged out at the end.
+//! Sessions: one for each server and user, shared by all callers, renewed when vCenter forgets it, logged out at the end.
 //!
-//! Invariants: no lock is held across a request except the one that keeps two logins of the same account apart, and whoever
-//! waited for it is answered by what came of the other's; a login that vCenter refused is not tried again for minutes, so
-//! that no account is locked by our retries.
+//! Invariants: no lock is held across a request except the one that keeps two logins of the same account apart. A caller that
+//! waits for the login of another gets its result. A vCenter that takes no connections occupies one caller at a time: all
+//! others fail at once. A login that vCenter refused is not tried again for minutes, so that our retries lock no account.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use capstan_core::Secret;
+use capstan_core::clock::Clock;
 use capstan_core::interceptor::Interceptors;
-use tokio::time::Instant;
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::vcenter::Vcenter;
 
-/// How long a refused login is not tried again: accounts are locked after a handful of failures within minutes. Every
+/// A refused login is not tried again for this long: accounts are locked after a handful of failures within minutes. Every
 /// further refusal doubles it, up to [`REFUSED_LONGEST`].
 const REFUSED: Duration = Duration::from_secs(60);
 const REFUSED_LONGEST: Duration = Duration::from_secs(4 * 60);
-/// A vCenter that was away is not asked again for this long.
-const AWAY: Duration = Duration::from_secs(2);
+/// A vCenter that did not answer is not asked again for this long.
+const UNREACHABLE: Duration = Duration::from_secs(2);
+/// A caller waits this long for the login of another. A login takes seconds; a vCenter that takes no connections makes it take
+/// more than a minute, and each caller that waits keeps a machine of another vCenter from its reconcile.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// A session that nobody has asked for during this time, and that nobody holds, is logged out.
 const IDLE: Duration = Duration::from_secs(30 * 60);
 /// At stop, a vCenter that does not answer a logout is left alone after this time.
@@ -44,10 +48,11 @@ impl std::fmt::Debug for Login {
     }
 }
 
-/// What all sessions share.
+/// The settings of all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub interceptors: Interceptors,
+    pub clock: Clock,
 }
 
 /// All sessions of the process. Cheap to clone.
@@ -61,7 +66,10 @@ struct Shared {
 }
 
 struct Slot {
+    clock: Clock,
     used: Mutex<Instant>,
+    /// The last login, if it failed for another reason than a refusal.
+    failed: Mutex<Option<(Error, Instant)>>,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -69,8 +77,56 @@ struct Slot {
 struct State {
     open: Option<Vcenter>,
     refusal: Refusal,
-    /// The last login that failed for another reason, and when.
-    failed: Option<(Error, Instant)>,
+}
+
+impl Slot {
+    fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            used: Mutex::new(clock.instant()),
+            failed: Mutex::default(),
+            state: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Returns the open session, or opens one with `connect`. Returns whether it was opened now.
+    async fn open(&self, server: &str, connect: impl Future<Output = Result<Vcenter>>) -> Result<(Vcenter, bool)> {
+        let asked = self.clock.instant();
+        let mut state = self.turn(server).await?;
+        if let Some(vcenter) = state.open.as_ref().filter(|vcenter| !vcenter.is_closed()) {
+            return Ok((vcenter.clone(), false));
+        }
+        if let Some(error) = state.refusal.holds(self.clock.instant()) {
+            return Err(error);
+        }
+        if let Some((error, at)) = self.failed.lock().clone()
+            && (at >= asked || self.clock.since(at) < UNREACHABLE)
+        {
+            return Err(error);
+        }
+        let result = connect.await;
+        let now = self.clock.instant();
+        state.refusal.note(now, &result);
+        state.open = result.as_ref().ok().cloned();
+        *self.failed.lock() = result.as_ref().err().map(|error| (error.clone(), now));
+        result.map(|vcenter| (vcenter, true))
+    }
+
+    /// Waits until no other caller logs in. While the last login has failed, and after [`PATIENCE`], this is an error.
+    async fn turn(&self, server: &str) -> Result<tokio::sync::MutexGuard<'_, State>> {
+        let failed = self.failed.lock().as_ref().map(|(error, _)| error.clone());
+        if let Some(error) = failed {
+            return self.state.try_lock().map_err(|_| error);
+        }
+        tokio::select! {
+            biased;
+            state = self.state.lock() => Ok(state),
+            () = self.clock.sleep(PATIENCE) => Err(Error::Unreachable {
+                server: server.to_owned(),
+                cause: format!("a login has taken longer than {} s", PATIENCE.as_secs()),
+            }),
+        }
+    }
 }
 
 /// The last refusal of a login, how many there were in a row, and when.
@@ -78,29 +134,27 @@ struct State {
 pub(crate) struct Refusal(Option<(Error, u32, Instant)>);
 
 impl Refusal {
-    /// What vCenter said, for as long as it is not to be asked again.
-    pub fn holds(&self) -> Option<Error> {
+    /// Returns the error of the refusal, for as long as vCenter is not to be asked again.
+    pub fn holds(&self, now: Instant) -> Option<Error> {
         let (error, times, at) = self.0.as_ref()?;
-        (at.elapsed() < held(*times)).then(|| error.clone())
+        (now.saturating_duration_since(*at) < hold_time(*times)).then(|| error.clone())
     }
 
-    /// Takes in what came of a login.
-    pub fn note<T>(&mut self, result: &Result<T>) {
+    /// Notes the result of a login.
+    pub fn note<T>(&mut self, now: Instant, result: &Result<T>) {
         match result {
             Ok(_) => self.0 = None,
             Err(error @ Error::Login { .. }) => {
                 let before = self.0.as_ref().map_or(0, |(_, times, _)| *times);
-                self.0 = Some((error.clone(), before.saturating_add(1), Instant::now()));
+                self.0 = Some((error.clone(), before.saturating_add(1), now));
             }
             Err(_) => {}
         }
     }
 }
 
-fn held(times: u32) -> Duration {
-    REFUSED
-        .saturating_mul(1u32.checked_shl(times.saturating_sub(1)).unwrap_or(u32::MAX))
-        .min(REFUSED_LONGEST)
+fn hold_time(times: u32) -> Duration {
+    capstan_core::backoff::exponential(REFUSED, REFUSED_LONGEST, times)
 }
 
 impl Sessions {
@@ -111,43 +165,29 @@ impl Sessions {
         }))
     }
 
-    /// The session for this login, logged in if there is none yet.
+    /// Returns the session for this login, logged in if there is none yet.
     pub async fn get(&self, login: &Login) -> Result<Vcenter> {
         let (slot, idle) = self.slot(login);
         end(idle);
-        let asked = Instant::now();
-        let mut state = slot.state.lock().await;
-        if let Some(vcenter) = state.open.as_ref().filter(|vcenter| !vcenter.is_closed()) {
-            return Ok(vcenter.clone());
-        }
-        if let Some(error) = state.refusal.holds() {
-            return Err(error);
-        }
-        let answers = |(_, at): &&(Error, Instant)| *at >= asked || at.elapsed() < AWAY;
-        if let Some((error, _)) = state.failed.as_ref().filter(answers) {
-            return Err(error.clone());
-        }
-        let result = Vcenter::connect(login.clone(), self.0.settings.clone()).await;
-        state.refusal.note(&result);
-        state.open = result.as_ref().ok().cloned();
-        state.failed = result.as_ref().err().map(|error| (error.clone(), Instant::now()));
-        if result.is_ok() {
+        let connect = Vcenter::connect(login.clone(), self.0.settings.clone());
+        let (vcenter, is_new) = slot.open(&login.server, connect).await?;
+        if is_new {
             end(self.replaced_by(login));
         }
-        result
+        Ok(vcenter)
     }
 
     /// Logs every session out; for the end of the process.
     pub async fn close(&self) {
-        let slots: Vec<_> = lock(&self.0.slots).drain().map(|(_, slot)| slot).collect();
+        let slots: Vec<_> = self.0.slots.lock().drain().map(|(_, slot)| slot).collect();
         futures::future::join_all(slots.into_iter().map(logout)).await;
     }
 
-    /// Slots of the same account with another password: it has just been proven old. Not before, or somebody with a wrong
-    /// password would end the session of somebody with the right one.
+    /// Removes the slots of the same account with another password: a login has just proven that password old. Not before, or
+    /// a caller with a wrong password would end the session of one with the right password.
     fn replaced_by(&self, login: &Login) -> Vec<Arc<Slot>> {
         let same = |key: &Login| key.server == login.server && key.username == login.username;
-        let mut slots = lock(&self.0.slots);
+        let mut slots = self.0.slots.lock();
         let old: Vec<Login> = slots
             .keys()
             .filter(|key| same(key) && key.password != login.password)
@@ -156,27 +196,23 @@ impl Sessions {
         old.iter().filter_map(|key| slots.remove(key)).collect()
     }
 
-    /// The slot of a login, and slots that have been idle for long.
+    /// Returns the slot of a login, and removes slots that have been idle for long.
     fn slot(&self, login: &Login) -> (Arc<Slot>, Vec<Arc<Slot>>) {
-        let mut slots = lock(&self.0.slots);
+        let clock = self.0.settings.clock;
+        let mut slots = self.0.slots.lock();
         let stale: Vec<Login> = slots
             .iter()
-            .filter(|(key, slot)| *key != login && lock(&slot.used).elapsed() > IDLE)
+            .filter(|(key, slot)| *key != login && clock.since(*slot.used.lock()) > IDLE)
             .map(|(key, _)| key.clone())
             .collect();
-        let gone = stale.iter().filter_map(|key| slots.remove(key)).collect();
-        let slot = slots.entry(login.clone()).or_insert_with(|| {
-            Arc::new(Slot {
-                used: Mutex::new(Instant::now()),
-                state: tokio::sync::Mutex::default(),
-            })
-        });
-        *lock(&slot.used) = Instant::now();
-        (slot.clone(), gone)
+        let removed = stale.iter().filter_map(|key| slots.remove(key)).collect();
+        let slot = slots.entry(login.clone()).or_insert_with(|| Arc::new(Slot::new(clock)));
+        *slot.used.lock() = clock.instant();
+        (slot.clone(), removed)
     }
 }
 
-/// Logs out without making anybody wait for it.
+/// Logs out in the background.
 fn end(slots: Vec<Arc<Slot>>) {
     for slot in slots {
         tokio::spawn(logout(slot));
@@ -186,21 +222,15 @@ fn end(slots: Vec<Arc<Slot>>) {
 async fn logout(slot: Arc<Slot>) {
     let open = slot.state.lock().await.open.take();
     if let Some(vcenter) = open {
-        // The session ends by itself after vCenter's own timeout if it cannot be told now.
+        // A session that is not logged out ends after vCenter's own timeout.
         let _ = tokio::time::timeout(LOGOUT, vcenter.logout()).await;
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use tokio::net::TcpListener;
 
     use super::*;
     use crate::error::Fault;
@@ -214,45 +244,59 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refused_login_is_left_alone_for_minutes_and_longer_each_time() {
-        let mut refusal = Refusal::default();
+    async fn a_refused_login_is_not_tried_again_for_minutes_and_longer_each_time() {
+        let (mut refusal, clock) = (Refusal::default(), Clock::system());
         for seconds in [60, 120, 240, 240] {
-            assert!(refusal.holds().is_none());
-            refusal.note(&refused());
-            tokio::time::advance(Duration::from_secs(seconds - 1)).await;
-            assert!(matches!(refusal.holds(), Some(Error::Login { .. })), "{seconds}");
-            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(refusal.holds(clock.instant()).is_none());
+            refusal.note(clock.instant(), &refused());
+            clock.sleep(Duration::from_secs(seconds - 1)).await;
+            assert!(
+                matches!(refusal.holds(clock.instant()), Some(Error::Login { .. })),
+                "{seconds}"
+            );
+            clock.sleep(Duration::from_secs(1)).await;
         }
-        refusal.note(&Ok(()));
-        refusal.note(&refused());
-        tokio::time::advance(REFUSED).await;
-        assert!(refusal.holds().is_none(), "one that was let in begins anew");
+        refusal.note(clock.instant(), &Ok(()));
+        refusal.note(clock.instant(), &refused());
+        clock.sleep(REFUSED).await;
+        assert!(
+            refusal.holds(clock.instant()).is_none(),
+            "a login that succeeds starts the count again"
+        );
     }
 
-    #[tokio::test]
-    async fn whoever_waited_for_a_vcenter_that_is_away_does_not_ask_it_again() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = listener.local_addr().unwrap().to_string();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = asked.clone();
-        let away = tokio::spawn(async move {
-            while let Ok((connection, _)) = listener.accept().await {
-                count.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(300)).await;
-                drop(connection);
-            }
-        });
-        let login = Login {
-            server,
-            username: "me".into(),
-            password: "secret".into(),
-            trust: Trust::Insecure,
+    #[tokio::test(start_paused = true)]
+    async fn a_vcenter_that_takes_no_connections_occupies_one_caller_at_a_time() {
+        let clock = Clock::system();
+        let (slot, asked) = (Slot::new(clock), AtomicUsize::new(0));
+        // As long as connecting, the first call and the login take with a server that does not answer.
+        let silent = || async {
+            asked.fetch_add(1, Ordering::SeqCst);
+            clock.sleep(Duration::from_secs(70)).await;
+            Err(Error::Unreachable {
+                server: "vc".into(),
+                cause: "timed out".into(),
+            })
         };
-        let sessions = Sessions::default();
-        let all = futures::future::join_all((0..20).map(|_| sessions.get(&login))).await;
-        away.abort();
-        let unreachable = |result: &Result<Vcenter>| matches!(result, Err(Error::Unreachable { .. }));
-        assert!(all.iter().all(unreachable), "{all:?}");
-        assert!(asked.load(Ordering::SeqCst) < 5, "asked {asked:?} times for 20");
+        let took = async |began: Instant| {
+            let result = slot.open("vc", silent()).await;
+            assert!(matches!(result, Err(Error::Unreachable { .. })));
+            clock.since(began)
+        };
+        // At first nothing is known: one connects, the others wait a moment.
+        let began = clock.instant();
+        let first = futures::future::join_all((0..20).map(|_| took(began))).await;
+        assert_eq!(first.iter().filter(|took| **took > PATIENCE).count(), 1, "{first:?}");
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        // Then one at a time finds out whether the vCenter is back, and nobody waits for it.
+        clock.sleep(UNREACHABLE).await;
+        let began = clock.instant();
+        let second = futures::future::join_all((0..20).map(|_| took(began))).await;
+        assert_eq!(
+            second.iter().filter(|took| **took > Duration::ZERO).count(),
+            1,
+            "{second:?}"
+        );
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Fault, Result};
 use crate::properties::{Object, Want};
 use crate::vcenter::Vcenter;
-use crate::watcher::Seen;
+use crate::watcher::Update;
 use capstan_core::vm::MoRef;
 
 pub(crate) const TASK_PATHS: &[&str] = &["info.state", "info.error", "info.result", "info.descriptionId"];
@@ -64,12 +64,12 @@ impl Task {
         let mut interest = self.vcenter.interest(&self.reference);
         loop {
             match interest.next().await? {
-                Seen::Gone => {
+                Update::Gone => {
                     return Err(Error::TaskGone {
                         task: self.reference.clone(),
                     });
                 }
-                Seen::Object(object) => {
+                Update::Object(object) => {
                     let info = TaskInfo::read(&object);
                     match info.state {
                         TaskState::Success => return Ok(info.result),
@@ -84,7 +84,7 @@ impl Task {
                         TaskState::Queued | TaskState::Running => {}
                     }
                 }
-                Seen::Nothing | Seen::Failed(_) => {}
+                Update::Nothing | Update::Failed(_) => {}
             }
         }
     }

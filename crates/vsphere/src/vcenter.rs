@@ -1,62 +1,35 @@
-//! One vCenter, spoken to in SOAP: calls, faults, and a session that is renewed when vCenter has forgotten it.
+//! One vCenter with its session, which is renewed when vCenter has forgotten it.
 //!
 //! Invariant: until a server has answered RetrieveServiceContent as a vCenter does, no credential is sent to it and nothing
 //! of its answers goes into an error.
 
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
+use capstan_core::clock::Clock;
+use capstan_core::interceptor::Interceptors;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::body;
 use crate::cache::Cache;
 use crate::circuit::Circuit;
-use crate::error::{Error, Fault, Result};
+use crate::content::{About, Content};
+use crate::error::{Error, Result};
 use crate::groups::Queues;
 use crate::rest::Rest;
-use crate::session::{Login, Refusal, Settings, lock};
+use crate::session::{Login, Refusal, Settings};
+use crate::soap::Call;
 use crate::tls::{self, Trust};
 use crate::watcher::Watcher;
-use crate::xml::{Element, Writer, escape};
+use crate::xml::{Element, Writer};
 use capstan_core::validate::vcenter::Server;
 use capstan_core::vm::MoRef;
 
-/// A call that has not been answered by then is taken for lost; vCenter answers within seconds or not at all.
-const ANSWER: Duration = Duration::from_secs(90);
-/// What is asked of a vCenter before anything else is answered by then, or it is taken for away.
-const HELLO: Duration = Duration::from_secs(30);
 /// An answer as young as this shows that a vCenter is there.
 const LATELY: Duration = Duration::from_secs(5);
-/// With nothing watched, a session is touched this often: vCenter forgets sessions after 30 idle minutes.
+/// A session without any calls is used this often: vCenter forgets sessions after 30 idle minutes.
 const KEEP_ALIVE: Duration = Duration::from_secs(10 * 60);
-/// Answers are kept this short in errors.
-const BODY_SHOWN: usize = 300;
-const FIRST_VERSION: &str = "6.5";
-
-/// What vCenter says of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct About {
-    pub name: String,
-    pub full_name: String,
-    pub version: String,
-    pub build: String,
-    pub api_version: String,
-    pub api_type: String,
-    pub instance_uuid: String,
-}
-
-/// The singletons that a vCenter has.
-#[derive(Clone, Debug)]
-pub(crate) struct Content {
-    pub about: About,
-    pub root_folder: MoRef,
-    pub property_collector: MoRef,
-    pub session_manager: MoRef,
-    pub search_index: Option<MoRef>,
-    pub view_manager: Option<MoRef>,
-}
 
 /// A logged-in vCenter. Cheap to clone; all clones share one session.
 #[derive(Clone)]
@@ -67,75 +40,30 @@ pub(crate) struct Inner {
     pub http: reqwest::Client,
     pub base: String,
     pub interceptors: Interceptors,
+    pub clock: Clock,
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
-    /// When vCenter last refused to renew the session, and with what; also keeps two renewals apart.
+    /// The last refusal to renew the session; also keeps two renewals apart.
     renewing: tokio::sync::Mutex<Refusal>,
-    /// Tells the number of the current login; session-bound objects (filters, views) die with the previous one.
+    /// The number of the current login; session-bound objects (filters, views) end with the previous one.
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
-    circuit: Circuit,
+    pub circuit: Circuit,
     pub cache: Cache,
     pub watcher: Watcher,
     pub rest: tokio::sync::Mutex<Rest>,
-    /// Whose turn it is to ask about cluster modules.
+    /// Keeps requests about cluster modules apart.
     pub modules: tokio::sync::Mutex<()>,
     pub groups: Queues,
     pub pbm: tokio::sync::OnceCell<MoRef>,
     /// When vCenter last answered.
-    touched: Mutex<tokio::time::Instant>,
+    pub answered: Mutex<Instant>,
 }
 
 #[derive(Clone, Default)]
 struct Session {
     generation: u64,
     cookie: Option<String>,
-}
-
-/// One SOAP request.
-pub(crate) struct Call<'a> {
-    pub method: &'a str,
-    pub this: &'a MoRef,
-    pub body: String,
-    pub write: bool,
-    pub timeout: Duration,
-}
-
-impl<'a> Call<'a> {
-    pub fn read(method: &'a str, this: &'a MoRef, body: String) -> Self {
-        Self {
-            method,
-            this,
-            body,
-            write: false,
-            timeout: ANSWER,
-        }
-    }
-
-    /// One that shows whether anybody is there.
-    fn hello(method: &'a str, this: &'a MoRef, body: String) -> Self {
-        Self {
-            timeout: HELLO,
-            ..Self::read(method, this, body)
-        }
-    }
-
-    /// Whether the server has not shown yet that it is a vCenter, or that it accepts the account.
-    fn is_first(&self) -> bool {
-        matches!(self.method, "RetrieveServiceContent" | "Login")
-    }
-
-    /// Whether an answer is not expected before something happens.
-    fn is_long(&self) -> bool {
-        self.method == "WaitForUpdatesEx"
-    }
-
-    pub fn write(method: &'a str, this: &'a MoRef, body: String) -> Self {
-        Self {
-            write: true,
-            ..Self::read(method, this, body)
-        }
-    }
 }
 
 impl std::fmt::Debug for Vcenter {
@@ -158,19 +86,20 @@ impl Vcenter {
             login,
             http,
             interceptors: settings.interceptors,
+            clock: settings.clock,
             content: OnceLock::new(),
             session: RwLock::default(),
             renewing: tokio::sync::Mutex::default(),
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
             circuit: Circuit::default(),
-            cache: Cache::default(),
+            cache: Cache::new(settings.clock),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::default(),
             modules: tokio::sync::Mutex::default(),
             groups: Queues::default(),
             pbm: tokio::sync::OnceCell::new(),
-            touched: Mutex::new(tokio::time::Instant::now()),
+            answered: Mutex::new(settings.clock.instant()),
         };
         let vcenter = Self(Arc::new(inner));
         let service = service();
@@ -184,10 +113,9 @@ impl Vcenter {
         Ok(vcenter)
     }
 
-    /// Asks whether vCenter is there, unless it has answered somebody lately.
+    /// Asks vCenter for an answer, unless it has answered a call lately.
     pub async fn answers(&self) -> Result<()> {
-        let ago = lock(&self.0.touched).elapsed();
-        if ago < LATELY {
+        if self.0.clock.since(*self.0.answered.lock()) < LATELY {
             return Ok(());
         }
         self.call(Call::hello("CurrentTime", &service(), String::new()))
@@ -297,17 +225,17 @@ impl Vcenter {
     }
 
     pub(crate) fn session(&self) -> (u64, Option<String>) {
-        let session = self.0.session.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let session = self.0.session.read();
         (session.generation, session.cookie.clone())
     }
 
-    /// Logs in again, unless somebody else has done so since `seen`.
-    pub(crate) async fn renew(&self, seen: u64) -> Result<()> {
+    /// Logs in again, unless another caller has done so since login number `before`.
+    pub(crate) async fn renew(&self, before: u64) -> Result<()> {
         let mut refusal = self.0.renewing.lock().await;
-        if self.session().0 != seen {
+        if self.session().0 != before {
             return Ok(());
         }
-        if let Some(error) = refusal.holds() {
+        if let Some(error) = refusal.holds(self.0.clock.instant()) {
             return Err(error);
         }
         let manager = self.content()?.session_manager.clone();
@@ -318,14 +246,10 @@ impl Vcenter {
             .exchange(&Call::hello("Login", &manager, body.finish()), None)
             .await;
         let result = result.map_err(|error| self.login_error(error));
-        refusal.note(&result);
+        refusal.note(self.0.clock.instant(), &result);
         let (_, cookie) = result?;
         let generation = {
-            let mut session = self
-                .0
-                .session
-                .write()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut session = self.0.session.write();
             session.generation += 1;
             session.cookie = cookie;
             session.generation
@@ -346,146 +270,7 @@ impl Vcenter {
         }
     }
 
-    async fn send(&self, call: Call<'_>, cookie: Option<String>) -> Result<Element> {
-        self.exchange(&call, cookie).await.map(|(answer, _)| answer)
-    }
-
-    /// One request and its answer, through the interceptors; also the session cookie that the answer sets.
-    async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
-        let _alone = if call.is_long() { None } else { self.0.circuit.enter()? };
-        let envelope = envelope(call, "urn:vim25", "");
-        let version = self
-            .0
-            .content
-            .get()
-            .map_or(FIRST_VERSION, |content| content.about.api_version.as_str());
-        let request = self
-            .0
-            .http
-            .post(format!("{}/sdk", self.0.base))
-            .header("SOAPAction", format!("\"urn:vim25/{version}\""))
-            .header("Content-Type", "text/xml; charset=utf-8")
-            .timeout(call.timeout);
-        let request = match cookie {
-            Some(cookie) => request.header("Cookie", cookie),
-            None => request,
-        };
-        self.through(
-            call.method,
-            &call.this.to_string(),
-            call.write,
-            self.soap(call, request.body(envelope)),
-        )
-        .await
-    }
-
-    /// Asks the interceptors before a request is sent and after its answer came.
-    pub(crate) async fn through<T>(
-        &self,
-        method: &str,
-        target: &str,
-        write: bool,
-        request: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let effect = Effect {
-            system: System::Vsphere,
-            method: method.to_owned(),
-            target: target.to_owned(),
-            write,
-        };
-        obey(self.0.interceptors.before(&effect), method).await?;
-        let began = tokio::time::Instant::now();
-        let result = request.await;
-        tracing::trace!(method, target, took = ?began.elapsed(), "vCenter answered");
-        if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
-            *lock(&self.0.touched) = tokio::time::Instant::now();
-            self.0.circuit.answered();
-        }
-        obey(self.0.interceptors.after(&effect), method).await?;
-        result
-    }
-
-    pub(crate) async fn soap(
-        &self,
-        call: &Call<'_>,
-        request: reqwest::RequestBuilder,
-    ) -> Result<(Element, Option<String>)> {
-        let answer = request.send().await.map_err(|error| {
-            let told = self.unreachable(&error);
-            if error.is_timeout() && !call.is_long() {
-                self.0.circuit.silent(&told);
-            }
-            told
-        })?;
-        let status = answer.status();
-        let cookie = session_cookie(answer.headers());
-        let limit = if call.is_first() {
-            body::MAX_HELLO
-        } else {
-            body::MAX_SOAP
-        };
-        let text = self.body(call.method, answer, limit).await?;
-        let http = |text: &str| Error::Http {
-            server: self.0.login.server.clone(),
-            method: call.method.to_owned(),
-            status: status.as_u16(),
-            body: text.chars().take(BODY_SHOWN).collect(),
-        };
-        if !status.is_success() && status.as_u16() != 500 {
-            return Err(http(&text));
-        }
-        let tree = match Element::parse(&text) {
-            Ok(tree) => tree,
-            Err(_) if !status.is_success() => return Err(http(&text)),
-            Err(error) => return Err(error),
-        };
-        let body = tree.into_child("Body").ok_or_else(|| http(&text))?;
-        if let Some(fault) = body.child("Fault") {
-            let detail = fault.child("detail").and_then(|detail| detail.children.first());
-            let fault = Box::new(Fault::read(detail, fault.text_at("faultstring").unwrap_or_default()));
-            return Err(Error::Fault {
-                method: call.method.to_owned(),
-                target: call.this.to_string(),
-                fault,
-            });
-        }
-        let answer = body.children.into_iter().next().ok_or_else(|| http(&text))?;
-        Ok((answer, cookie))
-    }
-
-    /// Reads an answer that is not longer than `limit`.
-    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<body::Text> {
-        match body::read(answer, limit).await {
-            Ok(body::Body::Text(text)) => Ok(text),
-            Ok(body::Body::TooLarge) => Err(Error::TooLarge {
-                server: self.0.login.server.clone(),
-                method: method.to_owned(),
-                limit,
-            }),
-            Ok(body::Body::TooSlow) => Err(Error::Unreachable {
-                server: self.0.login.server.clone(),
-                cause: format!("its large answer to {method} does not end"),
-            }),
-            Err(error) => Err(self.unreachable(&error)),
-        }
-    }
-
-    pub(crate) fn unreachable(&self, error: &reqwest::Error) -> Error {
-        let mut cause = error.to_string();
-        let mut source = std::error::Error::source(error);
-        while let Some(inner) = source {
-            cause = format!("{cause}: {inner}");
-            source = inner.source();
-        }
-        let server = self.0.login.server.clone();
-        match tls::mismatch(&cause) {
-            Some((seen, expected)) => Error::Thumbprint { server, seen, expected },
-            None if tls::is_rejected(&cause) => Error::Certificate { server, cause },
-            None => Error::Unreachable { server, cause },
-        }
-    }
-
-    /// Touches a session that nothing else has touched for a while.
+    /// Uses a session that has had no calls for a while.
     fn keep_alive(&self) {
         let weak = Arc::downgrade(&self.0);
         let closed = self.0.closed.clone();
@@ -496,13 +281,12 @@ impl Vcenter {
                     () = tokio::time::sleep(KEEP_ALIVE) => {}
                 }
                 let Some(inner) = weak.upgrade() else { return };
-                let idle = lock(&inner.touched).elapsed();
-                if idle < KEEP_ALIVE {
+                if inner.clock.since(*inner.answered.lock()) < KEEP_ALIVE {
                     continue;
                 }
                 let vcenter = Vcenter(inner);
                 if let Err(error) = vcenter.answers().await {
-                    tracing::debug!(server = %vcenter.0.login.server, %error, "session could not be kept alive");
+                    tracing::debug!(server = %vcenter.0.login.server, %error, "the session could not be kept alive");
                 }
             }
         });
@@ -517,83 +301,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.closed.cancel();
     }
-}
-
-impl Content {
-    fn read(answer: &Element) -> Result<Self> {
-        let method = || "RetrieveServiceContent".to_owned();
-        let content = answer.child("returnval").ok_or(Error::Incomplete {
-            method: method(),
-            what: "content",
-        })?;
-        let need = |name: &'static str| {
-            content.moref_at(name).ok_or(Error::Incomplete {
-                method: method(),
-                what: name,
-            })
-        };
-        let about = |name: &str| content.string_at(&format!("about.{name}")).unwrap_or_default();
-        Ok(Self {
-            about: About {
-                name: about("name"),
-                full_name: about("fullName"),
-                version: about("version"),
-                build: about("build"),
-                api_version: about("apiVersion"),
-                api_type: about("apiType"),
-                instance_uuid: about("instanceUuid"),
-            },
-            root_folder: need("rootFolder")?,
-            property_collector: need("propertyCollector")?,
-            session_manager: need("sessionManager")?,
-            search_index: content.moref_at("searchIndex"),
-            view_manager: content.moref_at("viewManager"),
-        })
-    }
-}
-
-pub(crate) fn envelope(call: &Call<'_>, namespace: &str, header: &str) -> String {
-    let Call { method, this, body, .. } = call;
-    format!(
-        concat!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>",
-            "<soapenv:Envelope xmlns:soapenv=\"http://schemas.xmlsoap.org/soap/envelope/\" ",
-            "xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\" xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\">",
-            "{}<soapenv:Body><{} xmlns=\"{}\"><_this type=\"{}\">{}</_this>{}</{}></soapenv:Body></soapenv:Envelope>"
-        ),
-        header,
-        method,
-        namespace,
-        escape(this.kind()),
-        escape(this.value()),
-        body,
-        method
-    )
-}
-
-async fn obey(verdict: Verdict, method: &str) -> Result<()> {
-    match verdict {
-        Verdict::Pass => Ok(()),
-        Verdict::Delay(time) => {
-            tokio::time::sleep(time).await;
-            Ok(())
-        }
-        Verdict::Refuse(reason) => Err(Error::Refused {
-            method: method.to_owned(),
-            reason,
-        }),
-        Verdict::Hang => std::future::pending().await,
-    }
-}
-
-fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {
-    headers
-        .get_all("set-cookie")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .filter_map(|value| value.split(';').next())
-        .find(|pair| pair.trim_start().starts_with("vmware_soap_session="))
-        .map(|pair| pair.trim().to_owned())
 }
 
 /// Returns the base of all URLs of a server.
@@ -614,40 +321,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-
-    #[rstest]
-    #[case("7.0.3", "7.0.3.0")]
-    #[case("8.0.3", "8.0.3.0")]
-    #[case("9.0.0", "9.0.0.0")]
-    fn the_service_content_of_every_version_is_read(#[case] version: &str, #[case] api: &str) {
-        let text = format!(
-            concat!(
-                "<RetrieveServiceContentResponse><returnval>",
-                r#"<rootFolder type="Folder">group-d1</rootFolder>"#,
-                r#"<propertyCollector type="PropertyCollector">propertyCollector</propertyCollector>"#,
-                r#"<viewManager type="ViewManager">ViewManager</viewManager>"#,
-                "<about><name>VMware vCenter Server</name><fullName>VMware vCenter Server {0} build-1</fullName>",
-                "<vendor>VMware, Inc.</vendor><version>{0}</version><build>1</build><osType>linux-x64</osType>",
-                "<productLineId>vpx</productLineId><apiType>VirtualCenter</apiType><apiVersion>{1}</apiVersion>",
-                "<instanceUuid>4a6b</instanceUuid></about>",
-                r#"<setting type="OptionManager">VpxSettings</setting>"#,
-                r#"<sessionManager type="SessionManager">SessionManager</sessionManager>"#,
-                r#"<searchIndex type="SearchIndex">SearchIndex</searchIndex>"#,
-                r#"<somethingNew type="SomethingNew">of-a-later-version</somethingNew>"#,
-                "</returnval></RetrieveServiceContentResponse>",
-            ),
-            version, api
-        );
-        let content = Content::read(&Element::parse(&text).unwrap()).unwrap();
-        let about = &content.about;
-        assert_eq!((about.version.as_str(), about.api_version.as_str()), (version, api));
-        assert_eq!(
-            (about.api_type.as_str(), about.instance_uuid.as_str()),
-            ("VirtualCenter", "4a6b")
-        );
-        assert_eq!(content.session_manager.value(), "SessionManager");
-        assert!(content.search_index.is_some() && content.view_manager.is_some());
-    }
 
     #[rstest]
     #[case("http://10.0.0.5:2379")]

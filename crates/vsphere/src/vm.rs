@@ -5,10 +5,11 @@ use crate::error::{Error, Result};
 use std::net::IpAddr;
 
 use crate::properties::Object;
+use crate::soap::Call;
 use crate::spec::{CloneSpec, ConfigSpec, read_allocation};
 use crate::task::Task;
-use crate::vcenter::{Call, Vcenter};
-use crate::watcher::{Interest, Seen};
+use crate::vcenter::Vcenter;
+use crate::watcher::{Interest, Update};
 use crate::xml::{Element, Writer};
 use capstan_core::vm::{Allocation, GuestNic, MoRef, PowerState};
 
@@ -290,9 +291,9 @@ impl VmWatch {
     pub async fn next(&mut self) -> Result<VmRuntime> {
         loop {
             match self.interest.next().await? {
-                Seen::Object(object) => return Ok(VmRuntime::read(&object)),
-                Seen::Gone => return Err(crate::properties::gone(&self.reference)),
-                Seen::Nothing | Seen::Failed(_) => {}
+                Update::Object(object) => return Ok(VmRuntime::read(&object)),
+                Update::Gone => return Err(crate::properties::gone(&self.reference)),
+                Update::Nothing | Update::Failed(_) => {}
             }
         }
     }

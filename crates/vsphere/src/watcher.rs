@@ -1,22 +1,21 @@
-//! One long poll for each session, through which every task and machine that somebody waits for is watched.
+//! One long poll for each session. It watches all tasks and machines that somebody waits for.
 //!
-//! Invariants: the number of calls grows neither with the number of waiters nor with the time they wait; whoever waits is
-//! told of every change, also when the session was lost and renewed in between.
+//! Invariants: the number of calls grows neither with the number of waiters nor with the time they wait. A waiter hears of
+//! every change, also when the session was lost and renewed in between.
 //!
 //! The poll itself is in [`crate::poll`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::poll::Poll;
 use crate::properties::{Object, Want};
-use crate::session::lock;
 use crate::task::TASK_PATHS;
 use crate::vcenter::{Inner, Vcenter};
 use crate::vm::STATE_PATHS;
@@ -29,9 +28,9 @@ const CHUNK: usize = 100;
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// What a waiter has seen last.
+/// The last update of an object.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Seen {
+pub(crate) enum Update {
     #[default]
     Nothing,
     Object(Arc<Object>),
@@ -63,37 +62,37 @@ impl Interests {
 struct Entry {
     order: u64,
     waiters: usize,
-    seen: watch::Sender<Seen>,
+    update: watch::Sender<Update>,
 }
 
-/// Somebody's wait; it ends when this is dropped.
+/// One waiter's interest in an object. The wait ends when this value is dropped.
 pub(crate) struct Interest {
     inner: Weak<Inner>,
     reference: MoRef,
-    seen: watch::Receiver<Seen>,
+    update: watch::Receiver<Update>,
     closed: tokio_util::sync::CancellationToken,
     server: String,
     fresh: bool,
 }
 
 impl Interest {
-    /// The next state that is news to this waiter. At first, what is known already.
-    pub async fn next(&mut self) -> Result<Seen> {
+    /// Returns the next update that this waiter has not had; at first the current one, if there is one.
+    pub async fn next(&mut self) -> Result<Update> {
         loop {
             if self.fresh {
                 self.fresh = false;
             } else {
                 tokio::select! {
-                    changed = self.seen.changed() => {
+                    changed = self.update.changed() => {
                         if changed.is_err() { return Err(Error::Closed { server: self.server.clone() }); }
                     }
                     () = self.closed.cancelled() => return Err(Error::Closed { server: self.server.clone() }),
                 }
             }
-            match self.seen.borrow_and_update().clone() {
-                Seen::Nothing => {}
-                Seen::Failed(error) => return Err(error),
-                seen => return Ok(seen),
+            match self.update.borrow_and_update().clone() {
+                Update::Nothing => {}
+                Update::Failed(error) => return Err(error),
+                update => return Ok(update),
             }
         }
     }
@@ -102,7 +101,7 @@ impl Interest {
 impl Drop for Interest {
     fn drop(&mut self) {
         let Some(inner) = self.inner.upgrade() else { return };
-        let mut interests = lock(&inner.watcher.interests);
+        let mut interests = inner.watcher.interests.lock();
         if let Some(entry) = interests.entries.get_mut(&self.reference) {
             entry.waiters = entry.waiters.saturating_sub(1);
             if entry.waiters == 0 {
@@ -114,17 +113,17 @@ impl Drop for Interest {
 
 impl Vcenter {
     pub(crate) fn interest(&self, reference: &MoRef) -> Interest {
-        let seen = {
-            let mut interests = lock(&self.0.watcher.interests);
+        let update = {
+            let mut interests = self.0.watcher.interests.lock();
             interests.asked += 1;
             let order = interests.asked;
             let entry = interests.entries.entry(reference.clone()).or_insert_with(|| Entry {
                 order,
                 waiters: 0,
-                seen: watch::channel(Seen::Nothing).0,
+                update: watch::channel(Update::Nothing).0,
             });
             entry.waiters += 1;
-            entry.seen.subscribe()
+            entry.update.subscribe()
         };
         self.0.watcher.changed.notify_one();
         if !self.0.watcher.started.swap(true, Ordering::SeqCst) {
@@ -133,7 +132,7 @@ impl Vcenter {
         Interest {
             inner: Arc::downgrade(&self.0),
             reference: reference.clone(),
-            seen,
+            update,
             closed: self.0.closed.clone(),
             server: self.0.login.server.clone(),
             fresh: true,
@@ -141,8 +140,8 @@ impl Vcenter {
     }
 }
 
-/// Runs for as long as the session is used by anybody. While nobody waits, a session that is lost stays so: an account that
-/// is not let in any more is not tried for nobody.
+/// Runs for as long as anybody uses the session. While nobody waits, a lost session is not renewed: vCenter may lock an account
+/// whose logins fail.
 async fn run(inner: Weak<Inner>) {
     let mut retry = RETRY;
     loop {
@@ -156,13 +155,13 @@ async fn run(inner: Weak<Inner>) {
                 () = changed.notified() => continue,
             }
         }
-        let started = Instant::now();
+        let (clock, started) = (vcenter.0.clock, vcenter.0.clock.instant());
         let result = tokio::select! {
             () = closed.cancelled() => return,
             result = Poll::run(vcenter) => result,
         };
         let Err(error) = result else { return };
-        if started.elapsed() > RETRY_MAX {
+        if clock.since(started) > RETRY_MAX {
             retry = RETRY;
         }
         tracing::debug!(%error, "watching vCenter starts again");
@@ -186,52 +185,52 @@ pub(crate) const WANTS: [Want<'static>; 2] = [
 ];
 
 impl Vcenter {
-    /// Who is to be in the view, and whether that is everybody.
+    /// Returns the objects that belong into the view, and whether these are all objects.
     pub(crate) fn wanted(&self, window: usize) -> (Vec<(MoRef, u64)>, bool) {
-        let interests = lock(&self.0.watcher.interests);
+        let interests = self.0.watcher.interests.lock();
         choose(interests.all().collect(), window)
     }
 
-    /// Who is waited for, and by which interest.
+    /// Returns all objects that are waited for, each with the order of its interest.
     pub(crate) fn waiters(&self) -> Vec<(MoRef, u64)> {
-        lock(&self.0.watcher.interests).all().collect()
+        self.0.watcher.interests.lock().all().collect()
     }
 
-    pub(crate) async fn read_and_tell(&self, references: &[MoRef]) -> Result<bool> {
-        let mut news = false;
+    pub(crate) async fn read_and_report(&self, references: &[MoRef]) -> Result<bool> {
+        let mut changed = false;
         for chunk in references.chunks(CHUNK) {
-            news |= self.read_chunk(chunk).await?;
+            changed |= self.read_chunk(chunk).await?;
         }
-        Ok(news)
+        Ok(changed)
     }
 
     async fn read_chunk(&self, references: &[MoRef]) -> Result<bool> {
         let found = self.retrieve(&WANTS, references, &[]).await?;
         let mut missing: HashSet<&MoRef> = references.iter().collect();
-        let mut news = false;
+        let mut changed = false;
         for object in found {
             let Some(reference) = object.reference.clone() else {
                 continue;
             };
             missing.remove(&reference);
-            news |= self.tell(&reference, Seen::Object(Arc::new(object)));
+            changed |= self.report(&reference, Update::Object(Arc::new(object)));
         }
         for reference in missing {
-            news |= self.tell(reference, Seen::Gone);
+            changed |= self.report(reference, Update::Gone);
         }
-        Ok(news)
+        Ok(changed)
     }
 
-    /// Merges an object update into what is known, and tells the waiters if that changed anything. The answer is whether
-    /// it is news of somebody known: one who is seen for the first time has not moved.
+    /// Merges a partial update into the last one and reports the result if it differs. Returns whether an object has changed
+    /// that was known before.
     pub(crate) fn merge(&self, reference: &MoRef, update: &Element) -> bool {
-        let interests = lock(&self.0.watcher.interests);
+        let interests = self.0.watcher.interests.lock();
         let Some(entry) = interests.entries.get(reference) else {
             return false;
         };
-        let known = !matches!(&*entry.seen.borrow(), Seen::Nothing);
-        let mut object = match &*entry.seen.borrow() {
-            Seen::Object(object) if update.text_at("kind") != Some("enter") => Object::clone(object),
+        let known = !matches!(&*entry.update.borrow(), Update::Nothing);
+        let mut object = match &*entry.update.borrow() {
+            Update::Object(object) if update.text_at("kind") != Some("enter") => Object::clone(object),
             _ => Object {
                 reference: Some(reference.clone()),
                 ..Object::default()
@@ -248,39 +247,39 @@ impl Vcenter {
                 }
             }
         }
-        let told = entry
-            .seen
-            .send_if_modified(|seen| replace(seen, Seen::Object(Arc::new(object))));
-        told && known
+        let reported = entry
+            .update
+            .send_if_modified(|update| replace(update, Update::Object(Arc::new(object))));
+        reported && known
     }
 
-    pub(crate) fn tell(&self, reference: &MoRef, news: Seen) -> bool {
-        let interests = lock(&self.0.watcher.interests);
+    pub(crate) fn report(&self, reference: &MoRef, new: Update) -> bool {
+        let interests = self.0.watcher.interests.lock();
         let Some(entry) = interests.entries.get(reference) else {
             return false;
         };
-        entry.seen.send_if_modified(|seen| replace(seen, news))
+        entry.update.send_if_modified(|update| replace(update, new))
     }
 
     pub(crate) fn fail_all(&self, error: &Error) {
-        for entry in lock(&self.0.watcher.interests).entries.values() {
-            entry.seen.send_replace(Seen::Failed(error.clone()));
+        for entry in self.0.watcher.interests.lock().entries.values() {
+            entry.update.send_replace(Update::Failed(error.clone()));
         }
     }
 }
 
-/// Puts news in the place of what was seen; false when it is no news.
-fn replace(seen: &mut Seen, news: Seen) -> bool {
-    let same = match (&*seen, &news) {
-        (Seen::Object(old), Seen::Object(new)) => old.values == new.values,
-        (Seen::Gone, Seen::Gone) => true,
+/// Replaces an update. Returns whether the new one differs.
+fn replace(update: &mut Update, new: Update) -> bool {
+    let same = match (&*update, &new) {
+        (Update::Object(old), Update::Object(new)) => old.values == new.values,
+        (Update::Gone, Update::Gone) => true,
         _ => false,
     };
-    *seen = news;
+    *update = new;
     !same
 }
 
-/// The window: the oldest, and whether that is everybody.
+/// Returns the oldest waiters, and whether these are all.
 fn choose(mut waiters: Vec<(MoRef, u64)>, window: usize) -> (Vec<(MoRef, u64)>, bool) {
     let all = waiters.len() <= window;
     waiters.sort_by_key(|(_, order)| *order);
@@ -293,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_window_takes_the_oldest_and_everybody_when_there_is_room() {
+    fn the_window_takes_the_oldest_and_all_when_there_is_room() {
         let waiters: Vec<(MoRef, u64)> = (0..20).map(|n| (MoRef::task(&format!("task-{n}")), n)).collect();
         let shuffled: Vec<(MoRef, u64)> = waiters.iter().rev().cloned().collect();
         assert_eq!(choose(shuffled.clone(), 8), (waiters[..8].to_vec(), false));
@@ -301,22 +300,22 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_no_news() {
+    fn the_same_update_again_is_not_reported() {
         let object = |state: &str| {
             let value = Element {
                 text: state.to_owned(),
                 ..Element::default()
             };
-            Seen::Object(Arc::new(Object {
+            Update::Object(Arc::new(Object {
                 reference: None,
                 values: [("info.state".to_owned(), value)].into(),
             }))
         };
-        let mut seen = Seen::Nothing;
-        assert!(replace(&mut seen, object("running")));
-        assert!(!replace(&mut seen, object("running")));
-        assert!(replace(&mut seen, object("success")));
-        assert!(replace(&mut seen, Seen::Gone));
-        assert!(!replace(&mut seen, Seen::Gone));
+        let mut update = Update::Nothing;
+        assert!(replace(&mut update, object("running")));
+        assert!(!replace(&mut update, object("running")));
+        assert!(replace(&mut update, object("success")));
+        assert!(replace(&mut update, Update::Gone));
+        assert!(!replace(&mut update, Update::Gone));
     }
 }

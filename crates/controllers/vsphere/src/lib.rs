@@ -82,6 +82,7 @@ impl Options {
 pub async fn run(context: Context, options: Options) -> Result<(), Error> {
     let sessions = Sessions::new(Settings {
         interceptors: context.interceptors.clone(),
+        clock: context.clock,
     });
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
     let credentials = Credentials::new(

@@ -668,6 +668,7 @@ async fn interceptors_see_every_write_and_can_refuse_it() -> Result<()> {
             });
             let sessions = Sessions::new(Settings {
                 interceptors: Interceptors::new(vec![interceptor.clone()]),
+                ..Settings::default()
             });
             let vcenter = sessions.get(&login(&sim, Trust::Insecure)).await?;
             match clone(&vcenter, "pvscsi", &format!("interceptor-{refuse}"), 0, true).await {

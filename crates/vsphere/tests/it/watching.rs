@@ -46,6 +46,7 @@ async fn start(interceptor: Arc<Sequence>) -> Result<(Vcsim, Sessions, Vcenter)>
     let sim = vcsim(Options::default()).await?;
     let sessions = Sessions::new(Settings {
         interceptors: Interceptors::new(vec![interceptor]),
+        ..Settings::default()
     });
     let login = Login {
         server: sim.server.clone(),

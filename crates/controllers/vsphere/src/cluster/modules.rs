@@ -13,6 +13,7 @@ use capstan_core::Class;
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::patch::Lock;
+use capstan_kube::runtime::ObjectKey;
 use capstan_kube::runtime::Scope;
 use capstan_vsphere::{MoRef, Vcenter};
 use jiff::Timestamp;
@@ -174,8 +175,8 @@ impl ClusterController {
             kind: "MachineDeployment".to_owned(),
             plural: "machinedeployments".to_owned(),
         };
-        let namespace = own.namespace().unwrap_or_default();
-        let all: Api<DynamicObject> = Api::namespaced_with(self.context.client.clone(), &namespace, &kind);
+        let key = ObjectKey::of(own)?;
+        let all: Api<DynamicObject> = Api::namespaced_with(self.context.client.clone(), &key.namespace, &kind);
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
         match all.list_metadata(&named).await {
             Ok(found) => Ok(!found.items.is_empty()),

@@ -103,10 +103,11 @@ fn apply(function: &str, value: String) -> Option<String> {
     }
 }
 
-/// The VM that is to exist.
+/// Returns the VSphereVM that should exist for a VSphereMachine with this UID.
 pub fn vm(
     name: &str,
     owner: &VSphereMachine,
+    uid: &str,
     machine: &Machine,
     cluster: &VSphereCluster,
     zone: Option<&Zone<'_>>,
@@ -149,7 +150,7 @@ pub fn vm(
                 api_version: VSphereMachine::API_VERSION.to_owned(),
                 kind: VSphereMachine::KIND.to_owned(),
                 name: owner.name_any(),
-                uid: owner.uid().unwrap_or_default(),
+                uid: uid.to_owned(),
                 ..OwnerReference::default()
             }]),
             ..ObjectMeta::default()
@@ -308,6 +309,7 @@ mod tests {
         let made = vm(
             "m",
             &owner(json!({"resourcePool": "p"})),
+            "u",
             &machine,
             &cluster,
             Some(&Zone {

@@ -6,7 +6,7 @@ use capstan_api::vsphere::{VSphereDeploymentZone, VSphereFailureDomain, VSphereM
 use capstan_core::vm::machine::ObservedMachine;
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_kube::conditions;
-use capstan_kube::runtime::Scope;
+use capstan_kube::runtime::{ObjectKey, Scope};
 use kube::ResourceExt;
 
 use super::{Controller, Observed, check_owner, desired, is_owned_by, machine_name};
@@ -106,7 +106,15 @@ impl Controller {
             domain: &domain.spec,
         });
         let name = desired::name(own, &machine.name_any()).map_err(Error::Invalid)?;
-        Ok(desired::vm(&name, own, machine, &infrastructure, zone.as_ref()))
+        let key = ObjectKey::of(own)?;
+        Ok(desired::vm(
+            &name,
+            own,
+            &key.uid,
+            machine,
+            &infrastructure,
+            zone.as_ref(),
+        ))
     }
 
     fn zone(&self, name: &str) -> Result<(Arc<VSphereDeploymentZone>, Arc<VSphereFailureDomain>), Error> {

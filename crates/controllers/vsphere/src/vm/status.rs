@@ -225,7 +225,7 @@ fn report_progress(
         }
         // Its storage may be away for a while, so Capstan makes nothing in its place.
         Progress::Lost => {
-            let uuid = vm.spec.bios_uuid.as_deref().unwrap_or_default();
+            let uuid = vm.spec.bios_uuid.as_deref().unwrap_or("that is not recorded");
             let text = format!("virtual machine with BIOS UUID {uuid} cannot be found in vCenter");
             let (type_, reason) = (names::VM_PROVISIONED, names::NOT_FOUND);
             conditions::mark_false(&mut status.conditions, type_, Severity::Warning, reason, &text, now);

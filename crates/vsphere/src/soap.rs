@@ -1,0 +1,252 @@
+//! SOAP requests: envelopes, faults, interceptors, and errors in place of answers.
+
+use std::time::Duration;
+
+use capstan_core::interceptor::{Effect, System, Verdict};
+use capstan_core::vm::MoRef;
+
+use crate::body;
+use crate::error::{Error, Fault, Result};
+use crate::tls;
+use crate::vcenter::Vcenter;
+use crate::xml::{Element, escape};
+
+/// A call without an answer by then is lost; vCenter answers within seconds or not at all.
+const ANSWER: Duration = Duration::from_secs(90);
+/// The first calls to a vCenter are answered by then, or it is unreachable.
+const HELLO: Duration = Duration::from_secs(30);
+/// Errors quote this much of an answer.
+const BODY_SHOWN: usize = 300;
+/// The version of the API that every vCenter of today understands.
+const FIRST_VERSION: &str = "6.5";
+
+/// One SOAP request.
+pub(crate) struct Call<'a> {
+    pub method: &'a str,
+    pub this: &'a MoRef,
+    pub body: String,
+    pub write: bool,
+    pub timeout: Duration,
+}
+
+impl<'a> Call<'a> {
+    pub fn read(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            method,
+            this,
+            body,
+            write: false,
+            timeout: ANSWER,
+        }
+    }
+
+    /// A call that shows whether the server answers.
+    pub fn hello(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            timeout: HELLO,
+            ..Self::read(method, this, body)
+        }
+    }
+
+    /// Whether the server has not shown yet that it is a vCenter, or that it accepts the account.
+    fn is_first(&self) -> bool {
+        matches!(self.method, "RetrieveServiceContent" | "Login")
+    }
+
+    /// Whether the server answers only when something changes.
+    fn is_long(&self) -> bool {
+        self.method == "WaitForUpdatesEx"
+    }
+
+    pub fn write(method: &'a str, this: &'a MoRef, body: String) -> Self {
+        Self {
+            write: true,
+            ..Self::read(method, this, body)
+        }
+    }
+}
+
+impl Vcenter {
+    pub(crate) async fn send(&self, call: Call<'_>, cookie: Option<String>) -> Result<Element> {
+        self.exchange(&call, cookie).await.map(|(answer, _)| answer)
+    }
+
+    /// One request and its answer, through the interceptors; also the session cookie that the answer sets.
+    pub(crate) async fn exchange(&self, call: &Call<'_>, cookie: Option<String>) -> Result<(Element, Option<String>)> {
+        let _alone = if call.is_long() { None } else { self.0.circuit.enter()? };
+        let envelope = envelope(call, "urn:vim25", "");
+        let version = self
+            .0
+            .content
+            .get()
+            .map_or(FIRST_VERSION, |content| content.about.api_version.as_str());
+        let request = self
+            .0
+            .http
+            .post(format!("{}/sdk", self.0.base))
+            .header("SOAPAction", format!("\"urn:vim25/{version}\""))
+            .header("Content-Type", "text/xml; charset=utf-8")
+            .timeout(call.timeout);
+        let request = match cookie {
+            Some(cookie) => request.header("Cookie", cookie),
+            None => request,
+        };
+        self.through(
+            call.method,
+            &call.this.to_string(),
+            call.write,
+            self.soap(call, request.body(envelope)),
+        )
+        .await
+    }
+
+    /// Asks the interceptors before the request is sent and after its answer has come.
+    pub(crate) async fn through<T>(
+        &self,
+        method: &str,
+        target: &str,
+        write: bool,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let effect = Effect {
+            system: System::Vsphere,
+            method: method.to_owned(),
+            target: target.to_owned(),
+            write,
+        };
+        obey(self.0.interceptors.before(&effect), method).await?;
+        let began = self.0.clock.instant();
+        let result = request.await;
+        tracing::trace!(method, target, took = ?self.0.clock.since(began), "vCenter answered");
+        if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
+            *self.0.answered.lock() = self.0.clock.instant();
+            self.0.circuit.answered();
+        }
+        obey(self.0.interceptors.after(&effect), method).await?;
+        result
+    }
+
+    pub(crate) async fn soap(
+        &self,
+        call: &Call<'_>,
+        request: reqwest::RequestBuilder,
+    ) -> Result<(Element, Option<String>)> {
+        let answer = request.send().await.map_err(|error| {
+            let unreachable = self.unreachable(&error);
+            if error.is_timeout() && !call.is_long() {
+                self.0.circuit.silent(&unreachable);
+            }
+            unreachable
+        })?;
+        let status = answer.status();
+        let cookie = session_cookie(answer.headers());
+        let limit = if call.is_first() {
+            body::MAX_HELLO
+        } else {
+            body::MAX_SOAP
+        };
+        let text = self.body(call.method, answer, limit).await?;
+        let http = |text: &str| Error::Http {
+            server: self.0.login.server.clone(),
+            method: call.method.to_owned(),
+            status: status.as_u16(),
+            body: text.chars().take(BODY_SHOWN).collect(),
+        };
+        if !status.is_success() && status.as_u16() != 500 {
+            return Err(http(&text));
+        }
+        let tree = match Element::parse(&text) {
+            Ok(tree) => tree,
+            Err(_) if !status.is_success() => return Err(http(&text)),
+            Err(error) => return Err(error),
+        };
+        let body = tree.into_child("Body").ok_or_else(|| http(&text))?;
+        if let Some(fault) = body.child("Fault") {
+            let detail = fault.child("detail").and_then(|detail| detail.children.first());
+            let fault = Box::new(Fault::read(detail, fault.text_at("faultstring").unwrap_or_default()));
+            return Err(Error::Fault {
+                method: call.method.to_owned(),
+                target: call.this.to_string(),
+                fault,
+            });
+        }
+        let answer = body.children.into_iter().next().ok_or_else(|| http(&text))?;
+        Ok((answer, cookie))
+    }
+
+    /// Reads an answer that is not longer than `limit`.
+    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<body::Text> {
+        match body::read(self.0.clock, answer, limit).await {
+            Ok(body::Body::Text(text)) => Ok(text),
+            Ok(body::Body::TooLarge) => Err(Error::TooLarge {
+                server: self.0.login.server.clone(),
+                method: method.to_owned(),
+                limit,
+            }),
+            Ok(body::Body::TooSlow) => Err(Error::Unreachable {
+                server: self.0.login.server.clone(),
+                cause: format!("its large answer to {method} does not end"),
+            }),
+            Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
+    pub(crate) fn unreachable(&self, error: &reqwest::Error) -> Error {
+        let mut cause = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(inner) = source {
+            cause = format!("{cause}: {inner}");
+            source = inner.source();
+        }
+        let server = self.0.login.server.clone();
+        match tls::mismatch(&cause) {
+            Some((seen, expected)) => Error::Thumbprint { server, seen, expected },
+            None if tls::is_rejected(&cause) => Error::Certificate { server, cause },
+            None => Error::Unreachable { server, cause },
+        }
+    }
+}
+
+pub(crate) fn envelope(call: &Call<'_>, namespace: &str, header: &str) -> String {
+    let Call { method, this, body, .. } = call;
+    format!(
+        concat!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>",
+            "<soapenv:Envelope xmlns:soapenv=\"http://schemas.xmlsoap.org/soap/envelope/\" ",
+            "xmlns:xsd=\"http://www.w3.org/2001/XMLSchema\" xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\">",
+            "{}<soapenv:Body><{} xmlns=\"{}\"><_this type=\"{}\">{}</_this>{}</{}></soapenv:Body></soapenv:Envelope>"
+        ),
+        header,
+        method,
+        namespace,
+        escape(this.kind()),
+        escape(this.value()),
+        body,
+        method
+    )
+}
+
+async fn obey(verdict: Verdict, method: &str) -> Result<()> {
+    match verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::Delay(time) => {
+            tokio::time::sleep(time).await;
+            Ok(())
+        }
+        Verdict::Refuse(reason) => Err(Error::Refused {
+            method: method.to_owned(),
+            reason,
+        }),
+        Verdict::Hang => std::future::pending().await,
+    }
+}
+
+fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {
+    headers
+        .get_all("set-cookie")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .filter_map(|value| value.split(';').next())
+        .find(|pair| pair.trim_start().starts_with("vmware_soap_session="))
+        .map(|pair| pair.trim().to_owned())
+}

@@ -18,6 +18,7 @@ mod up;
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Runs the machines under Kubernetes clusters: OpenShift machines on Azure, Azure machine pools, vSphere machines
@@ -43,6 +44,9 @@ enum Command {
         /// templates unchanged, so that dry runs of Cluster API pass
         #[arg(long)]
         cluster_class: bool,
+        /// Serve the vSphere kinds in v1beta2, too. Capstan converts them: run it with --convert-vsphere behind this Service
+        #[arg(long, value_name = "NAMESPACE/SERVICE", num_args = 0..=1, default_missing_value = "capstan-system/capstan-webhook")]
+        vsphere_v1beta2: Option<String>,
     },
     Check(check::Check),
     /// Print user data that partitions, formats and mounts data disks
@@ -99,7 +103,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => until_done(run::run(*args))?,
         #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
-        Command::Crds { cluster_class } => crds(cluster_class)?,
+        Command::Crds {
+            cluster_class,
+            vsphere_v1beta2,
+        } => crds(cluster_class, vsphere_v1beta2.as_deref())?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
@@ -128,14 +135,20 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     result
 }
 
-fn crds(cluster_class: bool) -> anyhow::Result<()> {
+fn crds(cluster_class: bool, conversion_service: Option<&str>) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut print = |manifest: String| writeln!(out, "---\n{}", manifest.trim_start_matches("---\n").trim_end());
-    let crds = if cluster_class {
+    let mut crds = if cluster_class {
         capstan_api::crds_for_cluster_class()
     } else {
         capstan_api::crds()
     };
+    if let Some(service) = conversion_service {
+        let (namespace, name) = service
+            .split_once('/')
+            .with_context(|| format!("--vsphere-v1beta2 {service:?} is not NAMESPACE/SERVICE"))?;
+        crds = capstan_api::vsphere::v1beta2::serve_v1beta2(crds, namespace, name);
+    }
     for crd in crds {
         print(capstan_api::manifest(&crd)?)?;
     }

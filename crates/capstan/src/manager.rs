@@ -68,13 +68,14 @@ impl Manager {
 
     /// Every replica answers admission, the leader and the standbys: the Service spreads requests over all of them.
     fn admit(&self, azure: Clients, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
-        let Some(mut options) = self
-            .webhook
-            .clone()
-            .filter(|_| self.controllers.contains(&Name::Openshift))
-        else {
+        let Some(mut options) = self.webhook.clone() else {
             return Ok(None);
         };
+        options.admission = self.controllers.contains(&Name::Openshift);
+        options.conversion &= self.controllers.contains(&Name::Vsphere);
+        if !options.admission && !options.conversion {
+            return Ok(None);
+        }
         options.azure = Some(azure);
         let context = Options {
             namespace: self.namespace.clone(),

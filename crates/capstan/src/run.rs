@@ -248,7 +248,7 @@ const WEBHOOK_PORT: u16 = 9443;
 const WEBHOOK_SERVICE: &str = "capstan-webhook";
 
 #[derive(Args)]
-#[command(next_help_heading = "Admission of OpenShift machines")]
+#[command(next_help_heading = "Webhooks")]
 struct Admission {
     /// Serve the webhook at this address; "0" for none [default: :9443 in a cluster, a free port if the API server is on
     /// this machine, else none]
@@ -260,6 +260,9 @@ struct Admission {
     /// Let the API server reach the webhook at this host and port
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "webhook_service")]
     webhook_host: Option<String>,
+    /// Convert vSphere objects between v1beta1 and v1beta2, for definitions of "capstan crds --vsphere-v1beta2"
+    #[arg(long)]
+    convert_vsphere: bool,
 }
 
 impl Admission {
@@ -291,6 +294,7 @@ impl Admission {
             listen,
             address,
             secret_namespace,
+            conversion: self.convert_vsphere,
             ..webhook::Options::default()
         }))
     }

@@ -11,6 +11,8 @@ use super::{V1BETA1, V1BETA2};
 
 /// The path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
+/// Marks the definitions whose conversion webhook Capstan is.
+pub const CONVERTED_LABEL: &str = "capstan.dev/conversion";
 /// Cluster API reads objects in the version that the newest contract label names.
 const CONTRACT: &str = "cluster.x-k8s.io/v1beta2";
 
@@ -48,6 +50,7 @@ pub fn serve_v1beta2(
         crd.spec.conversion = Some(conversion.clone());
         let labels = crd.metadata.labels.get_or_insert_default();
         labels.insert(CONTRACT.to_owned(), V1BETA2.to_owned());
+        labels.insert(CONVERTED_LABEL.to_owned(), "webhook".to_owned());
         crd
     };
     crds.into_iter().map(add).collect()

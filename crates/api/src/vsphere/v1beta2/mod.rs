@@ -9,7 +9,7 @@ mod definitions;
 mod fields;
 
 pub use convert::{Unconvertible, convert};
-pub use definitions::{CONVERT_PATH, serve_v1beta2};
+pub use definitions::{CONVERT_PATH, CONVERTED_LABEL, serve_v1beta2};
 
 pub const V1BETA1: &str = "v1beta1";
 pub const V1BETA2: &str = "v1beta2";

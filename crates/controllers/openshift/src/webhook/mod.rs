@@ -5,6 +5,7 @@
 
 mod certificate;
 mod configuration;
+mod conversion;
 pub mod review;
 mod serve;
 
@@ -75,6 +76,10 @@ pub struct Options {
     pub azure: Option<Clients>,
     /// How often the certificate and the configurations are checked.
     pub check_interval: Duration,
+    /// Whether Machines and MachineSets are admitted here.
+    pub admission: bool,
+    /// Whether the vSphere kinds are converted here.
+    pub conversion: bool,
 }
 
 impl Default for Options {
@@ -87,6 +92,8 @@ impl Default for Options {
             cluster_id: String::new(),
             azure: None,
             check_interval: CHECK_INTERVAL,
+            admission: true,
+            conversion: false,
         }
     }
 }
@@ -130,7 +137,7 @@ pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
         .address
         .clone()
         .unwrap_or_else(|| Address::Url(bound.to_string()));
-    tracing::info!(%bound, ?address, "serving admission");
+    tracing::info!(%bound, ?address, "serving webhooks");
     let mut keeper = Keeper {
         context: context.clone(),
         options,
@@ -236,7 +243,13 @@ impl Keeper {
             namespace: self.context.namespace.as_deref(),
             bundle: &certificate.bundle,
         };
-        registration.apply(&self.context.client).await
+        if self.options.admission {
+            registration.apply(&self.context.client).await?;
+        }
+        if self.options.conversion {
+            conversion::register(&self.context.client, &self.address, &certificate.bundle).await?;
+        }
+        Ok(())
     }
 
     /// Returns the certificate that all replicas share. The first replica that finds it missing or old renews it.
@@ -267,7 +280,7 @@ impl Keeper {
 
     /// A certificate held in memory ends with the program, and so does what points at it.
     async fn end(&self) -> Result<(), Error> {
-        if self.options.secret_namespace.is_none() && self.held.is_some() {
+        if self.options.secret_namespace.is_none() && self.held.is_some() && self.options.admission {
             let removed = configuration::remove(&self.context.client, &self.options.name);
             return tokio::time::timeout(END, removed).await.unwrap_or(Ok(()));
         }

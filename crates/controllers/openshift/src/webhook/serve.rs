@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::post;
 use axum::{Json, Router};
+use capstan_api::vsphere::v1beta2::CONVERT_PATH;
 use capstan_kube::serve::{Server, ServerCertificate};
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -13,9 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::Error;
 use super::configuration::{MUTATE, VALIDATE};
+use super::conversion;
 use super::review::{self, Request};
 use crate::sizes::Sizes;
 use capstan_api::openshift::AzureMachineProviderSpec;
+
+/// The API server sends all objects of a list in one review: thousands of objects of some KiB each.
+const LONGEST_CONVERSION: usize = 64 << 20;
 
 #[derive(Clone)]
 pub struct Rules {
@@ -29,6 +34,10 @@ fn routes(rules: Rules) -> Router {
     Router::new()
         .route(MUTATE, post(mutate))
         .route(VALIDATE, post(validate))
+        .route(
+            CONVERT_PATH,
+            post(conversion::convert).layer(DefaultBodyLimit::max(LONGEST_CONVERSION)),
+        )
         .with_state(rules)
 }
 

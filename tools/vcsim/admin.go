@@ -18,6 +18,7 @@ import (
 //	DELETE /faults              no rules
 //	POST   /delays              {"method": milliseconds} for answers
 //	POST   /volumes?vm=&unit=   the machine's disk at this unit becomes a first class disk, as CSI volumes are
+//	GET    /find?kind=&path=    references that govmomi's finder finds
 //	POST   /sessions/drop       every session ends
 //	POST   /restart?downMs=500  connections cut, sessions gone, away for a while
 func (w *world) serveAdmin(address string, f *front) (string, error) {
@@ -71,6 +72,10 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 			err = w.makeVolume(r.URL.Query().Get("vm"), int32(unit))
 		}
 		answer(out, true, err)
+	})
+	mux.HandleFunc("GET /find", func(out http.ResponseWriter, r *http.Request) {
+		found, err := w.find(r.Context(), r.URL.Query().Get("kind"), r.URL.Query().Get("path"))
+		answer(out, found, err)
 	})
 	mux.HandleFunc("POST /sessions/drop", func(out http.ResponseWriter, r *http.Request) {
 		dropped, err := w.dropSessions(r.Context())

@@ -180,6 +180,13 @@ impl Admin {
         self.send(self.http.post(url)).await
     }
 
+    /// Returns the references of the objects that govmomi's finder finds. `kind` is vm, folder, datastore, network or pool.
+    pub async fn find(&self, kind: &str, path: &str) -> Result<Vec<String>> {
+        let request = self.http.get(format!("{}/find", self.url));
+        let answer = request.query(&[("kind", kind), ("path", path)]).send().await?;
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
     /// Every session ends at once.
     pub async fn drop_sessions(&self) -> Result<()> {
         self.send(self.http.post(format!("{}/sessions/drop", self.url))).await

@@ -33,6 +33,8 @@ impl Cache {
         look_up: impl Future<Output = Result<T>>,
     ) -> Result<Arc<T>> {
         let fresh = |age: Duration, kept: &Result<Found>| age < if kept.is_ok() { KEEP } else { KEEP_MISSING };
+        // Look-ups nest: on the heap they do not add up on the stack.
+        let look_up = Box::pin(look_up);
         let ask = async {
             match look_up.await {
                 Ok(found) => Ok(Ok(Arc::new(found) as Found)),

@@ -1,14 +1,14 @@
-//! Finding things in the inventory, by path, name or UUID.
+//! Finds objects in the inventory by managed object id, path, name or UUID, as govmomi's finder does.
 //!
-//! Rules: a path that starts with `/` is absolute; any other is relative to the datacenter's folder for that kind of
-//! thing (`vm`, `host`, `datastore`, `network`), with or without a leading `./`; a bare name is looked for anywhere
-//! below that folder; nothing at all means the only one there is. More than one match is an error that names them.
-//! Answers are remembered for a short time, so that many machines of the same making ask once.
+//! Rules: a managed object reference or id means that object. A path that starts with `/` is absolute; any other is relative
+//! to the datacenter's folder for that kind of object (`vm`, `host`, `datastore`, `network`), with or without a leading `./`. A
+//! bare name means an object anywhere below that folder. No text at all means the only object. More than one match is an error
+//! that names all of them. Answers are remembered for a short time, so that many machines of one template ask once.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::listing::{Listed, Listing};
+use crate::listing::Listing;
 use crate::soap::Call;
 use crate::vcenter::Vcenter;
 use crate::vm::{VmInfo, unescape};
@@ -98,7 +98,7 @@ const CLUSTER: &[&str] = &["ClusterComputeResource", "ComputeResource"];
 const DATASTORE: &[&str] = &["Datastore"];
 const NETWORK: &[&str] = &["Network", "DistributedVirtualPortgroup", "OpaqueNetwork"];
 
-/// What is looked for, and where it lives.
+/// A kind of object, and the folder that holds it.
 struct Target<'a> {
     what: &'static str,
     kinds: &'static [&'static str],
@@ -118,7 +118,10 @@ impl Vcenter {
     async fn find_datacenter(&self, path: &str) -> Result<Datacenter> {
         let root = self.content()?.root_folder.clone();
         let listing = self.list(&root, &["Datacenter"]).await?;
-        let found = listing.pick("datacenter", &["Datacenter"], path, "")?;
+        let found = match MoRef::from_id(path).and_then(|reference| listing.by_reference(&reference)) {
+            Some(found) => found,
+            None => listing.pick("datacenter", &["Datacenter"], path, "")?,
+        };
         let folders = ["vmFolder", "hostFolder", "datastoreFolder", "networkFolder"];
         let object = self.retrieve_one(&found.reference, &folders).await?;
         let need = |name: &'static str| {
@@ -420,42 +423,88 @@ impl Vcenter {
 
     async fn find(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
         let key = format!("find {}:{}:{path}", target.what, datacenter.reference);
-        let found = self.0.cache.get(key, self.look_for(datacenter, target, path)).await?;
+        let look_up = Box::pin(self.look_for(datacenter, target, path));
+        let found = self.0.cache.get(key, look_up).await?;
         Ok(MoRef::clone(&found))
     }
 
-    /// A path costs one call; a bare name one, or one more that lists what is below the folder.
+    /// Costs one call for an id or a path, and one that lists all objects below the folder for a name or a pattern. Paths of
+    /// networks are listed, too, because they are not unique.
     async fn look_for(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
         let fits = |found: &MoRef| target.kinds.contains(&found.kind());
         let bare = path.trim_start_matches("./");
-        let pattern = bare.is_empty() || bare.contains(['*', '?', '[']);
-        let base = format!("{}/{}", datacenter.path, target.branch);
-        if !pattern && bare.contains('/') {
-            let absolute = if bare.starts_with('/') {
-                bare.to_owned()
-            } else {
-                format!("{base}/{bare}")
-            };
-            let mut tries = vec![absolute];
-            if !bare.starts_with('/') {
-                tries.push(format!("/{bare}"));
+        if let Some(reference) = MoRef::from_id(bare).filter(fits) {
+            match self.retrieve_one(&reference, &["name"]).await {
+                Ok(_) => return Ok(reference),
+                // The text is a name that looks like an id.
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
             }
-            for path in tries {
-                if let Some(found) = self.find_by_inventory_path(&path).await?.filter(fits) {
-                    return Ok(found);
-                }
-            }
-            return Err(Error::NotFound {
-                kind: target.what,
-                path: path.to_owned(),
-            });
         }
-        if !pattern && let Some(found) = self.find_child(target.folder, bare).await?.filter(fits) {
-            return Ok(found);
+        let base = format!("{}/{}", datacenter.path, target.branch);
+        let pattern = bare.contains(['*', '?', '[']);
+        if bare.contains('/') && !pattern && target.branch != "network" {
+            return self.find_by_path(target, path, &base).await;
         }
         let listing = self.list(target.folder, target.kinds).await?.below(&base);
-        let picked: &Listed = listing.pick(target.what, target.kinds, bare, &base)?;
-        Ok(picked.reference.clone())
+        let mut picked = listing.pick(target.what, target.kinds, bare, &base);
+        if bare.contains('/') && !bare.starts_with('/') && matches!(picked, Err(Error::NotFound { .. })) {
+            picked = listing.pick(target.what, target.kinds, &format!("/{bare}"), &base);
+        }
+        match picked.map(|picked| picked.reference.clone()) {
+            Err(Error::NotFound { .. }) if target.branch == "network" => self.network_by_segment(target, bare).await,
+            picked => picked,
+        }
+    }
+
+    async fn find_by_path(&self, target: &Target<'_>, path: &str, base: &str) -> Result<MoRef> {
+        let bare = path.trim_start_matches("./");
+        let tries = match bare.starts_with('/') {
+            true => vec![bare.to_owned()],
+            false => vec![format!("{base}/{bare}"), format!("/{bare}")],
+        };
+        for path in tries {
+            let found = self.find_by_inventory_path(&path).await?;
+            if let Some(found) = found.filter(|found| target.kinds.contains(&found.kind())) {
+                return Ok(found);
+            }
+        }
+        Err(Error::NotFound {
+            kind: target.what,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Finds a port group by the id of its NSX segment or logical switch.
+    async fn network_by_segment(&self, target: &Target<'_>, id: &str) -> Result<MoRef> {
+        let paths = &["name", "config.segmentId", "config.logicalSwitchUuid"];
+        let wants = [crate::properties::Want {
+            kind: "DistributedVirtualPortgroup",
+            paths,
+        }];
+        let root = std::slice::from_ref(target.folder);
+        let all = self.retrieve(&wants, root, crate::listing::STEPS).await?;
+        let is_it = |object: &crate::properties::Object| {
+            let ids = ["config.segmentId", "config.logicalSwitchUuid"];
+            !id.is_empty() && ids.iter().any(|path| object.text(path) == Some(id))
+        };
+        let found: Vec<MoRef> = all
+            .into_iter()
+            .filter(is_it)
+            .filter_map(|object| object.reference)
+            .collect();
+        match found.as_slice() {
+            [one] => Ok(one.clone()),
+            [] => Err(Error::NotFound {
+                kind: target.what,
+                path: id.to_owned(),
+            }),
+            many => Err(Error::Ambiguous {
+                kind: target.what,
+                path: id.to_owned(),
+                found: many.iter().map(ToString::to_string).collect(),
+            }),
+        }
     }
 
     async fn find_by_inventory_path(&self, path: &str) -> Result<Option<MoRef>> {

@@ -1,4 +1,4 @@
-//! Everything below a folder with its full path, read in one call, and the rules by which a name picks one of it.
+//! All objects below a folder with their full paths, read in one call, and the rules by which a name picks one of them.
 
 use std::collections::HashMap;
 
@@ -13,6 +13,8 @@ pub(crate) struct Listed {
     pub reference: MoRef,
     pub name: String,
     pub path: String,
+    /// The path through the switch of a port group, which lies beside its switch.
+    pub switch_path: Option<String>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -28,7 +30,10 @@ const CONTAINERS: &[&str] = &[
     "VirtualApp",
 ];
 
-const STEPS: &[Step<'static>] = &[
+const PORTGROUP: &str = "DistributedVirtualPortgroup";
+const SWITCH: &str = "config.distributedVirtualSwitch";
+
+pub(crate) const STEPS: &[Step<'static>] = &[
     Step {
         name: "folder",
         kind: "Folder",
@@ -51,14 +56,23 @@ const STEPS: &[Step<'static>] = &[
 
 impl Listing {
     pub async fn read(vcenter: &Vcenter, root: &MoRef, kinds: &[&str]) -> Result<Self> {
-        let paths = &["name", "parent"];
+        let paths: &[&str] = &["name", "parent"];
         let mut wants: Vec<Want<'_>> = CONTAINERS.iter().map(|kind| Want { kind, paths }).collect();
-        wants.extend(
-            kinds
-                .iter()
-                .filter(|kind| !CONTAINERS.contains(kind))
-                .map(|kind| Want { kind, paths }),
-        );
+        for kind in kinds.iter().filter(|kind| !CONTAINERS.contains(kind)) {
+            let of_portgroup: &[&str] = &["name", "parent", SWITCH];
+            let is_portgroup = *kind == PORTGROUP;
+            wants.push(Want {
+                kind,
+                paths: if is_portgroup { of_portgroup } else { paths },
+            });
+            let switches = ["DistributedVirtualSwitch", "VmwareDistributedVirtualSwitch"];
+            wants.extend(
+                switches
+                    .iter()
+                    .filter(|_| is_portgroup)
+                    .map(|kind| Want { kind, paths }),
+            );
+        }
         let objects = vcenter.retrieve(&wants, std::slice::from_ref(root), STEPS).await?;
         let known: HashMap<MoRef, (String, Option<MoRef>)> = objects
             .iter()
@@ -67,27 +81,40 @@ impl Listing {
                 Some((object.reference.clone()?, (name, object.moref("parent"))))
             })
             .collect();
+        let switches: HashMap<MoRef, MoRef> = objects
+            .iter()
+            .filter_map(|object| Some((object.reference.clone()?, object.moref(SWITCH)?)))
+            .collect();
         let listed = known
             .iter()
             .filter(|(reference, _)| *reference != root)
-            .map(|(reference, (name, _))| Listed {
-                reference: reference.clone(),
-                name: name.clone(),
-                path: path_of(reference, root, &known),
+            .map(|(reference, (name, _))| {
+                let switch = switches.get(reference).filter(|switch| known.contains_key(switch));
+                Listed {
+                    reference: reference.clone(),
+                    name: name.clone(),
+                    path: path_of(reference, root, &known),
+                    switch_path: switch.map(|switch| format!("{}/{name}", path_of(switch, root, &known))),
+                }
             })
             .collect();
         Ok(Self(listed))
     }
 
-    /// The same, with a base put before every path.
+    /// Returns the listing with `base` before every path.
     pub fn below(mut self, base: &str) -> Self {
         for listed in &mut self.0 {
             listed.path = format!("{base}{}", listed.path);
+            listed.switch_path = listed.switch_path.take().map(|path| format!("{base}{path}"));
         }
         self
     }
 
-    /// The one that a path, name or pattern means; an empty one means the only one there is.
+    pub fn by_reference(&self, reference: &MoRef) -> Option<&Listed> {
+        self.0.iter().find(|listed| listed.reference == *reference)
+    }
+
+    /// Returns the object that a path, name or pattern means; an empty one means the only object.
     pub fn pick(&self, what: &'static str, kinds: &[&str], text: &str, base: &str) -> Result<&Listed> {
         let mut found: Vec<&Listed> = self
             .0
@@ -104,7 +131,11 @@ impl Listing {
             many => Err(Error::Ambiguous {
                 kind: what,
                 path: text.to_owned(),
-                found: many.iter().map(|listed| listed.path.clone()).collect(),
+                // Not even paths are unique with NSX; the reference always is.
+                found: many
+                    .iter()
+                    .map(|listed| format!("{} ({})", listed.path, listed.reference))
+                    .collect(),
             }),
         }
     }
@@ -138,8 +169,12 @@ fn matches(listed: &Listed, text: &str, base: &str) -> bool {
     } else {
         format!("{base}/{text}")
     };
-    let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), listed.path.split('/').collect());
-    pattern.len() == path.len() && pattern.iter().zip(path).all(|(pattern, name)| glob(pattern, name))
+    let pattern: Vec<&str> = pattern.split('/').collect();
+    let mut paths = std::iter::once(&listed.path).chain(&listed.switch_path);
+    paths.any(|path| {
+        let path: Vec<&str> = path.split('/').collect();
+        pattern.len() == path.len() && pattern.iter().zip(path).all(|(pattern, name)| glob(pattern, name))
+    })
 }
 
 /// `*` and `?` as in file names; everything else stands for itself.
@@ -182,6 +217,7 @@ mod tests {
             reference: MoRef::new(kind, path),
             name: path.rsplit('/').next().unwrap().to_owned(),
             path: path.to_owned(),
+            switch_path: None,
         };
         Listing(vec![
             listed("ResourcePool", "/DC0/host/C0/Resources"),
@@ -211,6 +247,24 @@ mod tests {
             (Err(Error::NotFound { .. }), Err(0)) => {}
             (Err(Error::Ambiguous { found, .. }), Err(number)) => assert_eq!(found.len(), number),
             (result, expected) => panic!("{text}: {result:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn a_port_group_is_found_beside_its_switch_and_below_it_and_namesakes_are_told_apart() {
+        let portgroup = |id: &str| Listed {
+            reference: MoRef::new(PORTGROUP, id),
+            name: "pg".into(),
+            path: "/DC0/network/pg".into(),
+            switch_path: Some(format!("/DC0/network/{id}/pg")),
+        };
+        let listing = Listing(vec![portgroup("dvs-1"), portgroup("dvs-2")]);
+        let pick = |text: &str| listing.pick("network", &[PORTGROUP], text, "/DC0/network");
+        assert_eq!(pick("/DC0/network/dvs-2/pg").unwrap().reference.value(), "dvs-2");
+        assert_eq!(pick("dvs-1/pg").unwrap().reference.value(), "dvs-1");
+        for text in ["pg", "/DC0/network/pg"] {
+            let error = pick(text).unwrap_err().to_string();
+            assert!(error.contains("dvs-1") && error.contains("dvs-2"), "{error}");
         }
     }
 

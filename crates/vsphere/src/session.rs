@@ -169,7 +169,7 @@ impl Sessions {
     pub async fn get(&self, login: &Login) -> Result<Vcenter> {
         let (slot, idle) = self.slot(login);
         end(idle);
-        let connect = Vcenter::connect(login.clone(), self.0.settings.clone());
+        let connect = Box::pin(Vcenter::connect(login.clone(), self.0.settings.clone()));
         let (vcenter, is_new) = slot.open(&login.server, connect).await?;
         if is_new {
             end(self.replaced_by(login));

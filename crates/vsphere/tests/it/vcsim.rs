@@ -474,6 +474,130 @@ async fn the_inventory_is_found_by_path_name_and_uuid() -> Result<()> {
     .await
 }
 
+/// Returns the references that a search of ours found: one, none, or all that an error names.
+fn found(result: Result<MoRef, Error>) -> Result<Vec<String>> {
+    match result {
+        Ok(one) => Ok(vec![one.to_string()]),
+        Err(Error::NotFound { .. }) => Ok(Vec::new()),
+        Err(Error::Ambiguous { found, .. }) => {
+            let named = found
+                .iter()
+                .filter_map(|text| text.rsplit_once('(')?.1.strip_suffix(')'));
+            Ok(named.map(str::to_owned).collect())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_inventory_is_searched_as_govmomis_finder_searches_it() -> Result<()> {
+    in_time(async {
+        let (sim, _sessions, vcenter) = start(Options {
+            opaque_networks: 1,
+            ..Options::default()
+        })
+        .await?;
+        let dc = vcenter.datacenter(None).await?;
+        assert_eq!(vcenter.datacenter(Some(dc.reference.value())).await?.path, dc.path);
+        let template = vcenter.template(&dc, "pvscsi").await?.reference.clone();
+        let portgroup = vcenter.network(&dc, "DC0_DVPG0").await?.reference.clone();
+        let store = vcenter.datastore(&dc, Some("LocalDS_1")).await?.reference.clone();
+        let pool = vcenter.resource_pool(&dc, Some("DC0_C0_RP1")).await?.reference.clone();
+        let folder = dc.vm_folder.clone();
+        let (ids, full) = (MoRef::value, MoRef::to_string);
+        let table = [
+            (
+                "vm",
+                vec![
+                    "pvscsi".into(),
+                    "/DC0/vm/pvscsi".into(),
+                    "./pvscsi".into(),
+                    "pvscsi*".into(),
+                    "none".into(),
+                ],
+            ),
+            ("vm", vec![ids(&template).into(), full(&template), "vm-4711".into()]),
+            (
+                "folder",
+                vec![
+                    "/DC0/vm".into(),
+                    "/DC0/vm/none".into(),
+                    ids(&folder).into(),
+                    full(&folder),
+                ],
+            ),
+            (
+                "datastore",
+                vec![
+                    "LocalDS_0".into(),
+                    "/DC0/datastore/LocalDS_1".into(),
+                    "LocalDS_*".into(),
+                ],
+            ),
+            (
+                "datastore",
+                vec![ids(&store).into(), full(&store), "datastore-4711".into()],
+            ),
+            (
+                "network",
+                vec![
+                    "VM Network".into(),
+                    "/DC0/network/VM Network".into(),
+                    "DC0_NSX0".into(),
+                    "none".into(),
+                ],
+            ),
+            (
+                "network",
+                vec![
+                    "DC0_DVPG0".into(),
+                    "/DC0/network/DC0_DVPG0".into(),
+                    ids(&portgroup).into(),
+                ],
+            ),
+            (
+                "network",
+                vec![
+                    "/DC0/network/DVS0/DC0_DVPG0".into(),
+                    full(&portgroup),
+                    "/DC0/network/DVS0/none".into(),
+                ],
+            ),
+            (
+                "pool",
+                vec![
+                    "DC0_C0_RP1".into(),
+                    "/DC0/host/DC0_C0/Resources/DC0_C0_RP1".into(),
+                    ids(&pool).into(),
+                ],
+            ),
+        ];
+        for (kind, paths) in table {
+            for path in paths.iter().map(|path: &String| path.as_str()) {
+                let own = match kind {
+                    "vm" => vcenter.find_vm(&dc, path).await,
+                    "folder" => vcenter.vm_folder(&dc, Some(path)).await,
+                    "datastore" => vcenter
+                        .datastore(&dc, Some(path))
+                        .await
+                        .map(|found| found.reference.clone()),
+                    "network" => vcenter.network(&dc, path).await.map(|found| found.reference.clone()),
+                    _ => vcenter
+                        .resource_pool(&dc, Some(path))
+                        .await
+                        .map(|found| found.reference.clone()),
+                };
+                let (mut own, mut govmomi) = (found(own)?, sim.admin.find(kind, path).await?);
+                own.sort();
+                govmomi.sort();
+                assert_eq!(own, govmomi, "{kind} {path:?}");
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tags_modules_and_storage_policies_work_and_survive_lost_sessions() -> Result<()> {
     in_time(async {

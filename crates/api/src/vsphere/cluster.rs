@@ -1,7 +1,7 @@
 //! VSphereCluster, its template and its identity.
 
 use crate::cel::immutable;
-use crate::common::{ApiEndpoint, ClusterFailureDomain, Condition, V1Beta2Status, is_false};
+use crate::common::{ApiEndpoint, ClusterFailureDomain, Condition, TemplateMeta, V1Beta2Status, is_default, is_false};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,9 @@ pub struct VSphereClusterStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereClusterTemplateResource {
+    /// Labels and annotations of the cluster.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub metadata: TemplateMeta,
     /// The cluster's spec.
     #[schemars(extend("x-kubernetes-validations" = [immutable("VSphereClusterTemplate spec is immutable").forbidden()]))]
     pub spec: VSphereClusterSpec,

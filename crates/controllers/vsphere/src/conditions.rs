@@ -67,6 +67,11 @@ pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.clust
 
 /// Names the ESXi host that a machine runs on, on its Machine and from there on its Node.
 pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
+/// On a VSphereMachine, with the value "true": the machine fails when its VM is lost in vCenter, so that a MachineHealthCheck
+/// replaces it.
+pub const FAIL_WHEN_LOST: &str = "capstan.dev/fail-when-lost";
+/// The reason of a failed machine. Cluster API lists the values.
+pub const FAILED: &str = "UpdateError";
 pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
 /// Who a Machine belongs to.
 pub const CONTROL_PLANE_NAME_LABEL: &str = "cluster.x-k8s.io/control-plane-name";

@@ -15,6 +15,9 @@ use crate::plan::Plan;
 /// wrong, is reported at once.
 pub const SLOW: Duration = Duration::from_secs(30);
 
+/// A machine that is to fail when its VM is lost fails after this long: somebody may register the VM again.
+pub const LOST_GRACE: Duration = Duration::from_secs(5 * 60);
+
 /// A VSphereMachine with everything that the plan depends on.
 #[derive(Clone, Debug)]
 pub enum ObservedMachine {
@@ -39,6 +42,8 @@ pub enum ObservedMachine {
         is_failing: bool,
         /// The host's name for the label of the Machine, if the Machine does not have it.
         host_label: Option<String>,
+        /// Since when vCenter does not have the VM of a machine that is to fail then.
+        lost_since: Option<Timestamp>,
     },
 }
 
@@ -77,6 +82,7 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
             provider_id,
             is_failing,
             host_label,
+            lost_since,
         } => {
             if vm.metadata.deletion_timestamp.is_none() {
                 steps.push(MachineStep::UpdateVm {
@@ -85,7 +91,11 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
                 });
             }
             match provider_id {
-                Some(id) => steps.push(MachineStep::SetProviderId(id.clone())),
+                Some(id) => {
+                    steps.push(MachineStep::SetProviderId(id.clone()));
+                    let left = lost_since.map(|since| LOST_GRACE.saturating_sub(elapsed(since, now)));
+                    requeue = left.filter(|left| !left.is_zero());
+                }
                 None => {
                     requeue = (!is_failing)
                         .then(|| SLOW.saturating_sub(age(vm, now)))
@@ -104,9 +114,18 @@ pub fn is_slow(vm: &VSphereVM, now: Timestamp) -> bool {
 }
 
 fn age(vm: &VSphereVM, now: Timestamp) -> Duration {
-    let created = vm.metadata.creation_timestamp.as_ref().map(|created| created.0);
-    let age = created.map(|created| now.duration_since(created)).unwrap_or_default();
-    Duration::try_from(age).unwrap_or_default()
+    let created = vm.metadata.creation_timestamp.as_ref();
+    created.map_or(Duration::ZERO, |created| elapsed(created.0, now))
+}
+
+/// Returns the time since `then`; none if that is in the future.
+fn elapsed(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+/// Whether a machine fails now, because vCenter has not had its VM for long enough.
+pub fn fails(lost_since: Option<Timestamp>, now: Timestamp) -> bool {
+    lost_since.is_some_and(|since| elapsed(since, now) >= LOST_GRACE)
 }
 
 #[cfg(test)]
@@ -133,6 +152,7 @@ mod tests {
             provider_id: provider_id.map(str::to_owned),
             is_failing: false,
             host_label: None,
+            lost_since: None,
         }
     }
 
@@ -164,6 +184,21 @@ mod tests {
         assert_eq!(plan(&observed(vm(40, false), None), now()).requeue, None);
         let ready = plan(&observed(vm(10, false), Some("vsphere://1")), now());
         assert_eq!(names(&ready), ["finalizer", "update", "provider id"]);
+    }
+
+    #[test]
+    fn a_machine_whose_vm_is_lost_fails_after_a_grace_period() {
+        let lost = |seconds: i64| {
+            let since = Some(now() - jiff::SignedDuration::from_secs(seconds));
+            let mut observed = observed(vm(1000, false), Some("vsphere://1"));
+            if let ObservedMachine::Vm { lost_since, .. } = &mut observed {
+                *lost_since = since;
+            }
+            (plan(&observed, now()).requeue, fails(since, now()))
+        };
+        assert_eq!(lost(60), (Some(Duration::from_secs(240)), false));
+        assert_eq!(lost(300), (None, true));
+        assert!(!fails(None, now()));
     }
 
     #[test]

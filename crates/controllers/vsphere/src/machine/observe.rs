@@ -7,6 +7,7 @@ use capstan_core::vm::machine::ObservedMachine;
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_kube::conditions;
 use capstan_kube::runtime::{ObjectKey, Scope};
+use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::{Controller, Observed, check_owner, desired, is_owned_by, machine_name};
@@ -87,6 +88,7 @@ impl Controller {
             provider_id: uuid.map(|uuid| format!("{}{uuid}", names::PROVIDER_ID)),
             is_failing: matches!(severity, Some("Warning" | "Error")),
             host_label: host_label(machine, status.host.as_deref().filter(|_| uuid.is_some())),
+            lost_since: lost_since(&scope.object, &vm),
             vm,
         })
     }
@@ -127,6 +129,18 @@ impl Controller {
         let found = found.ok_or_else(|| missing(VSphereFailureDomain::KIND, &domain))?;
         Ok((zone, found))
     }
+}
+
+/// Returns since when vCenter does not have the VM, for a machine whose annotation asks to fail then.
+fn lost_since(own: &VSphereMachine, vm: &VSphereVM) -> Option<Timestamp> {
+    let asked = own
+        .annotations()
+        .get(names::FAIL_WHEN_LOST)
+        .is_some_and(|value| value == "true");
+    let conditions = &vm.status.as_ref().filter(|_| asked)?.conditions;
+    let provisioned = conditions::get(conditions, names::VM_PROVISIONED)?;
+    let lost = provisioned.status == "False" && provisioned.reason.as_deref() == Some(names::NOT_FOUND);
+    lost.then_some(provisioned.last_transition_time.0)
 }
 
 /// Returns the host's name for the label of a Machine that has a Node and not this label.

@@ -2,7 +2,7 @@
 
 use capstan_api::MachineAddress;
 use capstan_api::vsphere::{VSphereMachine, VSphereMachineStatus, VSphereVM};
-use capstan_core::vm::machine::{ObservedMachine, is_slow};
+use capstan_core::vm::machine::{ObservedMachine, fails, is_slow};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
@@ -43,9 +43,21 @@ pub fn status(
             Some(ObservedMachine::Vm {
                 vm,
                 provider_id: Some(_),
+                lost_since,
                 ..
             }),
-        ) => up(status, vm, now),
+        ) => {
+            up(status, vm, now);
+            if fails(*lost_since, now) {
+                let text = format!(
+                    "vCenter does not have the virtual machine of VSphereVM {:?} any more",
+                    vm.name_any()
+                );
+                status.failure_reason = Some(names::FAILED.to_owned());
+                status.failure_message = Some(text.clone());
+                events.push(EventNote::warning("MachineFailed", text));
+            }
+        }
         (Ok(()), Some(ObservedMachine::Vm { vm, is_failing, .. })) => {
             // A VM that makes progress is reported when it takes long.
             if !*is_failing && !is_slow(vm, now) {
@@ -142,6 +154,7 @@ mod tests {
                 provider_id: None,
                 is_failing: false,
                 host_label: None,
+                lost_since: None,
             };
             let machine = VSphereMachine::new("m", Default::default());
             status(&machine, Some(&observed), Ok(()), now).object
@@ -150,5 +163,27 @@ mod tests {
         let slow = report(40).unwrap().status.unwrap();
         let condition = conditions::get(&slow.conditions, names::VM_PROVISIONED).unwrap();
         assert_eq!(condition.reason.as_deref(), Some(names::CLONING));
+    }
+
+    #[test]
+    fn a_machine_fails_when_its_vm_is_lost_and_its_annotation_asks_for_it() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let failed = |lost_since| {
+            let vm = VSphereVM::new("m", Default::default());
+            let observed = ObservedMachine::Vm {
+                followed: Box::new(vm.clone()),
+                vm: Arc::new(vm),
+                provider_id: Some("vsphere://1".into()),
+                is_failing: true,
+                host_label: None,
+                lost_since,
+            };
+            let machine = VSphereMachine::new("m", Default::default());
+            let report = status(&machine, Some(&observed), Ok(()), now);
+            report.object.unwrap().status.unwrap().failure_reason
+        };
+        assert_eq!(failed(None), None);
+        let lost = now - jiff::SignedDuration::from_secs(600);
+        assert_eq!(failed(Some(lost)).as_deref(), Some(names::FAILED));
     }
 }

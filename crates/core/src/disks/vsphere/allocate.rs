@@ -1,7 +1,8 @@
 //! Unit numbers for the data disks of a machine.
 //!
-//! In the order of the spec, on the primary disk's controller unless asked otherwise, each disk gets the lowest unit that
-//! is free; units asked for by number are set aside first. Every disk that cannot be placed is named, not only the first.
+//! In the order of the spec, on the primary disk's controller unless the spec names another, each disk gets the lowest free
+//! unit after the disks of the template; units that the spec gives by number are set aside first. An error names all disks
+//! that cannot be placed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -274,19 +275,34 @@ impl<'a> Allocator<'a> {
 
     fn assign(mut self, targets: &[Option<Target>], reserved: &BTreeSet<usize>) -> Result<Allocation, Problems> {
         let mut placements = Vec::with_capacity(targets.len());
+        let without_unit = targets
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| self.disks[*index].unit.is_none());
+        let mut wanted: BTreeMap<i32, usize> = BTreeMap::new();
+        for target in without_unit.filter_map(|(_, target)| target.as_ref()) {
+            *wanted.entry(target.key).or_default() += 1;
+        }
+        let mut first: BTreeMap<i32, i32> = BTreeMap::new();
         for (index, target) in targets.iter().enumerate() {
             let Some(target) = target else { continue };
             let unit = match self.disks[index].unit {
                 Some(unit) if reserved.contains(&index) => unit,
                 Some(_) => continue,
-                None => match self.next_free(target) {
-                    Some(unit) => unit,
-                    None => {
-                        let text = self.full(index, target);
-                        self.problem(index, text);
-                        continue;
+                None => {
+                    let count = wanted.get(&target.key).copied().unwrap_or_default();
+                    let first = *first
+                        .entry(target.key)
+                        .or_insert_with(|| self.first_unit(target, count));
+                    match self.next_free(target, first) {
+                        Some(unit) => unit,
+                        None => {
+                            let text = self.full(index, target);
+                            self.problem(index, text);
+                            continue;
+                        }
                     }
-                },
+                }
             };
             let key = NEW_DISK_KEY - i32::try_from(index).unwrap_or(i32::MAX / 2);
             let Target {
@@ -313,11 +329,35 @@ impl<'a> Allocator<'a> {
         })
     }
 
-    fn next_free(&mut self, target: &Target) -> Option<i32> {
+    /// Returns the lowest free unit from `first` on.
+    fn next_free(&mut self, target: &Target, first: i32) -> Option<i32> {
+        let units = target.kind.units(self.hardware.version);
         let used = self.used.entry(target.key).or_default();
-        let unit = (0..target.kind.units(self.hardware.version)).find(|unit| !used.contains_key(unit))?;
+        let unit = (first..units).find(|unit| !used.contains_key(unit))?;
         used.insert(unit, "a data disk".into());
         Some(unit)
+    }
+
+    /// Returns the unit after the template's last disk on a controller, if all `wanted` disks have room from there on; else
+    /// the first unit, so that they fill the gaps.
+    fn first_unit(&self, target: &Target, wanted: usize) -> i32 {
+        let units = target.kind.units(self.hardware.version);
+        let on_it = |device: &&super::Device| device.controller_key == target.key && device.disk.is_some();
+        let of_template = self
+            .hardware
+            .devices
+            .iter()
+            .filter(on_it)
+            .filter_map(|device| device.unit);
+        let last = of_template.filter(|unit| (0..units).contains(unit)).max();
+        let after = last.map_or(0, |last| last + 1);
+        let used = self.used.get(&target.key);
+        let is_free = |unit: &i32| used.is_none_or(|used| !used.contains_key(unit));
+        if (after..units).filter(is_free).count() >= wanted {
+            after
+        } else {
+            0
+        }
     }
 
     fn full(&self, index: usize, target: &Target) -> String {

@@ -68,7 +68,8 @@ fn units(allocation: &Allocation) -> Vec<i32> {
 #[rstest]
 #[case::one_template_disk(&[0], 2, &[1, 2])]
 #[case::two_template_disks(&[0, 1], 2, &[2, 3])]
-#[case::gaps_are_filled(&[0, 2], 3, &[1, 3, 4])]
+#[case::gaps_are_left(&[0, 2], 3, &[3, 4, 5])]
+#[case::gaps_are_filled_without_room_after(&[0, 62], 3, &[1, 2, 3])]
 #[case::own_unit_is_skipped(&[0], 8, &[1, 2, 3, 4, 5, 6, 8, 9])]
 #[case::odd_units_do_no_harm(&[0, 99, -3, i32::MAX, i32::MIN], 2, &[1, 2])]
 fn disks_get_the_next_free_units_in_the_order_of_the_spec(

@@ -55,8 +55,19 @@ impl Vcenter {
             })
     }
 
-    /// Those of the given datastores that satisfy a policy, in the order given.
+    /// Returns the datastores of a list that satisfy a policy, in the order of the list. Remembered for a short time.
     pub async fn compatible_datastores(&self, policy: &str, datastores: &[MoRef]) -> Result<Vec<MoRef>> {
+        let ids: Vec<&str> = datastores.iter().map(MoRef::value).collect();
+        let key = format!("compatible:{policy}:{}", ids.join(","));
+        let found = self
+            .0
+            .cache
+            .get(key, self.check_compatibility(policy, datastores))
+            .await?;
+        Ok(Vec::clone(&found))
+    }
+
+    async fn check_compatibility(&self, policy: &str, datastores: &[MoRef]) -> Result<Vec<MoRef>> {
         let solver = self.pbm_reference("placementSolver").await?;
         let mut body = Writer::new();
         for datastore in datastores {

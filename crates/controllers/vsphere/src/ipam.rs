@@ -99,10 +99,10 @@ pub struct Given {
     pub gateway: Option<IpAddr>,
 }
 
-/// Returns the addresses that the network devices of a VM claim, in the order of the spec.
+/// Returns the addresses that the network devices of a VM claim, in the order of the spec. A device with skipIPAllocation claims
+/// them, too, as CAPV does: such a device only may have none.
 pub fn desired(vm: &VSphereVM) -> Vec<ClaimedAddress> {
     let devices = vm.spec.clone_spec.network.devices.iter().enumerate();
-    let devices = devices.filter(|(_, device)| !device.skip_ip_allocation);
     devices
         .flat_map(|(index, device)| {
             let pools = device.addresses_from_pools.iter().enumerate();
@@ -323,6 +323,7 @@ mod tests {
         }))
         .unwrap();
         let names: Vec<(String, usize)> = desired(&vm).into_iter().map(|want| (want.name, want.device)).collect();
-        assert_eq!(names, [("m-0-0".into(), 0), ("m-0-1".into(), 0), ("m-3-0".into(), 3)]);
+        let expected = [("m-0-0", 0), ("m-0-1", 0), ("m-2-0", 2), ("m-3-0", 3)];
+        assert_eq!(names, expected.map(|(name, device)| (name.to_owned(), device)));
     }
 }

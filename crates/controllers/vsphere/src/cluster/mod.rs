@@ -298,7 +298,13 @@ impl Reconcile for ClusterController {
         let is_core = |version: &str| version.split('/').next() == Some(GROUP);
         let mut owners = own.owner_references().iter();
         let Some(owner) = owners.find(|owner| owner.kind == "Cluster" && is_core(&owner.api_version)) else {
-            return Ok(None);
+            // A VSphereCluster that belongs to no Cluster is left alone, until it is deleted: it has no machines.
+            let is_held = own
+                .finalizers()
+                .iter()
+                .any(|finalizer| finalizer == names::CLUSTER_FINALIZER);
+            let release = scope.is_deleting() && is_held && !has_paused_annotation(own.as_ref());
+            return Ok(release.then(|| Observed::Deleting { machines: Vec::new() }));
         };
         let cluster = self.clusters.clusters.get(Some(&scope.key.namespace), &owner.name);
         if has_paused_annotation(own.as_ref()) || cluster.is_some_and(|cluster| cluster.is_paused()) {

@@ -20,7 +20,7 @@ impl Controller {
     pub(super) async fn observe_machine(&self, scope: &mut Scope<VSphereMachine>) -> Result<Option<Observed>, Error> {
         let own = scope.object.clone();
         let Some(name) = machine_name(&own) else {
-            return Ok(None);
+            return Ok(self.observe_without_owner(scope));
         };
         let machine = self.machines.get(Some(&scope.key.namespace), &name);
         let cluster = machine.as_ref().and_then(|machine| self.cluster_of(machine));
@@ -39,6 +39,26 @@ impl Controller {
             self.observe_vm(scope, machine, cluster).await?
         };
         Ok(Some(Observed { plan, machine }))
+    }
+
+    /// A VSphereMachine that belongs to no Machine is left alone, until it is deleted: then it goes with its VSphereVM.
+    fn observe_without_owner(&self, scope: &Scope<VSphereMachine>) -> Option<Observed> {
+        let own = &scope.object;
+        let is_held = own
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == names::MACHINE_FINALIZER);
+        if !scope.is_deleting() || !is_held || has_paused_annotation(own.as_ref()) {
+            return None;
+        }
+        let namespace = Some(scope.key.namespace.as_str());
+        let vm = self
+            .vms
+            .select(namespace, |vm| is_owned_by(vm, &scope.key.uid))
+            .into_iter()
+            .next();
+        let plan = ObservedMachine::Deleting { vm };
+        Some(Observed { plan, machine: None })
     }
 
     fn cluster_of(&self, machine: &Machine) -> Option<Arc<Cluster>> {

@@ -124,10 +124,16 @@ impl Controller {
                 let task = observed.vcenter()?.reconfigure(&vm, &spec).await.map_err(failed)?;
                 Ok(pending::follow(scope, state, TaskKind::Detach, pending::task(task)))
             }
-            TeardownStep::Destroy(vm) => {
-                let task = observed.vcenter()?.destroy(&vm).await.map_err(failed)?;
-                Ok(pending::follow(scope, state, TaskKind::Destroy, pending::task(task)))
-            }
+            TeardownStep::Destroy(vm) => match observed.vcenter()?.destroy(&vm).await {
+                Ok(task) => Ok(pending::follow(scope, state, TaskKind::Destroy, pending::task(task))),
+                // The answer to an earlier call was lost.
+                Err(error) if error.is_gone() => {
+                    state.stale();
+                    state.reference = None;
+                    Ok(Outcome::Observe)
+                }
+                Err(error) => Err(failed(error)),
+            },
         }
     }
 

@@ -380,3 +380,23 @@ async fn a_new_thumbprint_of_the_cluster_reaches_its_machines() -> Result<()> {
     world.until::<VSphereVM>("m", reached).await?;
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_belong_to_nobody_go_when_they_are_deleted() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let machine: VSphereMachine = serde_json::from_value(json!({
+        "metadata": {"name": "alone", "finalizers": ["vspheremachine.infrastructure.cluster.x-k8s.io"]},
+        "spec": spec("pvscsi", json!({})),
+    }))?;
+    let cluster: VSphereCluster = serde_json::from_value(json!({
+        "metadata": {"name": "alone", "finalizers": ["vspherecluster.infrastructure.cluster.x-k8s.io"]},
+        "spec": {"server": "vc.example.com"},
+    }))?;
+    let (machines, clusters) = (world.api::<VSphereMachine>(), world.api::<VSphereCluster>());
+    machines.create(&Default::default(), &machine).await?;
+    clusters.create(&Default::default(), &cluster).await?;
+    machines.delete("alone", &Default::default()).await?;
+    clusters.delete("alone", &Default::default()).await?;
+    world.gone::<VSphereMachine>("alone").await?;
+    world.gone::<VSphereCluster>("alone").await
+}

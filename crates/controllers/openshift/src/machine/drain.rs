@@ -18,10 +18,6 @@ impl Controller {
         node: &Node,
     ) -> Result<Outcome, Error> {
         let (name, options) = (scope.name(), DrainOptions::openshift());
-        if !std::mem::replace(&mut state.drain_reported, true) {
-            let text = "Node drain proceeds";
-            self.events.normal(scope.object.as_ref(), "DrainProceeds", text).await;
-        }
         let drained = match self.drainer.drain(&name, node, options, scope.waker()).await? {
             DrainOutcome::Drained(drained) => drained,
             DrainOutcome::Draining { obstacles, again, .. } => {

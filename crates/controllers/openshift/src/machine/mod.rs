@@ -16,7 +16,7 @@ mod error;
 mod ids;
 mod metrics;
 mod network;
-mod node;
+pub(crate) mod node;
 mod observe;
 pub(crate) mod spec;
 mod state;

@@ -170,8 +170,9 @@ impl Controller {
                 return Ok(Outcome::Wait(Some(after)));
             }
         }
-        if matches!(drained.reason(), Reason::NotNeeded(NotNeeded::Excluded)) && !state.drain_reported {
-            state.drain_reported = true;
+        if matches!(drained.reason(), Reason::NotNeeded(NotNeeded::Excluded))
+            && !std::mem::replace(&mut state.skip_reported, true)
+        {
             let text = "Node drain skipped";
             self.events.normal(scope.object.as_ref(), "DrainSkipped", text).await;
         }

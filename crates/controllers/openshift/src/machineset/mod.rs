@@ -24,10 +24,8 @@ use kube::runtime::reflector::ObjectRef;
 pub use error::Error;
 
 use crate::account::Accounts;
+use crate::machine::node::MACHINE_ANNOTATION;
 use capacity::{Lookup, State};
-
-/// Set on a Node by the machine that it belongs to, as `namespace/name`.
-pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
 
 struct Controller {
     accounts: Accounts,

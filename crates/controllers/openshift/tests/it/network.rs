@@ -99,7 +99,7 @@ async fn an_interface_joins_balancers_rules_groups_and_a_network_elsewhere() -> 
     for made in [&nic, &vm, &world.sim.get(&address).context("no address")?] {
         let tags = &made["tags"];
         assert_eq!(
-            (&tags["team"], &tags["kubernetes.io-cluster-c"]),
+            (&tags["team"], &tags["kubernetes.io_cluster.c"]),
             (&json!("blue"), &json!("owned"))
         );
     }
@@ -455,7 +455,7 @@ async fn what_the_controller_before_had_begun_is_finished_and_leaves_nothing() -
     let _controller = world.start().await?;
     world.until_gone(&gone).await?;
     world.until_phase(&made, "Provisioned").await?;
-    assert_eq!(nic(&world, &made)?["tags"]["kubernetes.io-cluster-c"], "owned");
+    assert_eq!(nic(&world, &made)?["tags"]["kubernetes.io_cluster.c"], "owned");
     world.delete(&made).await?;
     world.until_gone(&made).await?;
     for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {

@@ -41,6 +41,7 @@ string_enum! {
     /// How a change of the model reaches the machines.
     pub enum StrategyType {
         RollingUpdate = "RollingUpdate",
+        OnDelete = "OnDelete",
     }
 }
 
@@ -143,7 +144,7 @@ pub struct RollingUpdate {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Strategy {
-    /// RollingUpdate is the only one.
+    /// OnDelete gives machines a new model only when they are deleted.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "RollingUpdate"))]
     pub type_: Option<StrategyType>,
@@ -282,8 +283,8 @@ fn budget_rules() -> [Rule; 1] {
 
 fn rolling_update_rules() -> [Rule; 1] {
     const ROOM: &str = "!has(self.maxSurge) || !has(self.maxUnavailable) || \
-        (type(self.maxSurge) == int ? self.maxSurge != 0 : !self.maxSurge.matches('^0+%$')) || \
-        (type(self.maxUnavailable) == int ? self.maxUnavailable != 0 : !self.maxUnavailable.matches('^0+%$'))";
+        (type(self.maxSurge) == int ? self.maxSurge != 0 : true) || \
+        (type(self.maxUnavailable) == int ? self.maxUnavailable != 0 : true)";
     [rule(
         ROOM,
         "rolling update strategy MaxUnavailable must not be 0 if MaxSurge is 0",

@@ -11,7 +11,7 @@ use capstan_api::azure::{AllowedNamespaces, AzureCluster, AzureClusterIdentity, 
 use capstan_azure::{Credential, Secret as Hidden};
 use capstan_kube::grant;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use tokio::io::AsyncReadExt;
 
 use crate::error::Error;
@@ -95,7 +95,7 @@ impl SignIn {
 
     /// Returns the credential of a cluster.
     pub async fn credential(&self, client: &kube::Client, cluster: &AzureCluster) -> Result<Credential, Error> {
-        let namespace = cluster.namespace().unwrap_or_default();
+        let namespace = namespace(cluster)?;
         let Some(reference) = &cluster.spec.identity_ref else {
             return self.environment_credential(cluster, &namespace);
         };
@@ -264,10 +264,18 @@ fn is_allowed(
     }
 }
 
+fn namespace<K: Resource<DynamicType = ()>>(object: &K) -> Result<String, Error> {
+    let incomplete = || capstan_kube::Error::Incomplete {
+        kind: K::kind(&()).into_owned(),
+        field: "metadata.namespace",
+    };
+    Ok(object.namespace().ok_or_else(incomplete)?)
+}
+
 /// Returns a value of the identity's Secret.
 async fn secret(client: &kube::Client, identity: &AzureClusterIdentity, keys: &[&str]) -> Result<Hidden, Error> {
     let reference = &identity.spec.client_secret;
-    let own = identity.namespace().unwrap_or_default();
+    let own = namespace(identity)?;
     let home = reference.namespace.clone().filter(|home| !home.is_empty());
     let (home, name) = (
         home.unwrap_or_else(|| own.clone()),

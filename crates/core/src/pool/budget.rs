@@ -1,7 +1,7 @@
 //! How many machines may be missing, and how many may be too many, at any time of a rollout.
 //!
-//! Invariant: a [`Budget`] always allows a step, because both bounds at zero cannot be made: not written as `0`, not as
-//! `"0%"`, and not by rounding.
+//! Invariant: both bounds are zero only where the user wrote so with a percentage, as the Azure provider of Cluster API
+//! accepts it: then no machine is replaced for a new model. They are never zero by rounding.
 
 use std::fmt;
 use std::str::FromStr;
@@ -87,9 +87,9 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Refuses a pair of bounds that is zero for every pool.
+    /// Refuses two numbers that are zero.
     pub fn check(surge: Amount, unavailable: Amount) -> Result<(), BudgetError> {
-        if surge.is_zero() && unavailable.is_zero() {
+        if (surge, unavailable) == (Amount::Number(0), Amount::Number(0)) {
             return Err(BudgetError::BothZero { surge, unavailable });
         }
         Ok(())
@@ -99,12 +99,20 @@ impl Budget {
     /// as with Deployments: a small pool would otherwise never be updated.
     pub fn resolve(surge: Amount, unavailable: Amount, desired: usize) -> Result<Self, BudgetError> {
         Self::check(surge, unavailable)?;
+        if surge.is_zero() && unavailable.is_zero() {
+            return Ok(Self::default());
+        }
         let surge = surge.rounded_up(desired);
         let unavailable = unavailable.rounded_down(desired).min(desired);
         Ok(Self {
             surge,
             unavailable: if surge == 0 && unavailable == 0 { 1 } else { unavailable },
         })
+    }
+
+    /// Whether no machine may ever be replaced for a new model.
+    pub fn is_closed(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Fewer available machines than this must not be left by our doing.
@@ -149,14 +157,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn two_numbers_that_are_zero_are_refused() {
+        let (surge, unavailable) = (Number(0), Number(0));
+        let refused = Budget::resolve(surge, unavailable, 3).unwrap_err();
+        assert_eq!(refused, BudgetError::BothZero { surge, unavailable });
+    }
+
     #[rstest]
-    #[case(Number(0), Number(0))]
     #[case(Percent(0), Number(0))]
     #[case(Number(0), Percent(0))]
     #[case(Percent(0), Percent(0))]
-    fn both_zero_is_refused_however_it_is_written(#[case] surge: Amount, #[case] unavailable: Amount) {
-        let refused = Budget::resolve(surge, unavailable, 3).unwrap_err();
-        assert_eq!(refused, BudgetError::BothZero { surge, unavailable });
+    fn zero_percent_lets_no_machine_be_replaced(#[case] surge: Amount, #[case] unavailable: Amount) {
+        assert!(Budget::resolve(surge, unavailable, 3).unwrap().is_closed());
     }
 
     #[rstest]

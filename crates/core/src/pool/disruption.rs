@@ -46,10 +46,10 @@ fn fate(machine: &Machine, strategy: Strategy, roll: bool) -> Fate {
         return Fate::Replace;
     }
     match (machine.outdated && roll, strategy) {
-        (false, _) => Fate::Keep,
+        (false, _) | (true, Strategy::OnDelete) => Fate::Keep,
         // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
         (true, Strategy::InPlace) if machine.health != Health::Creating && !machine.needs_new_disk => Fate::Update,
-        (true, _) => Fate::Replace,
+        (true, Strategy::InPlace | Strategy::Replace) => Fate::Replace,
     }
 }
 

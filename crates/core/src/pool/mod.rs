@@ -49,6 +49,8 @@ pub enum Strategy {
     Replace,
     /// The instance is updated where it is.
     InPlace,
+    /// A machine gets the new model when somebody deletes it, or when it fails.
+    OnDelete,
 }
 
 /// Whether a machine's node can run pods.

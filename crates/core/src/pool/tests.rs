@@ -577,6 +577,24 @@ fn an_update_in_place_that_would_not_bring_the_bootstrap_data_becomes_a_replacem
     assert_eq!(told(&plan(&observed)), "delete a");
 }
 
+#[rstest]
+#[case::old_machines_stay("a:ro b:ro c:ro", "")]
+#[case::a_failed_one_is_replaced("a:ro b:fo c:ro", "delete b; capacity 4")]
+#[case::a_deleted_one_is_replaced("a:roD b:ro c:ro d:c", "")]
+#[case::a_surplus_of_old_ones_goes("a:ro b:ro c:ro d:r", "delete a")]
+fn on_delete_leaves_machines_of_an_older_model_alone(#[case] machines: &str, #[case] expected: &str) {
+    let mut observed = pool(3, (1, 0), machines);
+    observed.strategy = Strategy::OnDelete;
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[test]
+fn a_closed_budget_still_lets_a_pool_shrink() {
+    let mut observed = pool(2, (0, 0), "a:ro b:ro c:r");
+    observed.strategy = Strategy::OnDelete;
+    assert_eq!(told(&plan(&observed)), "delete a");
+}
+
 #[test]
 fn tags_reach_the_scale_set_and_replace_no_machine() {
     let observed = with(pool(2, (1, 0), "a:r b:r"), |set| set.stale_tags = true);

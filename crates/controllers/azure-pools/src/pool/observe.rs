@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use capstan_api::azure::{AzureMachinePoolMachine, RollingUpdateMode};
+use capstan_api::azure::{AzureMachinePoolMachine, RollingUpdateMode, StrategyType};
 use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Mode, Retry, Scaling, Strategy};
 use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
@@ -22,6 +22,8 @@ use super::state::{Kind, Summary};
 use crate::error::Error;
 use crate::model::{self, Model};
 
+/// Pauses the rollout of a pool, and nothing else of it.
+const PAUSE_ROLLOUT_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/pause-rollout";
 /// While Cluster API drains, nobody wakes us for certain.
 const BY_CLUSTER_API: Duration = Duration::from_secs(15);
 
@@ -303,18 +305,26 @@ impl Actor<'_> {
             .delete_policy
             .as_ref()
             .and_then(|policy| policy.as_str().parse().ok());
+        let budget = budget.unwrap_or(Budget {
+            surge: 1,
+            unavailable: 0,
+        });
         let in_place = rolling.mode == Some(RollingUpdateMode::InPlace) && !set.flexible;
+        let paused = self.pool().annotations().contains_key(PAUSE_ROLLOUT_ANNOTATION);
+        let on_delete = self.pool().spec.strategy.type_ == Some(StrategyType::OnDelete);
+        let strategy = match in_place {
+            _ if on_delete || paused || budget.is_closed() => Strategy::OnDelete,
+            true => Strategy::InPlace,
+            false => Strategy::Replace,
+        };
         let replicas = self.owners.machine_pool.spec.replicas;
         pool::Observed {
             mode: observed.mode(),
             setup: observed.plan.setup,
             desired,
-            budget: budget.unwrap_or(Budget {
-                surge: 1,
-                unavailable: 0,
-            }),
+            budget,
             policy: policy.unwrap_or(DeletePolicy::Oldest),
-            strategy: if in_place { Strategy::InPlace } else { Strategy::Replace },
+            strategy,
             seed: seed(&self.scope.key.uid),
             scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
             machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus};
-use capstan_core::pool::Mode;
+use capstan_core::pool::{Mode, Strategy};
 use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
@@ -80,7 +80,7 @@ fn provisioning_state(observed: &Observed) -> &'static str {
         .set
         .as_ref()
         .is_some_and(|set| set.state.eq_ignore_ascii_case("Creating"));
-    if outdated(observed) > 0 {
+    if outdated(observed) > 0 && observed.plan.strategy != Strategy::OnDelete {
         "Updating"
     } else if cloud.changing && creating {
         "Creating"
@@ -239,6 +239,9 @@ impl Draft {
         let blocked = observed.existing().any(|member| member.stuck);
         let severity = if blocked { Severity::Warning } else { Severity::Info };
         let text = match &observed.waiting {
+            _ if observed.plan.strategy == Strategy::OnDelete => {
+                format!("OnDelete: {outdated} machines get the new model when they are deleted")
+            }
             None => format!("RollingUpdate: {outdated} machines to go"),
             Some(why) => format!("RollingUpdate: {why}"),
         };

@@ -7,6 +7,7 @@
 )]
 
 mod benchmark;
+mod beside_core;
 mod crashes;
 mod failures;
 mod harness;
@@ -14,4 +15,3 @@ mod pools;
 mod slow;
 mod surroundings;
 mod troubles;
-mod with_core;

@@ -277,6 +277,8 @@ impl Controller {
         let tasks = vcenter.running_clones(&template.reference).await?;
         if tasks.is_empty() {
             (state.alone, state.doubtful) = (true, false);
+            // A clone may have ended since the VM was searched.
+            self.locate(scope, state, vcenter).await?;
             return Ok(false);
         }
         pending::follow(scope, state, TaskKind::OtherClones, pending::clones(tasks));

@@ -82,6 +82,8 @@ impl Controller {
                 if self.others_are_cloning(scope, state, &vcenter).await? {
                     return Ok(observed);
                 }
+            }
+            if state.observed.is_none() {
                 self.load_user_data(scope, state).await?;
                 observed.clone = Some(self.prepare_clone(vm, state, &vcenter, &desired).await?);
             }

@@ -245,7 +245,7 @@ impl Pools {
         let view = &world.view;
         let azure = &view.azure;
         let secret = |name: &str, data: Value| {
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name,
+            json!({"apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret", "metadata": {"name": name,
                 "labels": {"cluster.x-k8s.io/cluster-name": "c"}}, "stringData": data})
         };
         let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",

@@ -67,7 +67,6 @@ fn seeds<S: Scenario>() {
 }
 
 #[test]
-#[ignore = "until the controllers tell the time by the clock alone"]
 fn pools_keep_their_promises() {
     seeds::<Pools>();
 }

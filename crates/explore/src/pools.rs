@@ -59,6 +59,8 @@ struct Known {
     unwanted: BTreeSet<String>,
     /// When a Node was last seen not to be ready.
     unready: BTreeMap<String, Instant>,
+    /// How many instances there were before the write that Azure carries out.
+    instances: usize,
 }
 
 impl Known {
@@ -173,9 +175,10 @@ impl Monitor for Watch {
                 known.take(view, &node, "the deletion of");
             }
         }
+        known.instances = staying(view).len();
         view.trace.note(format!(
             "   {} instances, {} {}",
-            staying(view).len(),
+            known.instances,
             call.method,
             summary(call)
         ));
@@ -186,7 +189,8 @@ impl Monitor for Watch {
         let changes = matches!(call.method, Method::PUT | Method::PATCH) && call.path == set_id(view);
         let count = staying(view).len();
         let asked = call.body["sku"]["capacity"].as_u64().unwrap_or(0) as usize;
-        if changes && count > known.ceiling() && asked == count {
+        // A capacity that only confirms the instances that are there adds none.
+        if changes && count > known.ceiling() && count > known.instances {
             view.trace
                 .wrong(format!("{count} instances, more than {}", known.ceiling()));
         }

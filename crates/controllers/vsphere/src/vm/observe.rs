@@ -78,10 +78,8 @@ impl Controller {
                 self.find_by_name(scope, state, &vcenter).await?;
                 self.locate(scope, state, &vcenter).await?;
             }
-            if state.observed.is_none() {
-                if self.others_are_cloning(scope, state, &vcenter).await? {
-                    return Ok(observed);
-                }
+            if state.observed.is_none() && self.others_are_cloning(scope, state, &vcenter).await? {
+                return Ok(observed);
             }
             if state.observed.is_none() {
                 self.load_user_data(scope, state).await?;

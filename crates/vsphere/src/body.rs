@@ -71,6 +71,8 @@ pub(crate) async fn read(clock: Clock, mut answer: Response, limit: usize) -> re
             // Nobody closes the semaphore.
             turn = TURN.acquire().await.ok();
             end = Some(clock.instant() + LARGE_TIME);
+            // All of it at once: a buffer that grows is there twice while it is copied. Memory that is not written costs nothing.
+            bytes.reserve_exact(limit - bytes.len());
         }
         bytes.extend_from_slice(&chunk);
     }

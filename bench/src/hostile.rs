@@ -169,6 +169,8 @@ async fn start(args: &Args, plane: &Audited, azure: &capstan_sim::azure::Handle)
         ])
         .arg("--kubeconfig")
         .arg(plane.kubeconfig())
+        // As the Deployment sets it.
+        .env("MALLOC_ARENA_MAX", "1")
         .env("AZURE_AUTHORITY_HOST", &azure.url)
         .env("AZURE_RESOURCE_MANAGER_ENDPOINT", &azure.url)
         .env("SSL_CERT_FILE", &azure.ca_file)

@@ -64,7 +64,7 @@ impl Drop for Server {
 
 impl Server {
     pub async fn vcenter(kind: Vcenter) -> Result<Self> {
-        let elements = Arc::new(envelope(&"<a/>".repeat(6 << 20)));
+        let elements = Arc::new(envelope(&"<a/>".repeat(3 << 20)));
         Self::start(move |request| {
             let whole = |body: &str| Answer::Whole("text/xml", envelope(body));
             match kind {

@@ -12,13 +12,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// Bytes of an answer to the first requests at most: a vCenter describes itself in some KiB.
 pub(crate) const MAX_HELLO: usize = SMALL;
 /// Bytes of a SOAP answer at most. The largest answers of a vCenter, thousands of machines at once, have some MiB.
-pub(crate) const MAX_SOAP: usize = 32 << 20;
+pub(crate) const MAX_SOAP: usize = 16 << 20;
 /// Bytes of a REST answer at most: lists of tags and modules, with less than 100 bytes each.
 pub(crate) const MAX_REST: usize = 4 << 20;
 /// An answer with more bytes is large. Each session may read a small one at any time.
 const SMALL: usize = 1 << 20;
-/// The rest of a large answer must come within this time, because other large answers wait for it. It is enough for
-/// 2 MiB a second.
+/// The rest of a large answer must come within this time, because other large answers wait for it. It is enough at
+/// 1 MiB a second.
 const LARGE_TIME: Duration = Duration::from_secs(20);
 
 /// The turn of the one large answer that is being read or parsed.

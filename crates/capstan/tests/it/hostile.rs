@@ -79,6 +79,8 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
         .args(["--leader-elect=false", "--webhook", "0", "--log-format", "json"])
         .args(["--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--kubeconfig"])
         .arg(plane.kubeconfig())
+        // As the Deployment sets it.
+        .env("MALLOC_ARENA_MAX", "1")
         .env("AZURE_AUTHORITY_HOST", &azure.url)
         .env("AZURE_RESOURCE_MANAGER_ENDPOINT", &azure.url)
         .env("SSL_CERT_FILE", &azure.ca_file)

@@ -169,10 +169,10 @@ async fn an_answer_without_end_is_dropped_after_a_fixed_number_of_bytes() -> Res
     let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
     let error = read.expect_err("an answer without end");
-    assert!(matches!(error, Error::TooLarge { limit: 33_554_432, .. }), "{error}");
-    assert!(error.to_string().contains("more than 33554432 bytes"), "{error}");
+    assert!(matches!(error, Error::TooLarge { limit: 16_777_216, .. }), "{error}");
+    assert!(error.to_string().contains("more than 16777216 bytes"), "{error}");
     let sent = server.sent.load(Ordering::SeqCst);
-    assert!(sent < 48 << 20, "{sent} bytes were read");
+    assert!(sent < 32 << 20, "{sent} bytes were read");
     Ok(())
 }
 
@@ -200,10 +200,10 @@ async fn large_answers_are_read_one_at_a_time_and_small_ones_do_not_wait() -> Re
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_of_many_small_elements_is_refused_with_their_number() -> Result<()> {
-    let server = Server::start(until_login(|| envelope(&"<a/>".repeat(6 << 20)))).await?;
+    let server = Server::start(until_login(|| envelope(&"<a/>".repeat(3 << 20)))).await?;
     let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
-    let error = read.expect_err("24 MiB of elements");
+    let error = read.expect_err("12 MiB of elements");
     assert!(error.to_string().contains("more than 200000 elements"), "{error}");
     Ok(())
 }

@@ -249,7 +249,8 @@ impl Actor<'_> {
         }
     }
 
-    /// Cordons and drains the nodes of these machines. The next observation takes the outcome.
+    /// Cordons and drains the nodes of these machines. The next observation takes the outcomes, and those of the drains
+    /// before: Cluster API leaves machines to us one after the other.
     async fn drain(&mut self, observed: &mut Observed, names: &[String]) {
         let (terms, workload, now) = (self.terms(), self.workload(), self.scope.now());
         let members = observed.places(names);
@@ -261,8 +262,9 @@ impl Actor<'_> {
             Some(async move { (member.name.clone(), drain::run(member, workload, terms, since).await) })
         });
         let work: Vec<_> = work.collect();
-        let drains = futures::stream::iter(work).buffer_unordered(DRAINS);
-        self.state.drains = drains.collect().await;
+        let drains: Vec<_> = futures::stream::iter(work).buffer_unordered(DRAINS).collect().await;
+        self.state.drains = std::mem::take(&mut observed.drains);
+        self.state.drains.extend(drains);
     }
 
     /// A node that the cache lacks counts as missing only once a list of the cluster itself says so: one list for

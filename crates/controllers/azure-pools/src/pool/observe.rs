@@ -50,6 +50,8 @@ pub struct Observed {
     pub waiting: Option<String>,
     pub events: Vec<EventNote>,
     pub cloud: Summary,
+    /// The outcomes of this reconcile's drains so far, by machine.
+    pub drains: HashMap<String, Progress>,
     pub(super) failed_updates: BTreeSet<String>,
 }
 
@@ -72,6 +74,7 @@ impl Observed {
             waiting: None,
             events: Vec::new(),
             cloud: Summary::default(),
+            drains: HashMap::new(),
             failed_updates: BTreeSet::new(),
         }
     }
@@ -116,6 +119,7 @@ impl Actor<'_> {
     /// is under way while the spec is invalid.
     pub(super) async fn observe_pool(&mut self, drains: HashMap<String, Progress>) -> Result<Observed, Error> {
         let mut observed = self.observe_mode(&drains).await?;
+        observed.drains = drains;
         observed.cloud = self.state.summary(&self.owners.set);
         if observed.waiting_for.is_none() {
             observed.plan = self.observed_plan(&observed);

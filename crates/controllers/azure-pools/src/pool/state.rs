@@ -187,7 +187,7 @@ pub struct State {
     pub ready: HashSet<String>,
     /// Failed instances that were already counted against creation.
     pub failures_counted: HashSet<String>,
-    /// The outcomes of the last drain step, by machine; the next observation takes them.
+    /// The outcomes of the drains of this reconcile, by machine; the next observation takes them.
     pub drains: HashMap<String, Progress>,
     /// When the first of the machines drained now was drained.
     pub drained_since: Option<Instant>,

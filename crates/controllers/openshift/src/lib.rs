@@ -11,12 +11,17 @@ pub mod sizes;
 pub mod webhook;
 
 use capstan_azure::Clients;
+use capstan_core::backoff::exponential;
 use capstan_kube::Context;
 use platform::{Facts, Platform};
 use std::time::Duration;
 
 /// How often a machine that nothing happens to is compared with Azure.
 const RESYNC: Duration = Duration::from_secs(600);
+/// Between two tries to read the platform: an API server that starts answers within seconds, and a missing right is
+/// granted by hand.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// What `capstan run` can set.
 #[derive(Clone, Debug)]
@@ -44,7 +49,10 @@ pub enum Error {
 /// Runs all controllers of this group until the context is shut down. Tokens and budgets are in `clients`, which all
 /// controllers of a process share.
 pub async fn run(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
-    match Platform::read(&context.client).await? {
+    let Some(platform) = platform(&context).await else {
+        return Ok(());
+    };
+    match platform {
         Platform::Plain => controllers(context, clients, options, Facts::default()).await,
         Platform::Azure(cluster) => {
             let clients = platform::clients(&clients, &cluster)?;
@@ -59,6 +67,24 @@ pub async fn run(context: Context, clients: Clients, options: Options) -> Result
             Ok(())
         }
     }
+}
+
+/// Reads the platform of the cluster as often as it takes: an API server that does not answer must not end the process.
+/// Returns nothing once the context is shut down.
+async fn platform(context: &Context) -> Option<Platform> {
+    for failures in 1.. {
+        let error = match Platform::read(&context.client).await {
+            Ok(platform) => return Some(platform),
+            Err(error) => error,
+        };
+        let retry = exponential(FIRST_RETRY, LONGEST_RETRY, failures);
+        tracing::warn!(%error, ?retry, "cannot read Infrastructure cluster, which names the platform");
+        tokio::select! {
+            () = context.clock.sleep(retry) => {}
+            () = context.shutdown.cancelled() => break,
+        }
+    }
+    None
 }
 
 /// Runs the controllers while the leases of the controllers that they replace are held.

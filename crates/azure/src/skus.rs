@@ -41,6 +41,8 @@ pub struct Size {
     pub v_cpus: Option<u32>,
     pub memory_mib: Option<u64>,
     pub gpus: Option<u32>,
+    /// The controllers that its disks can be attached to, in Azure's spelling. Empty where the catalogue names none.
+    pub disk_controllers: BTreeSet<String>,
     pub architecture: Option<String>,
     /// Abilities that the catalogue denies. Abilities that it does not mention are left to Azure.
     pub lacks: BTreeSet<Ability>,
@@ -68,6 +70,12 @@ const ABILITIES: [(&str, Ability); 4] = [
 ];
 
 impl Size {
+    /// Whether its disks are attached by NVMe and in no other way.
+    pub fn is_nvme_only(&self) -> bool {
+        let mut controllers = self.disk_controllers.iter();
+        !self.disk_controllers.is_empty() && controllers.all(|name| name.eq_ignore_ascii_case("NVMe"))
+    }
+
     /// Whether it takes Ultra disks in this zone, or outside zones for `None`.
     pub fn supports_ultra(&self, zone: Option<&str>) -> bool {
         match zone {
@@ -82,6 +90,8 @@ impl Size {
 pub struct Catalogue {
     pub location: String,
     sizes: HashMap<String, Size>,
+    /// The most fault domains that an availability set with managed disks can have.
+    pub max_fault_domains: Option<i32>,
 }
 
 impl Catalogue {
@@ -90,6 +100,7 @@ impl Catalogue {
         Self {
             location: location.to_owned(),
             sizes,
+            max_fault_domains: None,
         }
     }
 
@@ -174,6 +185,14 @@ fn is_true(capabilities: &[Capability], name: &str) -> bool {
     value(capabilities, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
+/// Returns the most fault domains of availability sets in a region, if this entry tells.
+fn max_fault_domains(sku: &RawSku, location: &str) -> Option<i32> {
+    let here = sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
+    let aligned = sku.resource_type.eq_ignore_ascii_case("availabilitySets") && sku.name == "Aligned";
+    let most = value(&sku.capabilities, "MaximumPlatformFaultDomainCount")?;
+    (here && aligned).then(|| most.parse().ok()).flatten()
+}
+
 fn size(sku: RawSku, location: &str) -> Option<Size> {
     let here = sku
         .location_info
@@ -209,6 +228,12 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
             .and_then(|v| v.parse::<f64>().ok())
             .map(|gib| (gib * 1024.0) as u64),
         gpus: value(all, "GPUs").and_then(|value| value.parse().ok()),
+        disk_controllers: value(all, "DiskControllerTypes")
+            .unwrap_or_default()
+            .split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect(),
         lacks: ABILITIES
             .iter()
             .filter(|(word, _)| value(all, word).is_some_and(|value| value.eq_ignore_ascii_case("False")))
@@ -308,10 +333,12 @@ impl Client {
                 return Err(error);
             }
         };
-        let catalogue = Arc::new(Catalogue::new(
-            location,
-            raw.into_iter().filter_map(|sku| size(sku, location)),
-        ));
+        let max_fault_domains = raw.iter().find_map(|sku| max_fault_domains(sku, location));
+        let sizes = raw.into_iter().filter_map(|sku| size(sku, location));
+        let catalogue = Arc::new(Catalogue {
+            max_fault_domains,
+            ..Catalogue::new(location, sizes)
+        });
         *slot = Some((self.clock().instant(), Ok(catalogue.clone())));
         Ok(catalogue)
     }
@@ -333,6 +360,30 @@ mod tests {
       {"resourceType":"virtualMachines","name":"Standard_Elsewhere","locations":["westus"],"locationInfo":null,
        "capabilities":null,"restrictions":null},
       {"resourceType":"disks","name":"UltraSSD_LRS","locations":["eastus"]}]"#;
+
+    #[test]
+    fn sizes_without_scsi_and_regions_with_few_fault_domains_are_known() {
+        let list = r#"[
+          {"resourceType":"virtualMachines","name":"Standard_D2s_v6","locations":["eastus"],
+           "capabilities":[{"name":"DiskControllerTypes","value":"NVMe"},{"name":"GPUs","value":"2"}]},
+          {"resourceType":"virtualMachines","name":"Standard_E2bs_v5","locations":["eastus"],
+           "capabilities":[{"name":"DiskControllerTypes","value":"SCSI, NVMe"}]},
+          {"resourceType":"availabilitySets","name":"Classic","locations":["eastus"],
+           "capabilities":[{"name":"MaximumPlatformFaultDomainCount","value":"2"}]},
+          {"resourceType":"availabilitySets","name":"Aligned","locations":["eastus"],
+           "capabilities":[{"name":"MaximumPlatformFaultDomainCount","value":"3"}]}]"#;
+        let raw: Vec<RawSku> = serde_json::from_str(list).unwrap();
+        assert_eq!(raw.iter().find_map(|sku| max_fault_domains(sku, "eastus")), Some(3));
+        assert_eq!(raw.iter().find_map(|sku| max_fault_domains(sku, "westus")), None);
+        let found = Catalogue::new("eastus", raw.into_iter().filter_map(|sku| size(sku, "eastus")));
+        let nvme = |name: &str| found.size(name).map(Size::is_nvme_only);
+        assert_eq!(
+            (nvme("Standard_D2s_v6"), nvme("Standard_E2bs_v5")),
+            (Some(true), Some(false))
+        );
+        assert_eq!(found.size("Standard_D2s_v6").and_then(|size| size.gpus), Some(2));
+        assert_eq!(catalogue().size("Standard_L8").map(Size::is_nvme_only), Some(false));
+    }
 
     fn catalogue() -> Catalogue {
         let raw: Vec<RawSku> = serde_json::from_str(LIST).unwrap();

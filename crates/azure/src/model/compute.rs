@@ -42,7 +42,12 @@ model! {
     }
     CapacityReservationProfile { capacity_reservation_group: SubResource }
     BillingProfile { max_price: f64 }
-    StorageProfile { image_reference: ImageReference, os_disk: OsDisk, data_disks: Vec<DataDisk> }
+    StorageProfile {
+        image_reference: ImageReference,
+        os_disk: OsDisk,
+        data_disks: Vec<DataDisk>,
+        disk_controller_type: String,
+    }
     ImageReference {
         id: String,
         publisher: String,

@@ -43,7 +43,10 @@ pub async fn ensure(target: &Target, size: Option<&Size>) -> Result<Option<Strin
             return Ok(Some(id(&name)));
         }
     }
-    let set = build::availability_set(names, spec);
+    // The catalogue is known: it told that the size has no zones.
+    let catalogue = client.catalogue(&names.location).await.ok();
+    let fault_domains = catalogue.and_then(|catalogue| catalogue.max_fault_domains);
+    let set = build::availability_set(names, spec, fault_domains);
     let doing = Error::doing(format!("failed to create availability set {name}"));
     client
         .put_availability_set(&names.group, &name, &set)

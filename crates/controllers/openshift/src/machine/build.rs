@@ -12,6 +12,9 @@ use capstan_core::disks::azure::ultra_enabled;
 use capstan_core::machine::disks::policy_of;
 use capstan_core::machine::names::{MACHINE_TAG, Names, POLICY_TAG, UID_TAG};
 
+/// Nearly every region has two fault domains.
+const FAULT_DOMAINS: i32 = 2;
+
 /// The user that the image's own provisioning makes.
 const ADMIN_USER: &str = "capi";
 
@@ -28,6 +31,8 @@ pub struct Extras {
     pub nat_rules: Vec<String>,
     /// The subnet has IPv6 addresses too.
     pub ipv6: bool,
+    /// The size takes disks by NVMe only.
+    pub nvme: bool,
 }
 
 impl Extras {
@@ -189,6 +194,7 @@ pub fn virtual_machine(names: &Names, spec: &AzureMachineProviderSpec, extras: &
             storage_profile: Some(StorageProfile {
                 image_reference: Some(image(names, spec)),
                 os_disk: Some(os_disk(names, spec)),
+                disk_controller_type: extras.nvme.then(|| "NVMe".into()),
                 data_disks: (!spec.data_disks.is_empty())
                     .then(|| spec.data_disks.iter().map(|disk| data_disk(names, disk)).collect()),
                 ..StorageProfile::default()
@@ -543,7 +549,8 @@ fn diagnostics(spec: &AzureMachineProviderSpec) -> Option<DiagnosticsProfile> {
     })
 }
 
-pub fn availability_set(names: &Names, spec: &AzureMachineProviderSpec) -> AvailabilitySet {
+/// An availability set with as many fault domains as the region has, at most [`FAULT_DOMAINS`] where that is not known.
+pub fn availability_set(names: &Names, spec: &AzureMachineProviderSpec, fault_domains: Option<i32>) -> AvailabilitySet {
     let mut tags = names.tags(spec);
     // It is shared by the machines of a set, so it names none of them.
     tags.retain(|key, _| key != MACHINE_TAG && key != UID_TAG);
@@ -555,7 +562,7 @@ pub fn availability_set(names: &Names, spec: &AzureMachineProviderSpec) -> Avail
             ..Sku::default()
         }),
         properties: Some(AvailabilitySetProperties {
-            platform_fault_domain_count: Some(2),
+            platform_fault_domain_count: Some(fault_domains.unwrap_or(FAULT_DOMAINS)),
             platform_update_domain_count: Some(5),
             ..AvailabilitySetProperties::default()
         }),

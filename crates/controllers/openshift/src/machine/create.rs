@@ -38,8 +38,10 @@ impl Controller {
         target.names.check_tags(&target.spec).map_err(Error::Invalid)?;
         let size = self.size(&target).await?;
         self.check_conflicting_disks(&target, state).await?;
-        state.user_data = Some(UserData(self.custom_data(scope, &target.spec).await?));
+        let nvme = size.as_ref().is_some_and(Size::is_nvme_only);
+        state.user_data = Some(UserData(self.custom_data(scope, &target.spec, nvme).await?));
         let mut extras = Extras {
+            nvme,
             ipv6: self.subnets.is_dual_stack(&target).await?,
             ..Extras::default()
         };
@@ -117,7 +119,7 @@ impl Controller {
         state.dependencies = Some(Box::new(dependencies.after_error()));
         extras.custom_data = match state.user_data.take() {
             Some(UserData(kept)) => kept,
-            None => self.custom_data(scope, spec).await?,
+            None => self.custom_data(scope, spec, extras.nvme).await?,
         };
         let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
         if windows || spec.ssh_public_key.as_deref().unwrap_or_default().is_empty() {
@@ -220,7 +222,12 @@ impl Controller {
     }
 
     /// Returns the user data as the request has it: encoded once, with the mounts that the annotation asks for.
-    async fn custom_data(&self, scope: &Scope<Machine>, spec: &AzureMachineProviderSpec) -> Result<String, Error> {
+    async fn custom_data(
+        &self,
+        scope: &Scope<Machine>,
+        spec: &AzureMachineProviderSpec,
+        nvme: bool,
+    ) -> Result<String, Error> {
         let reference = spec.user_data_secret.clone().unwrap_or_default();
         let key = account::Key {
             namespace: scope.key.namespace.clone(),
@@ -234,18 +241,23 @@ impl Controller {
         let Some(mounts) = scope.object.annotations().get(init::MOUNTS_ANNOTATION) else {
             return Ok(STANDARD.encode(data));
         };
-        let rendered = mounted(&data, mounts, spec)
+        let rendered = mounted(&data, mounts, spec, nvme)
             .map_err(|error| Error::Invalid(format!("annotation {}: {error}", init::MOUNTS_ANNOTATION)))?;
         Ok(STANDARD.encode(rendered))
     }
 }
 
-fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec) -> Result<String, init::InitError> {
+fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec, nvme: bool) -> Result<String, init::InitError> {
+    let known = if nvme {
+        init::KnownDisk::azure_nvme
+    } else {
+        init::KnownDisk::azure
+    };
     let text = std::str::from_utf8(data).map_err(|_| init::InitError::UserData("not text".to_owned()))?;
     let disks: Vec<_> = spec
         .data_disks
         .iter()
-        .map(|disk| init::KnownDisk::azure(disk.lun, &disk.name_suffix))
+        .map(|disk| known(disk.lun, &disk.name_suffix))
         .collect();
     init::merge(text, &init::resolve(&init::parse_requests(mounts)?, &disks)?)
 }
@@ -308,4 +320,27 @@ async fn balancers(target: &Target, extras: &mut Extras) -> Result<(), Error> {
         extras.nat_rules.extend(rule);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{good, ultra};
+
+    #[test]
+    fn mounts_name_the_device_that_the_size_shows() {
+        let mut spec = good();
+        spec.data_disks = vec![ultra(3)];
+        let rendered = |nvme| mounted(br#"{"ignition":{"version":"3.2.0"}}"#, "lun3:/data:xfs", &spec, nvme).unwrap();
+        assert!(
+            rendered(false).contains("/dev/disk/azure/scsi1/lun3"),
+            "{}",
+            rendered(false)
+        );
+        assert!(
+            rendered(true).contains("/dev/disk/azure/data/by-lun/3"),
+            "{}",
+            rendered(true)
+        );
+    }
 }

@@ -79,6 +79,14 @@ impl KnownDisk {
             label: by_lun,
         }
     }
+
+    /// An Azure data disk of a size without SCSI: by LUN, as the udev rules of azure-vm-utils show it.
+    pub fn azure_nvme(lun: i32, name_suffix: &str) -> Self {
+        Self {
+            device: format!("/dev/disk/azure/data/by-lun/{lun}"),
+            ..Self::azure(lun, name_suffix)
+        }
+    }
 }
 
 /// Binds each request to a disk of the machine. A disk and a mount point are used once at most.

@@ -51,8 +51,18 @@ func computeServers() *computefake.ServerFactory {
 			CreateOrUpdate: func(_ context.Context, _, _ string, set armcompute.AvailabilitySet, _ *armcompute.AvailabilitySetsClientCreateOrUpdateOptions) (azfake.Responder[armcompute.AvailabilitySetsClientCreateOrUpdateResponse], azfake.ErrorResponder) {
 				return answer(200, armcompute.AvailabilitySetsClientCreateOrUpdateResponse{AvailabilitySet: set})
 			},
+			NewListPager: func(string, *armcompute.AvailabilitySetsClientListOptions) azfake.PagerResponder[armcompute.AvailabilitySetsClientListResponse] {
+				set := &armcompute.AvailabilitySet{Name: to.Ptr("a"), Location: to.Ptr("westus")}
+				return page(armcompute.AvailabilitySetsClientListResponse{AvailabilitySetListResult: armcompute.AvailabilitySetListResult{Value: []*armcompute.AvailabilitySet{set}}})
+			},
 			Delete: func(context.Context, string, string, *armcompute.AvailabilitySetsClientDeleteOptions) (azfake.Responder[armcompute.AvailabilitySetsClientDeleteResponse], azfake.ErrorResponder) {
 				return answer(200, armcompute.AvailabilitySetsClientDeleteResponse{})
+			},
+		},
+		UsageServer: computefake.UsageServer{
+			NewListPager: func(string, *armcompute.UsageClientListOptions) azfake.PagerResponder[armcompute.UsageClientListResponse] {
+				usage := &armcompute.Usage{Unit: to.Ptr("Count"), CurrentValue: to.Ptr[int32](4), Limit: to.Ptr[int64](10), Name: &armcompute.UsageName{Value: to.Ptr("cores")}}
+				return page(armcompute.UsageClientListResponse{ListUsagesResult: armcompute.ListUsagesResult{Value: []*armcompute.Usage{usage}}})
 			},
 		},
 		ResourceSKUsServer: computefake.ResourceSKUsServer{
@@ -197,11 +207,17 @@ func networkServers() *networkfake.ServerFactory {
 			BeginDelete: func(context.Context, string, string, *armnetwork.InterfacesClientBeginDeleteOptions) (azfake.PollerResponder[armnetwork.InterfacesClientDeleteResponse], azfake.ErrorResponder) {
 				return done(204, armnetwork.InterfacesClientDeleteResponse{})
 			},
+			NewListPager: func(string, *armnetwork.InterfacesClientListOptions) azfake.PagerResponder[armnetwork.InterfacesClientListResponse] {
+				return page(armnetwork.InterfacesClientListResponse{InterfaceListResult: armnetwork.InterfaceListResult{Value: []*armnetwork.Interface{{Name: to.Ptr("nic")}}}})
+			},
 			NewListVirtualMachineScaleSetNetworkInterfacesPager: func(string, string, *armnetwork.InterfacesClientListVirtualMachineScaleSetNetworkInterfacesOptions) azfake.PagerResponder[armnetwork.InterfacesClientListVirtualMachineScaleSetNetworkInterfacesResponse] {
 				return page(armnetwork.InterfacesClientListVirtualMachineScaleSetNetworkInterfacesResponse{InterfaceListResult: armnetwork.InterfaceListResult{Value: []*armnetwork.Interface{{Name: to.Ptr("nic")}}}})
 			},
 		},
 		PublicIPAddressesServer: networkfake.PublicIPAddressesServer{
+			NewListPager: func(string, *armnetwork.PublicIPAddressesClientListOptions) azfake.PagerResponder[armnetwork.PublicIPAddressesClientListResponse] {
+				return page(armnetwork.PublicIPAddressesClientListResponse{PublicIPAddressListResult: armnetwork.PublicIPAddressListResult{Value: []*armnetwork.PublicIPAddress{{Name: to.Ptr("ip")}}}})
+			},
 			Get: func(_ context.Context, _, name string, _ *armnetwork.PublicIPAddressesClientGetOptions) (azfake.Responder[armnetwork.PublicIPAddressesClientGetResponse], azfake.ErrorResponder) {
 				return answer(200, armnetwork.PublicIPAddressesClientGetResponse{PublicIPAddress: armnetwork.PublicIPAddress{Name: &name}})
 			},

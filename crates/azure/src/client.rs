@@ -278,6 +278,11 @@ impl Client {
         &self.subscription
     }
 
+    /// Names the identity that the client signs in as, so that answers about its rights can be kept apart.
+    pub fn identity(&self) -> &str {
+        &self.principal
+    }
+
     pub(crate) fn principal(&self) -> &Arc<str> {
         &self.principal
     }

@@ -71,9 +71,10 @@ impl Client {
         group: &str,
         name: &str,
         update: &VirtualMachineUpdate,
+        when: When,
     ) -> Result<Put<VirtualMachine>, Error> {
         let call = self.vm(Method::PATCH, group, name, Policy::VmPut)?;
-        self.change(call.body(update)?).await
+        self.change(call.when(when).body(update)?).await
     }
 
     /// Deletes the machine, and with it everything that it has with `deleteOption: Delete`.
@@ -91,6 +92,11 @@ impl Client {
 
     pub async fn get_availability_set(&self, group: &str, name: &str) -> Result<Option<AvailabilitySet>, Error> {
         self.get(self.availability_set(Method::GET, group, name)?).await
+    }
+
+    pub async fn list_availability_sets(&self, group: &str) -> Result<Vec<AvailabilitySet>, Error> {
+        let path = self.compute(group)?.word("availabilitySets");
+        self.list(Call::new(Method::GET, path, COMPUTE, Policy::Other)).await
     }
 
     pub async fn put_availability_set(

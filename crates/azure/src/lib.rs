@@ -28,6 +28,7 @@ pub mod scale_sets;
 pub mod settings;
 pub mod skus;
 mod token;
+pub mod usages;
 
 pub use capstan_core::Secret;
 pub use client::{Client, Clients, Put};

@@ -27,6 +27,11 @@ impl Client {
         self.get(self.nic(Method::GET, group, name)?).await
     }
 
+    pub async fn list_nics(&self, group: &str) -> Result<Vec<NetworkInterface>, Error> {
+        let path = self.network(group)?.word("networkInterfaces");
+        self.list(network_call(Method::GET, path)).await
+    }
+
     pub async fn put_nic(
         &self,
         group: &str,
@@ -52,6 +57,11 @@ impl Client {
 
     pub async fn get_public_ip(&self, group: &str, name: &str) -> Result<Option<PublicIpAddress>, Error> {
         self.get(self.public_ip(Method::GET, group, name)?).await
+    }
+
+    pub async fn list_public_ips(&self, group: &str) -> Result<Vec<PublicIpAddress>, Error> {
+        let path = self.network(group)?.word("publicIPAddresses");
+        self.list(network_call(Method::GET, path)).await
     }
 
     pub async fn put_public_ip(

@@ -27,6 +27,8 @@ const REFUSED: Duration = Duration::from_secs(180);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     pub name: String,
+    /// The family that Azure counts its vCPUs under.
+    pub family: String,
     /// Zones of the region that have the size.
     pub zones: BTreeSet<String>,
     /// Zones in which it takes Ultra disks.
@@ -39,8 +41,12 @@ pub struct Size {
     pub accelerated_networking: bool,
     pub encryption_at_host: bool,
     pub v_cpus: Option<u32>,
+    /// Fewer than `v_cpus` on sizes that switch some of them off.
+    pub v_cpus_available: Option<u32>,
     pub memory_mib: Option<u64>,
     pub gpus: Option<u32>,
+    /// Where it can keep an ephemeral OS disk, in Azure's spelling. Empty where the catalogue names no place.
+    pub ephemeral_placements: BTreeSet<String>,
     /// The controllers that its disks can be attached to, in Azure's spelling. Empty where the catalogue names none.
     pub disk_controllers: BTreeSet<String>,
     pub architecture: Option<String>,
@@ -121,6 +127,8 @@ struct RawSku {
     #[serde(default, deserialize_with = "null_is_empty")]
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
+    family: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
     locations: Vec<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     location_info: Vec<LocationInfo>,
@@ -185,7 +193,14 @@ fn is_true(capabilities: &[Capability], name: &str) -> bool {
     value(capabilities, name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Returns the most fault domains of availability sets in a region, if this entry tells.
+/// Returns the parts of a value that is a list separated by commas.
+fn listed(capabilities: &[Capability], name: &str) -> BTreeSet<String> {
+    let value = value(capabilities, name).unwrap_or_default();
+    let parts = value.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(ToOwned::to_owned).collect()
+}
+
+/// Returns the most fault domains of availability sets in a region, if this entry says so.
 fn max_fault_domains(sku: &RawSku, location: &str) -> Option<i32> {
     let here = sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
     let aligned = sku.resource_type.eq_ignore_ascii_case("availabilitySets") && sku.name == "Aligned";
@@ -198,8 +213,8 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
         .location_info
         .iter()
         .find(|info| info.location.eq_ignore_ascii_case(location));
-    let listed = here.is_some() || sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
-    if !sku.resource_type.eq_ignore_ascii_case("virtualMachines") || !listed {
+    let offered = here.is_some() || sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
+    if !sku.resource_type.eq_ignore_ascii_case("virtualMachines") || !offered {
         return None;
     }
     let all = &sku.capabilities;
@@ -223,17 +238,15 @@ fn size(sku: RawSku, location: &str) -> Option<Size> {
         ephemeral_os: is_true(all, "EphemeralOSDiskSupported"),
         accelerated_networking: is_true(all, "AcceleratedNetworkingEnabled"),
         encryption_at_host: is_true(all, "EncryptionAtHostSupported"),
+        family: sku.family,
         v_cpus: value(all, "vCPUs").and_then(|value| value.parse().ok()),
+        v_cpus_available: value(all, "vCPUsAvailable").and_then(|value| value.parse().ok()),
         memory_mib: value(all, "MemoryGB")
             .and_then(|v| v.parse::<f64>().ok())
             .map(|gib| (gib * 1024.0) as u64),
         gpus: value(all, "GPUs").and_then(|value| value.parse().ok()),
-        disk_controllers: value(all, "DiskControllerTypes")
-            .unwrap_or_default()
-            .split(',')
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty())
-            .collect(),
+        ephemeral_placements: listed(all, "SupportedEphemeralOSDiskPlacements"),
+        disk_controllers: listed(all, "DiskControllerTypes"),
         lacks: ABILITIES
             .iter()
             .filter(|(word, _)| value(all, word).is_some_and(|value| value.eq_ignore_ascii_case("False")))
@@ -391,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn ultra_support_is_told_by_zone_and_by_region() {
+    fn ultra_support_is_known_by_zone_and_by_region() {
         let catalogue = catalogue();
         let zonal = catalogue.size("standard_d4s_V3").unwrap();
         assert!(zonal.supports_ultra(Some("2")) && !zonal.supports_ultra(Some("1")) && !zonal.supports_ultra(None));
@@ -411,7 +424,7 @@ mod tests {
         assert_eq!(
             size.lacks,
             [Ability::EphemeralOsDisk].into(),
-            "what is not spoken of is not lacking"
+            "what the catalogue does not mention is not lacking"
         );
         assert!(catalogue.size("Standard_Elsewhere").is_none());
     }

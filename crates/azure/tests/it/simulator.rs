@@ -510,7 +510,7 @@ async fn an_ultra_volume_attaches_to_a_running_machine_that_has_the_capability_a
         let volume = client.settled(put).await?;
         let attach = of(json!({ "properties": { "storageProfile": { "dataDisks": [
             { "lun": 0, "createOption": "Attach", "caching": "None", "managedDisk": { "id": volume.id } }] } } }))?;
-        let attached = match client.patch_vm(GROUP, name, &attach).await {
+        let attached = match client.patch_vm(GROUP, name, &attach, When::Always).await {
             Ok(put) => client.settled(put).await.map(drop),
             Err(error) => Err(error),
         };

@@ -235,11 +235,12 @@ async fn machines(azure: &Client) -> Result<(), capstan_azure::Error> {
     azure.get_vm("g", "vm").await?;
     azure.get_vm_with_instance_view("g", "vm").await?;
     azure.list_flexible_vms("g", "/set").await?;
+    azure.usages("eastus").await?;
     let update: VirtualMachineUpdate = model(
         json!({ "tags": { "a": "b" }, "properties": { "storageProfile": { "dataDisks": [
         { "lun": 1, "createOption": "Attach", "managedDisk": { "id": "/disk" }, "toBeDetached": false }] } } }),
     );
-    azure.patch_vm("g", "vm", &update).await?;
+    azure.patch_vm("g", "vm", &update, When::Unchanged("1".into())).await?;
     azure.delete_vm(&owned("vm")).await?;
     let disk: Disk = model(
         json!({ "location": "eastus", "tags": { "a": "b" }, "zones": ["1"], "sku": { "name": "UltraSSD_LRS" },
@@ -257,6 +258,7 @@ async fn machines(azure: &Client) -> Result<(), capstan_azure::Error> {
     );
     azure.put_availability_set("g", "a", &set).await?;
     azure.get_availability_set("g", "a").await?;
+    azure.list_availability_sets("g").await?;
     azure.delete_availability_set(&owned("a")).await?;
     azure.size("eastus", "Standard_D4s_v3").await.map(drop)
 }
@@ -277,6 +279,8 @@ async fn pools(azure: &Client) -> Result<(), capstan_azure::Error> {
 async fn network(azure: &Client) -> Result<(), capstan_azure::Error> {
     azure.put_nic("g", "n", &nic(), When::Absent).await?;
     azure.get_nic("g", "n").await?;
+    azure.list_nics("g").await?;
+    azure.list_public_ips("g").await?;
     azure.delete_nic(&owned("n")).await?;
     let ip: PublicIpAddress = model(
         json!({ "location": "eastus", "tags": { "a": "b" }, "zones": ["1"], "sku": { "name": "Standard" },

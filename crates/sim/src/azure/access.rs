@@ -32,7 +32,11 @@ fn action(call: &Call) -> Option<String> {
         .position(|segment| segment.eq_ignore_ascii_case("providers"))?;
     let rest = &call.segments[at + 1..];
     let (namespace, rest) = rest.split_first()?;
-    if rest.first().is_none_or(|kind| kind.eq_ignore_ascii_case("locations")) {
+    let usages = rest.get(2).is_some_and(|kind| kind.eq_ignore_ascii_case("usages"));
+    if rest
+        .first()
+        .is_none_or(|kind| kind.eq_ignore_ascii_case("locations") && !usages)
+    {
         return None;
     }
     let kinds: Vec<&str> = rest.iter().step_by(2).map(String::as_str).collect();
@@ -107,6 +111,9 @@ mod tests {
         }
         let operation = "/subscriptions/s/providers/Microsoft.Compute/locations/eastus/operations/o";
         assert_eq!(of(Method::GET, operation), None);
+        let usages = "/subscriptions/s/providers/Microsoft.Compute/locations/eastus/usages";
+        let expected = Some("Microsoft.Compute/locations/usages/read");
+        assert_eq!(of(Method::GET, usages).as_deref(), expected);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::compute::rules;
+use super::compute::{rules, skus};
 use super::operations::Lane;
 use super::resources::Place;
 use super::wire::{Answer, Call, Fail, Reply, merge, same, text};
@@ -457,6 +457,7 @@ impl World {
             }
             // Azure answers 200 to a PUT of an availability set, new or not.
             (&Method::PUT, 8) => {
+                fault_domains(&call.body)?;
                 if let (true, Some(doc)) = (self.config.strict.fixed_properties, self.docs.get(&call.key)) {
                     rules::fixed(&FIXED_OF_AVAILABILITY_SETS, &doc.body, &call.body)?;
                 }
@@ -467,6 +468,24 @@ impl World {
             }
             _ => self.generic(call),
         }
+    }
+}
+
+/// Refuses an availability set with more fault domains than its region has.
+fn fault_domains(body: &Value) -> Result<(), Fail> {
+    let location = skus::find_location(text(body, "/location").unwrap_or_default());
+    let count = body
+        .pointer("/properties/platformFaultDomainCount")
+        .and_then(Value::as_u64);
+    match (location, count) {
+        (Some(location), Some(count)) if !(1..=location.fault_domains).contains(&count) => Err(Fail::parameter(
+            "platformFaultDomainCount",
+            format!(
+                "The specified fault domain count {count} must fall in the range 1 to {}.",
+                location.fault_domains
+            ),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@ const TYPES: [&str; 7] = [
 /// Checks a model; the first thing that is wrong is told.
 pub fn check(model: &Model) -> Result<(), Fail> {
     let (size, location) = place(model)?;
-    os_disk(model)?;
+    os_disk(model, size)?;
     if model.ultra_enabled {
         ultra_place(model, size, location)?;
     }
@@ -124,8 +124,27 @@ fn place<'a>(model: &Model) -> Result<(&'a Size, &'a Location), Fail> {
     Ok((size, location))
 }
 
-fn os_disk(model: &Model) -> Result<(), Fail> {
+fn os_disk(model: &Model, size: &Size) -> Result<(), Fail> {
     let os = &model.storage["osDisk"];
+    let controller = text(model.storage, "/diskControllerType").unwrap_or(size.controller());
+    if !same(controller, size.controller()) {
+        let message = format!(
+            "The VM size '{}' does not support disk controller type '{controller}'. Supported disk controller types are: {}.",
+            size.name,
+            size.controller()
+        );
+        return Err(Fail::parameter("storageProfile.diskControllerType", message));
+    }
+    let placement = text(os, "/diffDiskSettings/placement");
+    if let Some(placement) =
+        placement.filter(|placement| !size.placements().split(',').any(|known| same(known, placement)))
+    {
+        let message = format!(
+            "The VM size '{}' does not support ephemeral OS disk placement '{placement}'.",
+            size.name
+        );
+        return Err(Fail::parameter("osDisk.diffDiskSettings.placement", message));
+    }
     let kind = text(os, "/managedDisk/storageAccountType").unwrap_or("Standard_LRS");
     if kind == ULTRA || kind == PREMIUM_V2 {
         return Err(Fail::parameter(

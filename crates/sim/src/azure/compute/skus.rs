@@ -15,6 +15,8 @@ pub struct Size {
     pub ultra: bool,
     pub ephemeral_os: bool,
     pub accelerated: bool,
+    /// Whether it attaches disks by NVMe, and not by SCSI.
+    pub nvme: bool,
 }
 
 const fn size(name: &'static str, family: &'static str, cores: u64, memory_gb: u32, data_disks: u64) -> Size {
@@ -28,10 +30,11 @@ const fn size(name: &'static str, family: &'static str, cores: u64, memory_gb: u
         ultra: true,
         ephemeral_os: true,
         accelerated: true,
+        nvme: false,
     }
 }
 
-pub const SIZES: [Size; 24] = [
+pub const SIZES: [Size; 25] = [
     Size {
         ultra: false,
         ephemeral_os: true,
@@ -81,6 +84,10 @@ pub const SIZES: [Size; 24] = [
     size("Standard_D2s_v5", "standardDSv5Family", 2, 8, 4),
     size("Standard_D4s_v5", "standardDSv5Family", 4, 16, 8),
     size("Standard_D8s_v5", "standardDSv5Family", 8, 32, 16),
+    Size {
+        nvme: true,
+        ..size("Standard_D4ds_v6", "StandardDdsv6Family", 4, 16, 12)
+    },
     size("Standard_D2ds_v5", "standardDDSv5Family", 2, 8, 4),
     size("Standard_D4ds_v5", "standardDDSv5Family", 4, 16, 8),
     size("Standard_E2s_v3", "standardESv3Family", 2, 16, 4),
@@ -103,6 +110,8 @@ pub struct Location {
     /// Zones where Ultra disks can be had; in a location without zones, whether they can be had at all.
     pub ultra_zones: &'static [&'static str],
     pub ultra_regional: bool,
+    /// The most fault domains that an availability set can have.
+    pub fault_domains: u64,
 }
 
 const THREE: &[&str] = &["1", "2", "3"];
@@ -123,6 +132,7 @@ pub const LOCATIONS: [Location; 11] = [
         zones: &[],
         ultra_zones: &[],
         ultra_regional: true,
+        fault_domains: 3,
     },
     Location {
         name: "northcentralus",
@@ -130,6 +140,7 @@ pub const LOCATIONS: [Location; 11] = [
         zones: &[],
         ultra_zones: &[],
         ultra_regional: false,
+        fault_domains: 3,
     },
 ];
 
@@ -140,6 +151,7 @@ const fn zonal(name: &'static str, display: &'static str, ultra_zones: &'static 
         zones: THREE,
         ultra_zones,
         ultra_regional: false,
+        fault_domains: 2,
     }
 }
 
@@ -158,6 +170,20 @@ pub fn plain(name: &str) -> String {
 }
 
 impl Size {
+    /// The controller that its disks are attached to.
+    pub fn controller(&self) -> &'static str {
+        if self.nvme { "NVMe" } else { "SCSI" }
+    }
+
+    /// Where it can keep an ephemeral OS disk.
+    pub fn placements(&self) -> &'static str {
+        match (self.ephemeral_os, self.nvme) {
+            (false, _) => "",
+            (true, true) => "NvmeDisk",
+            (true, false) => "ResourceDisk,CacheDisk",
+        }
+    }
+
     /// Whether Ultra disks work with this size at this place.
     pub fn ultra_at(&self, location: &Location, zone: Option<&str>) -> bool {
         self.ultra
@@ -186,6 +212,7 @@ pub fn list(call: &Call) -> Reply {
     for location in places {
         value.extend(SIZES.iter().map(|size| vm_sku(size, location)));
         value.extend(disk_skus(location));
+        value.push(set_sku(location));
     }
     Ok(Answer::ok(json!({ "value": value })))
 }
@@ -241,6 +268,8 @@ fn vm_sku(size: &Size, location: &Location) -> Value {
         capability("EncryptionAtHostSupported", "True"),
         capability("CapacityReservationSupported", "True"),
         capability("AcceleratedNetworkingEnabled", yes(size.accelerated)),
+        capability("DiskControllerTypes", size.controller()),
+        capability("SupportedEphemeralOSDiskPlacements", size.placements()),
         capability("RdmaEnabled", "False"),
         capability("MaxNetworkInterfaces", size.cores.clamp(2, 8)),
         capability("TrustedLaunchDisabled", "False"),
@@ -259,6 +288,12 @@ fn vm_sku(size: &Size, location: &Location) -> Value {
         "locationInfo": [{ "location": location.name, "zones": location.zones, "zoneDetails": details }],
         "capabilities": capabilities, "restrictions": [],
     })
+}
+
+fn set_sku(location: &Location) -> Value {
+    json!({ "resourceType": "availabilitySets", "name": "Aligned", "locations": [location.name],
+        "locationInfo": [{ "location": location.name, "zones": [], "zoneDetails": [] }],
+        "capabilities": [capability("MaximumPlatformFaultDomainCount", location.fault_domains)], "restrictions": [] })
 }
 
 fn disk_skus(location: &Location) -> Vec<Value> {

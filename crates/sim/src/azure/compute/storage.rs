@@ -171,9 +171,11 @@ impl World {
     }
 
     /// Carries a plan out.
-    pub fn apply_disks(&mut self, vm: &Place, plan: Plan) {
+    pub fn apply_disks(&mut self, vm: &Place, tags: &Value, plan: Plan) {
         for (place, recipe) in plan.make {
             let mut doc = self.make_disk(&place, &recipe);
+            // A disk that Azure makes with its machine gets the tags that the machine has at that time.
+            default(&mut doc.body, "tags", tags.clone());
             attach(&mut doc.body, &vm.id());
             self.docs.insert(place.key(), doc);
         }

@@ -107,7 +107,7 @@ impl World {
         let mut profile = body["properties"]["storageProfile"].take();
         let plan = self.plan_disks(&home, &mut profile, &[])?;
         body["properties"]["storageProfile"] = profile;
-        self.apply_disks(place, plan);
+        self.apply_disks(place, &body["tags"], plan);
         self.take_nics(place, &nics);
         let mut doc = Doc::new(place.head());
         merge(&mut doc.body, body);
@@ -206,7 +206,7 @@ impl World {
         let mut profile = body["properties"]["storageProfile"].take();
         let plan = self.plan_disks(&home, &mut profile, &held)?;
         body["properties"]["storageProfile"] = profile;
-        self.apply_disks(&place, plan);
+        self.apply_disks(&place, &body["tags"], plan);
         for (nic, _) in old_nics.iter().filter(|(nic, _)| !new_nics.contains(nic)) {
             self.leave_nic(nic);
         }

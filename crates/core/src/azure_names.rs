@@ -61,17 +61,25 @@ impl fmt::Display for InvalidName {
 
 impl std::error::Error for InvalidName {}
 
-/// The names of most resources: letters, digits, `_`, `.` and `-`, a letter or digit first, none of `.` and `-` last.
-const ORDINARY: &str = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,78}[A-Za-z0-9_])?$";
+/// What a name is made of. Many kinds share a rule.
+#[derive(Clone, Copy)]
+enum Rule {
+    Guid,
+    Tenant,
+    Group,
+    /// The names of most resources, with this many characters at most.
+    Ordinary80,
+    Ordinary64,
+    Segment,
+}
 
 impl AzureName {
-    /// Refuses a name that breaks Azure's rule for this kind.
-    pub fn check(self, name: &str) -> Result<(), InvalidName> {
-        let fits = match self {
-            Self::Subscription => is_guid(name),
-            Self::Tenant => is_tenant(name),
-            Self::ResourceGroup => is_group(name),
-            Self::VirtualNetwork => is_ordinary(name, 64),
+    const fn syntax(self) -> Rule {
+        match self {
+            Self::Subscription => Rule::Guid,
+            Self::Tenant => Rule::Tenant,
+            Self::ResourceGroup => Rule::Group,
+            Self::VirtualNetwork => Rule::Ordinary64,
             Self::VirtualMachine
             | Self::ScaleSet
             | Self::Instance
@@ -81,8 +89,20 @@ impl AzureName {
             | Self::PublicIpAddress
             | Self::Subnet
             | Self::LoadBalancer
-            | Self::SecurityGroup => is_ordinary(name, 80),
-            Self::Resource => is_segment(name),
+            | Self::SecurityGroup => Rule::Ordinary80,
+            Self::Resource => Rule::Segment,
+        }
+    }
+
+    /// Refuses a name that breaks Azure's rule for this kind.
+    pub fn check(self, name: &str) -> Result<(), InvalidName> {
+        let fits = match self.syntax() {
+            Rule::Guid => is_guid(name),
+            Rule::Tenant => is_tenant(name),
+            Rule::Group => is_group(name),
+            Rule::Ordinary80 => is_ordinary(name, 80),
+            Rule::Ordinary64 => is_ordinary(name, 64),
+            Rule::Segment => is_segment(name),
         };
         if fits {
             return Ok(());
@@ -95,22 +115,13 @@ impl AzureName {
 
     /// The rule as a regular expression for a CRD schema (RE2, anchored).
     pub const fn pattern(self) -> &'static str {
-        match self {
-            Self::Subscription => r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$",
-            Self::Tenant => r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$",
-            Self::ResourceGroup => r"^[-\p{L}\p{M}\p{N}_.()]{0,89}[-\p{L}\p{M}\p{N}_()]$",
-            Self::VirtualNetwork => r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?$",
-            Self::VirtualMachine
-            | Self::ScaleSet
-            | Self::Instance
-            | Self::Disk
-            | Self::AvailabilitySet
-            | Self::NetworkInterface
-            | Self::PublicIpAddress
-            | Self::Subnet
-            | Self::LoadBalancer
-            | Self::SecurityGroup => ORDINARY,
-            Self::Resource => r"^[-\p{L}\p{M}\p{N}_.()]*[-\p{L}\p{M}\p{N}_()]$",
+        match self.syntax() {
+            Rule::Guid => r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$",
+            Rule::Tenant => r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$",
+            Rule::Group => r"^[-\p{L}\p{M}\p{N}_.()]{0,89}[-\p{L}\p{M}\p{N}_()]$",
+            Rule::Ordinary80 => r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,78}[A-Za-z0-9_])?$",
+            Rule::Ordinary64 => r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?$",
+            Rule::Segment => r"^[-\p{L}\p{M}\p{N}_.()]*[-\p{L}\p{M}\p{N}_()]$",
         }
     }
 
@@ -137,26 +148,17 @@ impl AzureName {
 
     /// The rule in words.
     pub const fn rule(self) -> &'static str {
-        match self {
-            Self::Subscription => "its id, such as 00000000-0000-0000-0000-000000000000",
-            Self::Tenant => "its id or its domain",
-            Self::ResourceGroup => "1 to 90 letters, digits, '-', '_', '.', '(' or ')', not ending with '.'",
-            Self::VirtualNetwork => {
-                "1 to 64 letters, digits, '-', '_' or '.', starting with a letter or digit, not ending with '-' or '.'"
-            }
-            Self::VirtualMachine
-            | Self::ScaleSet
-            | Self::Instance
-            | Self::Disk
-            | Self::AvailabilitySet
-            | Self::NetworkInterface
-            | Self::PublicIpAddress
-            | Self::Subnet
-            | Self::LoadBalancer
-            | Self::SecurityGroup => {
+        match self.syntax() {
+            Rule::Guid => "its id, such as 00000000-0000-0000-0000-000000000000",
+            Rule::Tenant => "its id or its domain",
+            Rule::Group => "1 to 90 letters, digits, '-', '_', '.', '(' or ')', not ending with '.'",
+            Rule::Ordinary80 => {
                 "1 to 80 letters, digits, '-', '_' or '.', starting with a letter or digit, not ending with '-' or '.'"
             }
-            Self::Resource => "1 to 260 letters, digits, '-', '_', '.', '(' or ')', not ending with '.'",
+            Rule::Ordinary64 => {
+                "1 to 64 letters, digits, '-', '_' or '.', starting with a letter or digit, not ending with '-' or '.'"
+            }
+            Rule::Segment => "1 to 260 letters, digits, '-', '_', '.', '(' or ')', not ending with '.'",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `capstan check`: says what is wrong with manifests before they are applied.
 
-mod catalogue;
+pub mod catalogue;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use capstan_api::{azure, openshift, vsphere};
-use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
@@ -176,21 +175,17 @@ fn unreadable(error: &anyhow::Error) -> Findings {
 fn machine(object: &Object) -> anyhow::Result<Findings> {
     let machine: openshift::Machine = object.typed()?;
     let value = machine.spec.provider_spec.value;
-    let mounts =
-        validate::openshift::validate_mounts(mounts(&machine.metadata), value.as_ref().unwrap_or(&Value::Null));
+    let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
+    let wrong = validate::openshift::validate_annotations(annotation, value.as_ref().unwrap_or(&Value::Null));
     let user_data = user_data(&machine.metadata, value.as_ref());
     let mut findings = provider_spec(object.name(), &machine.metadata, value);
-    findings.errors.extend(mounts.into_iter().chain(user_data));
+    findings.errors.extend(wrong.into_iter().chain(user_data));
     Ok(findings)
 }
 
 /// Judges the user data's namespace where the manifest names its own.
 fn user_data(metadata: &ObjectMeta, value: Option<&Value>) -> Option<validate::FieldError> {
     validate::openshift::validate_user_data(metadata.namespace.as_deref()?, value?)
-}
-
-fn mounts(metadata: &ObjectMeta) -> Option<&String> {
-    metadata.annotations.as_ref()?.get(MOUNTS_ANNOTATION)
 }
 
 fn machine_set(object: &Object) -> anyhow::Result<Findings> {
@@ -204,13 +199,15 @@ fn machine_set(object: &Object) -> anyhow::Result<Findings> {
     let labels = &set.spec.template.metadata.labels;
     let selects = selector.is_ok_and(|selector| selector.matches(labels));
     let template = &set.spec.template;
-    let own = template.metadata.annotations.get(MOUNTS_ANNOTATION);
     let value = template.spec.provider_spec.value.clone();
-    let mounts = own.or_else(|| mounts(&set.metadata));
-    let mounts = validate::openshift::validate_mounts(mounts, value.as_ref().unwrap_or(&Value::Null));
+    let annotation = |key: &str| {
+        let own = template.metadata.annotations.get(key);
+        own.or_else(|| set.metadata.annotations.as_ref()?.get(key))
+    };
+    let wrong = validate::openshift::validate_annotations(annotation, value.as_ref().unwrap_or(&Value::Null));
     let user_data = user_data(&set.metadata, value.as_ref());
     let mut findings = provider_spec(&longest, &set.metadata, value);
-    findings.errors.extend(mounts.into_iter().chain(user_data));
+    findings.errors.extend(wrong.into_iter().chain(user_data));
     if !selects {
         let (path, detail) = (
             "spec.template.metadata.labels",

@@ -35,6 +35,15 @@ string_enum! {
 }
 
 string_enum! {
+    /// The part of the host that keeps an ephemeral OS disk.
+    pub enum EphemeralPlacement {
+        CacheDisk = "CacheDisk",
+        ResourceDisk = "ResourceDisk",
+        NvmeDisk = "NvmeDisk",
+    }
+}
+
+string_enum! {
     /// What kind of protected machine.
     pub enum SecurityType {
         ConfidentialVm = "ConfidentialVM",
@@ -153,6 +162,9 @@ pub struct DiskSettings {
     /// Local makes the disk ephemeral.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ephemeral_storage_location: Option<EphemeralStorageLocation>,
+    /// The part of the host that keeps an ephemeral disk. Azure chooses one that the size has where this is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<EphemeralPlacement>,
     /// Fields that this version does not know.
     #[serde(flatten)]
     pub extra: Extra,

@@ -22,17 +22,23 @@ pub struct Verdict {
     pub warnings: Vec<String>,
 }
 
+/// Signs in by the variables that Azure's own SDKs read. `who` needs them.
+pub fn client(who: &str) -> Result<Client> {
+    let var = |name: &str| std::env::var(name).ok();
+    let subscription = var("AZURE_SUBSCRIPTION_ID").filter(|id| !id.is_empty());
+    let subscription = subscription.with_context(|| {
+        format!(
+            "{who} needs AZURE_SUBSCRIPTION_ID, and AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET or one of \
+             the SDKs' other ways to sign in"
+        )
+    })?;
+    let clients = Clients::new(Settings::from_env()?)?;
+    Ok(clients.client(&Credential::from_vars(var)?, &subscription))
+}
+
 impl Catalogue {
-    /// Signs in by the variables that Azure's own SDKs read.
     pub fn from_env() -> Result<Self> {
-        let var = |name: &str| std::env::var(name).ok();
-        let subscription = var("AZURE_SUBSCRIPTION_ID").filter(|id| !id.is_empty());
-        let subscription = subscription.context(
-            "--azure needs AZURE_SUBSCRIPTION_ID, and AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET or one of \
-             the SDKs' other ways to sign in",
-        )?;
-        let clients = Clients::new(Settings::from_env()?)?;
-        Ok(Self(clients.client(&Credential::from_vars(var)?, &subscription)))
+        Ok(Self(client("--azure")?))
     }
 
     /// `all`: everything that was given, for a pool's zones stand in its MachinePool.

@@ -83,6 +83,23 @@ pub fn refusals(spec: &AzureMachineProviderSpec, location: &str, size: Option<&S
     }
     let most = size.max_data_disks.and_then(|most| usize::try_from(most).ok());
     refusals.extend(most.and_then(|most| too_many_disks(wanted, most, spec.data_disks.len())));
+    let placement = spec
+        .os_disk
+        .disk_settings
+        .placement
+        .as_ref()
+        .map(|place| place.as_str());
+    let places = &size.ephemeral_placements;
+    if let Some(placement) =
+        placement.filter(|place| !place.is_empty() && !places.is_empty() && !places.contains(*place))
+    {
+        let known: Vec<&str> = places.iter().map(String::as_str).collect();
+        refusals.push(format!(
+            "vm size {wanted} cannot keep an ephemeral os disk on {placement} in location {location}. select a different vm \
+             size or one of {} (osDisk.diskSettings.placement)",
+            known.join(", ")
+        ));
+    }
     for (ability, what, instead) in wishes(spec) {
         if size.lacks.contains(&ability) {
             refusals.push(format!(

@@ -30,12 +30,17 @@ pub struct Attached {
 }
 
 /// A disk that is in the resource group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     pub name: String,
     pub id: String,
     pub tags: Option<Tags>,
     pub created: Option<Timestamp>,
+    /// The virtual machine that holds it.
+    pub managed_by: Option<String>,
+    pub zones: Vec<String>,
+    /// Its `storageAccountType`.
+    pub kind: Option<String>,
 }
 
 /// The disks of a resource group, by lower-case name.
@@ -123,11 +128,13 @@ pub fn decide(spec: &AzureMachineProviderSpec, names: &Names, listing: &Listing,
             continue;
         };
         let made = names.made(disk.tags.as_ref());
+        let made_first = disk.tags.as_ref().is_some_and(|tags| tags.contains_key(POLICY_TAG));
         let own = made || known.had(&name) || (known.had_vm && !is_older(disk, names));
-        // A disk that was made for a virtual machine that never came holds nothing: it goes whatever its policy.
-        let unused = made && !known.had_vm && known.attached.is_empty();
+        // A disk that was made before a virtual machine that never came holds nothing: it goes whatever its policy.
+        let unused = made && made_first && !known.had_vm && known.attached.is_empty();
         match policy {
-            DeletionPolicy::Delete if own => disposition.delete.push(("Data Disk", name)),
+            // A kept disk of an earlier machine has another name. It goes by nobody's word but the user's.
+            DeletionPolicy::Delete if own && names.is_data_disk(&name) => disposition.delete.push(("Data Disk", name)),
             _ if unused => disposition.delete.push(("Data Disk", name)),
             _ if own || known.had_vm => disposition.keep.push(disk.id.clone()),
             _ => {}
@@ -146,7 +153,8 @@ pub fn decide_unlisted(spec: &AzureMachineProviderSpec, names: &Names, known: Kn
     disposition.delete.push(("OS disk", names.os_disk()));
     for (name, policy) in wanted(spec, names, &Listing::default(), known) {
         let had = known.attached.is_empty() || known.had(&name);
-        if policy == DeletionPolicy::Delete && had && AzureName::Disk.check(&name).is_ok() {
+        if policy == DeletionPolicy::Delete && had && names.is_data_disk(&name) && AzureName::Disk.check(&name).is_ok()
+        {
             disposition.delete.push(("Data Disk", name));
         }
     }

@@ -3,8 +3,11 @@
 pub mod cluster;
 pub mod control_plane;
 pub mod disks;
+pub mod kept;
 pub mod names;
+pub mod orphans;
 mod plan;
+pub mod quota;
 
 pub use plan::*;
 

@@ -32,6 +32,23 @@ pub const POLICY_TAG: &str = "capstan-deletion-policy";
 
 pub type Tags = BTreeMap<String, String>;
 
+/// Whether a tag is that of a cluster, in the spelling of today or in the one before.
+pub fn is_tag_of(tag: &str, cluster: &str) -> bool {
+    let mut prefixes = ["kubernetes.io_cluster.", "kubernetes.io-cluster-"].into_iter();
+    let named = prefixes.find_map(|prefix| tag.strip_prefix(prefix));
+    !cluster.is_empty() && named == Some(cluster)
+}
+
+/// Returns the names of a set's availability set: that of today, and that of an earlier version.
+pub fn availability_set_names(cluster: &str, set: &str) -> [String; 2] {
+    let whole = match set.starts_with(cluster) {
+        true => set.to_owned(),
+        false => format!("{cluster}_{set}"),
+    };
+    let cut: String = whole.chars().take(MAX_SET_NAME - "-as".len()).collect();
+    [format!("{cut}-as"), format!("{set}-as")]
+}
+
 /// The names of one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
@@ -104,18 +121,13 @@ impl Names {
     /// Returns the availability set that is made where a region has no zones, by machine-api-provider-azure's rule: the
     /// cluster's name comes first unless the set's name starts with it, and the whole is cut to Azure's limit.
     pub fn availability_set(&self) -> Option<String> {
-        let set = self.set.as_ref()?;
-        let whole = match set.starts_with(&self.cluster) {
-            true => set.clone(),
-            false => format!("{}_{set}", self.cluster),
-        };
-        let cut: String = whole.chars().take(MAX_SET_NAME - "-as".len()).collect();
-        Some(format!("{cut}-as")).filter(|name| AzureName::AvailabilitySet.check(name).is_ok())
+        let [name, _] = availability_set_names(&self.cluster, self.set.as_ref()?);
+        Some(name).filter(|name| AzureName::AvailabilitySet.check(name).is_ok())
     }
 
     /// Returns the name that an earlier version gave the availability set, where it is another one.
     pub fn former_availability_set(&self) -> Option<String> {
-        let former = format!("{}-as", self.set.as_ref()?);
+        let [_, former] = availability_set_names(&self.cluster, self.set.as_ref()?);
         let valid = AzureName::AvailabilitySet.check(&former).is_ok();
         Some(former).filter(|former| valid && self.availability_set().as_ref() != Some(former))
     }
@@ -147,10 +159,7 @@ impl Names {
 
     /// Whether a tag is the cluster's, in the spelling of today or in the one before.
     fn is_cluster_tag(&self, tag: &str) -> bool {
-        let named = ["kubernetes.io_cluster.", "kubernetes.io-cluster-"]
-            .into_iter()
-            .find_map(|prefix| tag.strip_prefix(prefix));
-        named.is_some_and(|name| !name.is_empty() && (name == self.cluster || name == self.labelled))
+        is_tag_of(tag, &self.cluster) || is_tag_of(tag, &self.labelled)
     }
 
     /// Returns the tags of every resource that is made for this machine: the cluster's, the user's and ours.
@@ -195,6 +204,11 @@ impl Names {
         self.owns(tags) || (inherited && tags.is_none_or(Tags::is_empty))
     }
 
+    /// Whether a resource bears the cluster's tag.
+    pub fn is_of_cluster(&self, tags: Option<&Tags>) -> bool {
+        tags.is_some_and(|tags| tags.keys().any(|tag| self.is_cluster_tag(tag)))
+    }
+
     /// Whether a resource bears the tag of another machine.
     pub fn is_of_another(&self, tags: Option<&Tags>) -> bool {
         let owner = tags.and_then(|tags| tags.get(MACHINE_TAG));
@@ -207,31 +221,33 @@ impl Names {
         let get = |key: &str| tags.and_then(|tags| tags.get(key));
         match get(MACHINE_TAG) {
             Some(owner) => *owner == self.owner(),
-            None => tags.is_some_and(|tags| tags.keys().any(|tag| self.is_cluster_tag(tag))),
+            None => self.is_of_cluster(tags),
         }
     }
 }
 
+/// Names that tests start from.
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    pub(in crate::machine) fn sample() -> Names {
-        Names {
-            subscription: "SUB".into(),
-            group: "Group".into(),
-            network_group: "net".into(),
-            location: "eastus".into(),
-            machine: "m1".into(),
-            namespace: "ns".into(),
-            uid: "u1".into(),
-            created: None,
-            cluster: "c".into(),
-            labelled: "c".into(),
-            cluster_tags: Tags::new(),
-            set: None,
-        }
+pub(super) fn sample() -> Names {
+    Names {
+        subscription: "SUB".into(),
+        group: "Group".into(),
+        network_group: "net".into(),
+        location: "eastus".into(),
+        machine: "m1".into(),
+        namespace: "ns".into(),
+        uid: "u1".into(),
+        created: None,
+        cluster: "c".into(),
+        labelled: "c".into(),
+        cluster_tags: Tags::new(),
+        set: None,
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn long_names_of_public_addresses_keep_what_tells_machines_apart() {

@@ -203,7 +203,15 @@ impl Controller {
         let target = self.target(scope, observed).await?;
         let addresses = self.addresses_of(&target).await?;
         let vm = observed.vm.clone().unwrap_or_default();
-        let after = status::provisioning(&scope.object, &target.names, &vm, None, addresses, scope.now());
+        let after = status::provisioning(
+            &scope.object,
+            &target.spec,
+            &target.names,
+            &vm,
+            None,
+            addresses,
+            scope.now(),
+        );
         self.write_status(scope, &after).await?;
         Ok(Outcome::Done)
     }

@@ -11,6 +11,7 @@ use capstan_azure::model::*;
 use capstan_core::disks::azure::ultra_enabled;
 use capstan_core::machine::disks::policy_of;
 use capstan_core::machine::names::{MACHINE_TAG, Names, POLICY_TAG, UID_TAG};
+use std::collections::BTreeMap;
 
 /// Nearly every region has two fault domains.
 const FAULT_DOMAINS: i32 = 2;
@@ -33,6 +34,8 @@ pub struct Extras {
     pub ipv6: bool,
     /// The size takes disks by NVMe only.
     pub nvme: bool,
+    /// Names of the kept disks that are attached instead of new ones, by `nameSuffix`.
+    pub kept: BTreeMap<String, String>,
 }
 
 impl Extras {
@@ -66,9 +69,11 @@ pub fn delete_option(disk: &DiskSpec) -> &'static str {
     }
 }
 
-/// Azure takes IOPS and MB/s only on disks of their own, not within a machine's request: those are made first.
-pub fn made_first(disk: &DiskSpec) -> bool {
-    disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some()
+/// Azure takes IOPS and MB/s only on disks of their own, not within a machine's request: those are made first, unless a
+/// kept disk takes their place.
+pub fn made_first(disk: &DiskSpec, kept: &BTreeMap<String, String>) -> bool {
+    let own = disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some();
+    own && !kept.contains_key(&disk.name_suffix)
 }
 
 pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddress {
@@ -195,8 +200,12 @@ pub fn virtual_machine(names: &Names, spec: &AzureMachineProviderSpec, extras: &
                 image_reference: Some(image(names, spec)),
                 os_disk: Some(os_disk(names, spec)),
                 disk_controller_type: extras.nvme.then(|| "NVMe".into()),
-                data_disks: (!spec.data_disks.is_empty())
-                    .then(|| spec.data_disks.iter().map(|disk| data_disk(names, disk)).collect()),
+                data_disks: (!spec.data_disks.is_empty()).then(|| {
+                    spec.data_disks
+                        .iter()
+                        .map(|disk| data_disk(names, disk, &extras.kept))
+                        .collect()
+                }),
                 ..StorageProfile::default()
             }),
             os_profile: Some(os_profile(names, spec, extras)),
@@ -331,15 +340,21 @@ fn os_disk(names: &Names, spec: &AzureMachineProviderSpec) -> OsDisk {
         }),
         diff_disk_settings: local.map(|option| DiffDiskSettings {
             option: Some(option),
+            placement: disk
+                .disk_settings
+                .placement
+                .as_ref()
+                .and_then(|placement| word(Some(placement.as_str()))),
             ..DiffDiskSettings::default()
         }),
         ..OsDisk::default()
     }
 }
 
-pub fn data_disk(names: &Names, disk: &DiskSpec) -> DataDisk {
-    let name = names.data_disk(&disk.name_suffix);
-    let first = made_first(disk);
+pub fn data_disk(names: &Names, disk: &DiskSpec, kept: &BTreeMap<String, String>) -> DataDisk {
+    let found = kept.get(&disk.name_suffix).cloned();
+    let first = found.is_some() || made_first(disk, kept);
+    let name = found.unwrap_or_else(|| names.data_disk(&disk.name_suffix));
     let managed = ManagedDiskParameters {
         id: first.then(|| names.disk_id(&name).to_string()),
         storage_account_type: (!first).then(|| storage_type(disk)).flatten(),

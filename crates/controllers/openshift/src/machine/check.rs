@@ -3,9 +3,8 @@
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::ArmError;
 use capstan_core::disks::azure::{CAPABILITY_CONFLICT, CAPABILITY_CONFLICT_TARGET, capability_conflict, disk_name};
-use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::machine::names::Names;
-use capstan_core::validate::openshift::{validate, validate_mounts, validate_user_data};
+use capstan_core::validate::openshift::{validate, validate_annotations, validate_user_data};
 use kube::ResourceExt as _;
 
 /// Checks the spec. The error is as the event has it after `failed to create vm x: `.
@@ -39,12 +38,13 @@ pub fn spec(machine: &str, spec: &AzureMachineProviderSpec) -> Result<(), String
     Ok(())
 }
 
-/// Checks the mounts that the annotation asks for.
-pub fn mounts(machine: &Machine) -> Result<(), String> {
-    let mounts = machine.annotations().get(MOUNTS_ANNOTATION);
+/// Checks the annotations about disks.
+pub fn annotations(machine: &Machine) -> Result<(), String> {
     let value = machine.spec.provider_spec.value.as_ref();
-    let wrong = value.and_then(|value| validate_mounts(mounts, value));
-    wrong.map_or(Ok(()), |error| Err(error.to_string()))
+    let annotation = |key: &str| machine.annotations().get(key);
+    let wrong = value.map(|value| validate_annotations(annotation, value));
+    let first = wrong.unwrap_or_default().into_iter().next();
+    first.map_or(Ok(()), |error| Err(error.to_string()))
 }
 
 /// Checks where the user data comes from.

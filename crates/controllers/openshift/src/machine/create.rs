@@ -2,6 +2,7 @@
 
 use super::build::{self, Extras};
 use super::error::{Error, is_without_room};
+use super::ids::Ids as _;
 use super::spec::provider_spec;
 use super::state::{State, UserData};
 use super::{Controller, Observed, Target, availability_set, check, dependencies, status};
@@ -13,10 +14,12 @@ use capstan_azure::client::When;
 use capstan_azure::model::LoadBalancer;
 use capstan_azure::{Put, Size};
 use capstan_core::disks::init;
+use capstan_core::machine::kept;
 use capstan_core::machine::names::Names;
 use capstan_core::{Class, Classified};
 use capstan_kube::runtime::{Outcome, Scope};
 use kube::ResourceExt as _;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Controller {
@@ -31,17 +34,23 @@ impl Controller {
         // The spec comes first: a bad one is refused even while its secrets are missing.
         let spec = provider_spec(&machine)?;
         check::spec(&scope.key.name, &spec).map_err(Error::Invalid)?;
-        check::mounts(&machine).map_err(Error::Invalid)?;
+        check::annotations(&machine).map_err(Error::Invalid)?;
         check::user_data(&machine, &scope.key.namespace).map_err(Error::Invalid)?;
         let target = self.target(scope, observed).await?;
         check::place(&target.names).map_err(Error::Invalid)?;
         target.names.check_tags(&target.spec).map_err(Error::Invalid)?;
         let size = self.size(&target).await?;
-        self.check_conflicting_disks(&target, state).await?;
+        if observed.vm.is_none() {
+            // A virtual machine that Azure could not finish counts already.
+            self.quotas.check(&target, size.as_ref()).await?;
+        }
+        let kept = self.kept_disks(&machine, &target).await?;
+        self.check_conflicting_disks(&target, &kept, state).await?;
         let nvme = size.as_ref().is_some_and(Size::is_nvme_only);
         state.user_data = Some(UserData(self.custom_data(scope, &target.spec, nvme).await?));
         let mut extras = Extras {
             nvme,
+            kept,
             ipv6: self.subnets.is_dual_stack(&target).await?,
             ..Extras::default()
         };
@@ -141,14 +150,32 @@ impl Controller {
                 if is_without_room(&error) && extras.joins_a_balancer() {
                     dependencies::leave_balancers(&target, &extras).await;
                 }
-                return Err(self.explain_rejection(&target, state, error).await);
+                if extras.availability_set.as_deref().is_some_and(|set| lost(&error, set)) {
+                    // The last machine of the set has taken it along: the next attempt makes it again.
+                    return Err(Error::NotReady(format!("cannot create vm {}: {error}", names.machine)));
+                }
+                return Err(self.explain_rejection(&target, &extras.kept, state, error).await);
             }
             Ok(put) => put,
         };
         state.dependencies = None;
         state.follow(operation.clone());
-        let after = status::provisioning(&scope.object, names, &made, operation.as_ref(), addresses, scope.now());
+        let after = status::provisioning(
+            &scope.object,
+            spec,
+            names,
+            &made,
+            operation.as_ref(),
+            addresses,
+            scope.now(),
+        );
         self.write_status(scope, &after).await?;
+        for (suffix, disk) in &extras.kept {
+            let text = format!("Data Disk {suffix} is the kept disk {disk}");
+            self.events
+                .normal(scope.object.as_ref(), "KeptDiskAttached", text)
+                .await;
+        }
         match (operation, made.provisioning_state().as_str()) {
             (Some(operation), _) => Ok(Outcome::Wait(Some(operation.due_in(scope.now())))),
             (None, "Failed" | "Canceled") => Err(Error::NotReady(format!(
@@ -176,13 +203,45 @@ impl Controller {
         }
     }
 
+    /// Returns the kept disks that the machine's annotation asks for, by `nameSuffix`.
+    async fn kept_disks(&self, machine: &Machine, target: &Target) -> Result<BTreeMap<String, String>, Error> {
+        let Some(text) = machine.annotations().get(kept::ATTACH_ANNOTATION) else {
+            return Ok(BTreeMap::new());
+        };
+        let Target { spec, names, account } = target;
+        let wishes = kept::wishes(text, &spec.data_disks);
+        let wishes = wishes.map_err(|why| Error::Invalid(format!("annotation {}: {why}", kept::ATTACH_ANNOTATION)))?;
+        let Some(listing) = self.disk_lists.get(&account.client, &names.group).await? else {
+            return Err(Error::NotReady(format!(
+                "annotation {}: the account may not read disks: grant it Microsoft.Compute/disks/read and \
+                 Microsoft.Compute/disks/write",
+                kept::ATTACH_ANNOTATION
+            )));
+        };
+        let machines = self.machines.select(None, |_| true);
+        let machine = kept::Machine {
+            names,
+            spec,
+            vm: &names.vm_id().to_string(),
+            exists: &|uid| machines.iter().any(|other| other.metadata.uid.as_deref() == Some(uid)),
+        };
+        kept::choose(&machine, &wishes, &listing).map_err(Error::NotReady)
+    }
+
     /// Begins nothing while a disk is in the way that somebody else has to decide about: one that an earlier attempt ran
     /// into, or one that our request for a disk of its own would take over, old data and all.
-    async fn check_conflicting_disks(&self, target: &Target, state: &mut State) -> Result<(), Error> {
+    async fn check_conflicting_disks(
+        &self,
+        target: &Target,
+        kept: &BTreeMap<String, String>,
+        state: &mut State,
+    ) -> Result<(), Error> {
         let Target { spec, names, account } = target;
-        let first = spec.data_disks.iter().filter(|disk| build::made_first(disk));
+        let first = spec.data_disks.iter().filter(|disk| build::made_first(disk, kept));
         let first = first.map(|disk| names.data_disk(&disk.name_suffix));
-        for disk in state.conflicting_disks.clone().into_iter().chain(first) {
+        let taken = |disk: &String| kept.values().any(|kept| kept.eq_ignore_ascii_case(disk));
+        let before = state.conflicting_disks.clone().into_iter().filter(|disk| !taken(disk));
+        for disk in before.chain(first) {
             let found = account.client.get_disk(&names.group, &disk).await;
             match found.map_err(Error::doing(format!("reading disk {disk}")))? {
                 Some(found) if !names.made(found.tags.as_ref()) => {
@@ -199,7 +258,13 @@ impl Controller {
     }
 
     /// Returns why Azure did not take the virtual machine. A conflict is explained by the disks in the way, if any.
-    async fn explain_rejection(&self, target: &Target, state: &mut State, error: capstan_azure::Error) -> Error {
+    async fn explain_rejection(
+        &self,
+        target: &Target,
+        kept: &BTreeMap<String, String>,
+        state: &mut State,
+        error: capstan_azure::Error,
+    ) -> Error {
         let Target { spec, names, account } = target;
         if error.arm().is_none_or(|arm| arm.code != "ConflictingUserInput") {
             return rejection(names, error);
@@ -207,7 +272,11 @@ impl Controller {
         let Ok(Some(listing)) = self.disk_lists.get(&account.client, &names.group).await else {
             return rejection(names, error);
         };
-        let wanted = spec.data_disks.iter().map(|disk| names.data_disk(&disk.name_suffix));
+        let new = spec
+            .data_disks
+            .iter()
+            .filter(|disk| !kept.contains_key(&disk.name_suffix));
+        let wanted = new.map(|disk| names.data_disk(&disk.name_suffix));
         let in_the_way = wanted.filter_map(|disk| {
             let found = listing.get(&disk.to_lowercase())?;
             (!names.made(found.tags.as_ref())).then(|| (disk, found.id.clone()))
@@ -266,7 +335,9 @@ fn mounted(data: &[u8], mounts: &str, spec: &AzureMachineProviderSpec, nvme: boo
 fn conflict(disk: &str, id: &str) -> String {
     format!(
         "Data Disk {disk} remains from an earlier machine of this name (deletionPolicy Detach) as {id}: delete it, or \
-         choose another nameSuffix or another machine name; the machine is created as soon as the disk is out of the way"
+         choose another nameSuffix or another machine name; the machine is created as soon as the disk is out of the way. \
+         To use its data, set the annotation {}",
+        kept::ATTACH_ANNOTATION
     )
 }
 
@@ -279,6 +350,14 @@ fn rejection(names: &Names, error: capstan_azure::Error) -> Error {
             source: error,
         },
     }
+}
+
+/// Whether Azure refused a request because this resource, which was there before, is gone.
+fn lost(error: &capstan_azure::Error, id: &str) -> bool {
+    let name = id.rsplit('/').next().unwrap_or_default().to_lowercase();
+    let names_it = |text: &str| text.to_lowercase().contains(&name);
+    let arm = error.arm().filter(|_| error.is_not_found());
+    arm.is_some_and(|arm| names_it(&arm.message) || arm.target.as_deref().is_some_and(names_it))
 }
 
 /// Returns a password that Azure accepts. Nobody learns it.

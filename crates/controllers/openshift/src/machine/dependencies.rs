@@ -13,6 +13,7 @@ use capstan_azure::model::{NetworkInterface, PublicIpAddress};
 use capstan_azure::{Error as AzureError, Put, Request};
 use capstan_core::machine::{self, Progress};
 use jiff::Timestamp;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// How far a machine's dependencies are.
@@ -39,12 +40,15 @@ impl Dependencies {
     /// Everything was checked and read for this spec. Operations that run for the same spec are kept.
     pub fn prepared(self, machine: &Machine, target: &Target, extras: Extras) -> Self {
         let before = if self.is_of(machine) { self } else { self.again() };
-        let first = target.spec.data_disks.iter().filter(|disk| build::made_first(disk));
-        let names = first.map(|disk| target.names.data_disk(&disk.name_suffix));
-        let disks = match before.disks.is_empty() {
-            true => names.map(|name| (name, Request::NotSent)).collect(),
-            false => before.disks,
-        };
+        let disks = target.spec.data_disks.iter();
+        let first = disks.filter(|disk| build::made_first(disk, &extras.kept));
+        let mut requests: HashMap<String, Request<()>> = before.disks.into_iter().collect();
+        let disks = first.map(|disk| {
+            let name = target.names.data_disk(&disk.name_suffix);
+            let request = requests.remove(&name).unwrap_or_default();
+            (name, request)
+        });
+        let disks = disks.collect();
         Self {
             generation: machine.metadata.generation,
             extras: Some(extras),
@@ -238,8 +242,12 @@ fn refused(error: AzureError, what: &str, doing: String) -> Error {
 async fn disks(stages: &mut [(String, Request<()>)], target: &Target) -> Result<Option<Duration>, Error> {
     let (spec, names) = (&target.spec, &target.names);
     let client = &target.account.client;
-    let wanted = spec.data_disks.iter().filter(|disk| build::made_first(disk));
-    let made = wanted.zip(stages).map(|(disk, (name, stage))| async move {
+    let wanted = stages.iter_mut().filter_map(|(name, stage)| {
+        let mut disks = spec.data_disks.iter();
+        let disk = disks.find(|disk| names.data_disk(&disk.name_suffix) == *name)?;
+        Some((disk, name, stage))
+    });
+    let made = wanted.map(|(disk, name, stage)| async move {
         let send = async {
             let put = client
                 .put_disk(&names.group, name, &build::disk(names, spec, disk))

@@ -53,6 +53,9 @@ async fn list(client: &Client, group: &str) -> Result<Option<Listing>, Error> {
             id: disk.id.unwrap_or_default(),
             tags: disk.tags,
             created: created.and_then(|time| time.parse().ok()),
+            managed_by: disk.managed_by.filter(|holder| !holder.is_empty()),
+            zones: disk.zones.unwrap_or_default(),
+            kind: disk.sku.and_then(|sku| sku.name),
         };
         Some((found.name.to_lowercase(), found))
     });

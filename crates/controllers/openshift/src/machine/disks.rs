@@ -11,11 +11,20 @@ fn same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)
 }
 
-/// Returns the data disks of a virtual machine that bear its machine's name and are in its group. Others, such as the
-/// volumes of pods, do not belong to the machine.
-pub fn attached(names: &Names, vm: &VirtualMachine) -> Vec<Attached> {
+/// Returns the data disks of a virtual machine that bear its machine's name and are in its group, and the kept disks of
+/// earlier machines that it was given for disks of its spec. Others, such as the volumes of pods, do not belong to the
+/// machine.
+pub fn attached(spec: &AzureMachineProviderSpec, names: &Names, vm: &VirtualMachine) -> Vec<Attached> {
+    let kept = |name: &str, lun: Option<i32>| {
+        let mut wanted = spec.data_disks.iter().filter(|disk| Some(disk.lun) == lun);
+        wanted.any(|disk| {
+            name.to_lowercase()
+                .ends_with(&format!("_{}", disk.name_suffix.to_lowercase()))
+        })
+    };
     let ours = vm.data_disks().iter().filter_map(|disk| {
-        let name = disk.name.clone().filter(|name| names.is_data_disk(name))?;
+        let own = |name: &String| names.is_data_disk(name) || kept(name, disk.lun);
+        let name = disk.name.clone().filter(own)?;
         let id = disk.managed_disk.as_ref().and_then(|managed| managed.id.as_deref());
         if id.is_some_and(|id| !same(id, &names.disk_id(&name).to_string())) {
             return None;
@@ -100,6 +109,7 @@ mod tests {
             format!("/subscriptions/sub/resourceGroups/{group}/providers/Microsoft.Compute/disks/{name}")
         };
         let seen = attached(
+            &spec(),
             &names,
             &vm(json!([
                 {"name": "M1_a", "deleteOption": "Delete", "managedDisk": {"id": id("GROUP", "m1_a")}},
@@ -108,9 +118,14 @@ mod tests {
                 {"name": "pvc-1", "deleteOption": "Delete"},
                 {"name": "m1_OSDisk", "deleteOption": "Delete"},
                 {"name": "m10_a", "deleteOption": "Delete"},
+                {"name": "old_kept", "lun": 0, "deleteOption": "Detach"},
+                {"name": "old_gone", "lun": 7, "deleteOption": "Detach"},
             ])),
         );
-        assert_eq!(seen, had(&[("M1_a", "Delete"), ("m1_b", "Detach")]));
+        assert_eq!(
+            seen,
+            had(&[("M1_a", "Delete"), ("m1_b", "Detach"), ("old_kept", "Detach")])
+        );
     }
 
     #[test]

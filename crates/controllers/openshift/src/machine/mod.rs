@@ -18,6 +18,7 @@ mod metrics;
 mod network;
 pub(crate) mod node;
 mod observe;
+mod quotas;
 pub(crate) mod spec;
 mod state;
 pub(crate) mod status;
@@ -44,6 +45,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use metrics::Metrics;
+use quotas::Quotas;
 use state::State;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,6 +67,7 @@ pub async fn run(context: Context, clients: Clients, options: Options, facts: Fa
         events: context.recorder(COMPONENT),
         disk_lists: DiskLists::new(context.clock),
         subnets: Subnets::new(context.clock),
+        quotas: Quotas::new(context.clock),
         metrics: Metrics::new(&context.metrics, machines.clone(), context.clock),
         resync: options.resync,
         facts,
@@ -120,6 +123,7 @@ pub(crate) struct Controller {
     events: Recorder,
     disk_lists: DiskLists,
     subnets: Subnets,
+    quotas: Quotas,
     metrics: Metrics,
     resync: Duration,
     facts: Facts,

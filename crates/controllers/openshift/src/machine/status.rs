@@ -3,7 +3,9 @@
 use super::disks;
 use super::ids::Ids as _;
 use capstan_api::common::Condition;
-use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus};
+use capstan_api::openshift::{
+    AzureMachineProviderSpec, AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus,
+};
 use capstan_azure::model::{NetworkInterface, VirtualMachine};
 use capstan_azure::{Operation, ResourceId};
 use capstan_core::machine::disks::{Attached, recorded};
@@ -196,6 +198,7 @@ fn stamped(machine: &Machine, status: MachineStatus, now: Timestamp) -> Machine 
 /// Azure has accepted the machine and is making it.
 pub fn provisioning(
     machine: &Machine,
+    spec: &AzureMachineProviderSpec,
     names: &Names,
     vm: &VirtualMachine,
     operation: Option<&Operation>,
@@ -207,7 +210,7 @@ pub fn provisioning(
     if !addresses.is_empty() {
         status.addresses = addresses;
     }
-    let disks = recorded(&attached(machine), disks::attached(names, vm));
+    let disks = recorded(&attached(machine), disks::attached(spec, names, vm));
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
         provider.vm_id = id_of(vm);

@@ -14,6 +14,7 @@ use super::state::State;
 use super::status::{self, Deletion};
 use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
+use capstan_azure::client::When;
 use capstan_azure::{Owned, Progress as Polled, Request};
 use capstan_core::drain::{Drained, NotNeeded, Reason};
 use capstan_core::machine::disks::{self as disposition, Known};
@@ -190,7 +191,7 @@ impl Controller {
                 return Ok(Outcome::Observe);
             }
         };
-        let attached = disks::attached(names, &vm);
+        let attached = disks::attached(&target.spec, names, &vm);
         let known = status::attached(&scope.object);
         if recorded != Some(names.vm_id()) || disposition::is_unrecorded(&target.spec, names, &known, &attached) {
             // Once it is gone, nothing else shows that it was the machine's and which disks it had.
@@ -198,14 +199,18 @@ impl Controller {
             self.write_status(scope, &after).await?;
         }
         if let Some(update) = disks::detach_before_delete(&target.spec, names, &vm) {
+            // The list of disks is changed as a whole: a volume that was attached or detached since it was read counts.
+            let when = vm.etag.clone().map_or(When::Always, When::Unchanged);
             let send = async {
-                let put = client.patch_vm(&names.group, &names.machine, &update).await?;
+                let put = client.patch_vm(&names.group, &names.machine, &update, when).await?;
                 Ok(put.operation)
             };
             teardown.detached = Request::NotSent;
-            let finished = teardown.detached.finish(client, send).await;
-            if let Some(after) = finished.map_err(doing())? {
-                return Ok(Outcome::Wait(Some(after)));
+            match teardown.detached.finish(client, send).await {
+                Ok(None) => {}
+                Ok(Some(after)) => return Ok(Outcome::Wait(Some(after))),
+                Err(error) if error.is_precondition_failed() => return Ok(Outcome::Observe),
+                Err(error) => return Err(doing()(error)),
             }
         }
         let operation = client.delete_vm(&owned).await.map_err(doing())?;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine, MachineSet, MachineSpec};
-use capstan_core::disks::init::MOUNTS_ANNOTATION;
 use capstan_core::machineset::Subject;
+use capstan_core::validate::openshift::DISK_ANNOTATIONS;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{ObjectKey, Scope};
 use futures::StreamExt;
@@ -136,13 +136,13 @@ fn machine(key: &ObjectKey, set: &MachineSet) -> Machine {
     }
 }
 
-/// The template's annotations, and the set's own mounts annotation where the template has none.
+/// The template's annotations, and the set's own annotations about disks where the template has none.
 fn annotations(set: &MachineSet) -> BTreeMap<String, String> {
     let mut annotations = set.spec.template.metadata.annotations.clone();
-    if let Some(mounts) = set.annotations().get(MOUNTS_ANNOTATION) {
-        annotations
-            .entry(MOUNTS_ANNOTATION.to_owned())
-            .or_insert_with(|| mounts.clone());
+    for key in DISK_ANNOTATIONS {
+        if let Some(value) = set.annotations().get(key) {
+            annotations.entry(key.to_owned()).or_insert_with(|| value.clone());
+        }
     }
     annotations
 }
@@ -150,6 +150,7 @@ fn annotations(set: &MachineSet) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use capstan_core::disks::init::MOUNTS_ANNOTATION;
 
     fn key() -> ObjectKey {
         ObjectKey {

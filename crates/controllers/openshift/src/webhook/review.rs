@@ -6,8 +6,7 @@
 use capstan_api::openshift::{
     AzureMachineProviderSpec, CLUSTER_ID_LABEL, MACHINE_FINALIZER, Machine, MachineSet, ProviderSpec,
 };
-use capstan_core::disks::init::MOUNTS_ANNOTATION;
-use capstan_core::validate::openshift::{self as rules, GENERATED_SUFFIX, is_azure};
+use capstan_core::validate::openshift::{self as rules, DISK_ANNOTATIONS, GENERATED_SUFFIX, is_azure};
 use capstan_core::validate::{FieldError, Findings};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::ResourceExt;
@@ -51,7 +50,7 @@ pub struct Operation {
 }
 
 /// Refuses the request if there are errors, with all of them; passes the warnings on.
-pub fn judged(mut response: AdmissionResponse, findings: Findings) -> AdmissionResponse {
+pub fn answer(mut response: AdmissionResponse, findings: Findings) -> AdmissionResponse {
     if !findings.is_ok() {
         response = response.deny(findings.message());
         response.result.code = 422;
@@ -111,18 +110,20 @@ fn validate_machine(request: &Request) -> Findings {
             ..Findings::default()
         };
     }
-    let (spec, mounts) = (
-        &machine.spec.provider_spec,
-        machine.annotations().get(MOUNTS_ANNOTATION),
-    );
+    let spec = &machine.spec.provider_spec;
+    let annotation = |key: &str| machine.annotations().get(key);
     let same_spec = old.as_ref().is_some_and(|old| old.spec.provider_spec == *spec);
-    let same_mounts = old.is_some_and(|old| old.annotations().get(MOUNTS_ANNOTATION) == mounts);
-    let wrong_mounts = (!same_spec || !same_mounts)
-        .then(|| wrong_mounts(mounts, spec))
-        .flatten();
+    let same = |key: &&str| {
+        old.as_ref()
+            .is_some_and(|old| old.annotations().get(*key) == annotation(key))
+    };
+    let wrong = match same_spec && DISK_ANNOTATIONS.iter().all(same) {
+        true => Vec::new(),
+        false => wrong_annotations(annotation, spec),
+    };
     if same_spec {
         return Findings {
-            errors: wrong_mounts.into_iter().collect(),
+            errors: wrong,
             ..Findings::default()
         };
     }
@@ -133,19 +134,22 @@ fn validate_machine(request: &Request) -> Findings {
         .map(|prefix| format!("{prefix}xxxxx"));
     let name = machine.metadata.name.clone().or(generated).unwrap_or_default();
     let mut findings = provider_spec(&name, &request.namespace, spec);
-    findings.errors.extend(wrong_mounts);
+    findings.errors.extend(wrong);
     findings
 }
 
-/// Returns what is wrong with the mounts: each needs a disk of the spec.
-fn wrong_mounts(mounts: Option<&String>, spec: &ProviderSpec) -> Option<FieldError> {
-    rules::validate_mounts(mounts, spec.value.as_ref()?)
+/// Returns what is wrong with the annotations about disks: each disk that they name has to be in the spec.
+fn wrong_annotations<'a>(annotation: impl Fn(&str) -> Option<&'a String>, spec: &ProviderSpec) -> Vec<FieldError> {
+    let value = spec.value.as_ref();
+    value
+        .map(|value| rules::validate_annotations(annotation, value))
+        .unwrap_or_default()
 }
 
-/// The mounts that a set's machines get: the template's, else the set's own.
-fn mounts_of(set: &MachineSet) -> Option<&String> {
-    let own = set.annotations().get(MOUNTS_ANNOTATION);
-    set.spec.template.metadata.annotations.get(MOUNTS_ANNOTATION).or(own)
+/// The annotation that a set's machines get: the template's, else the set's own.
+fn annotation_of<'a>(set: &'a MachineSet, key: &str) -> Option<&'a String> {
+    let own = set.annotations().get(key);
+    set.spec.template.metadata.annotations.get(key).or(own)
 }
 
 fn validate_set(request: &Request) -> Findings {
@@ -175,8 +179,13 @@ fn validate_set(request: &Request) -> Findings {
     let new_spec = old
         .as_ref()
         .is_none_or(|old| old.spec.template.spec.provider_spec != *template);
-    if new_spec || old.is_none_or(|old| mounts_of(&old) != mounts_of(&set)) {
-        findings.errors.extend(wrong_mounts(mounts_of(&set), template));
+    let new = |key: &&str| {
+        old.as_ref()
+            .is_none_or(|old| annotation_of(old, key) != annotation_of(&set, key))
+    };
+    if new_spec || DISK_ANNOTATIONS.iter().any(new) {
+        let wrong = wrong_annotations(|key| annotation_of(&set, key), template);
+        findings.errors.extend(wrong);
     }
     if new_spec {
         let name = format!("{}{}", set.name_any(), "x".repeat(GENERATED_SUFFIX));
@@ -530,7 +539,7 @@ mod tests {
             errors: vec![FieldError::required("spec.x", "x")],
             warnings: vec!["careful".into()],
         };
-        let refused = serde_json::to_value(judged(response.clone(), findings)).unwrap();
+        let refused = serde_json::to_value(answer(response.clone(), findings)).unwrap();
         assert_eq!((&refused["uid"], &refused["allowed"]), (&json!("u"), &json!(false)));
         assert_eq!(
             (&refused["status"]["code"], &refused["warnings"]),

@@ -79,12 +79,17 @@ async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Jso
         let warnings = sizes.warnings(&request.user, &request.namespace, &spec).await;
         findings.warnings.extend(warnings);
     }
-    Json(review::judged(response, findings).into_review())
+    Json(review::answer(response, findings).into_review())
 }
 
 /// Returns warnings about the fields that the admission of machine-api-operator does not know: it is called after this one
 /// and drops them.
 fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
+    let placement = spec.os_disk.disk_settings.placement.as_ref().map(|_| {
+        "providerSpec.osDisk.diskSettings: the admission of machine-api-operator drops placement: Azure chooses the place of \
+         the ephemeral disk"
+            .to_owned()
+    });
     let disks = spec.data_disks.iter().enumerate();
     let own = disks.filter(|(_, disk)| disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some());
     own.map(|(index, _)| {
@@ -93,6 +98,7 @@ fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
              diskMBpsReadWrite: the disk gets Azure's default performance"
         )
     })
+    .chain(placement)
     .collect()
 }
 
@@ -121,9 +127,10 @@ mod tests {
         spec.data_disks = vec![ultra(0), ultra(1)];
         assert!(dropped_by_operator(&spec).is_empty());
         spec.data_disks[1].disk_iops_read_write = Some(500);
+        spec.os_disk.disk_settings.placement = Some("NvmeDisk".into());
         let warnings = dropped_by_operator(&spec);
         assert!(
-            warnings.len() == 1 && warnings[0].starts_with("providerSpec.dataDisks[1]: "),
+            warnings.len() == 2 && warnings[0].starts_with("providerSpec.dataDisks[1]: "),
             "{warnings:?}"
         );
     }

@@ -12,6 +12,7 @@ use capstan_testkit::apiserver::{self, ApiServer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +23,14 @@ pub struct Still {
     pub server: ApiServer,
     pub azure: Arc<Handle>,
     clock: Clock,
+    meanwhile: Arc<Mutex<Option<Meanwhile>>>,
+}
+
+/// Something that happens directly before the first request with this method and this part of a path.
+struct Meanwhile {
+    method: http::Method,
+    path: String,
+    happens: Box<dyn FnOnce(&Handle) + Send>,
 }
 
 /// The controllers; they end with this.
@@ -51,6 +60,7 @@ impl Still {
             server,
             azure: Arc::new(azure),
             clock: Clock::starting_at(begin),
+            meanwhile: Arc::default(),
         };
         let secret = |name: &str, data: Value| json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data});
         let credentials = json!({"azure_subscription_id": still.azure.subscription, "azure_tenant_id": still.azure.tenant,
@@ -94,6 +104,23 @@ impl Still {
         Ok(())
     }
 
+    /// Lets something happen directly before the controllers' first request of this kind.
+    pub fn meanwhile(&self, method: http::Method, path: &str, happens: impl FnOnce(&Handle) + Send + 'static) {
+        *self.meanwhile.lock() = Some(Meanwhile {
+            method,
+            path: path.to_owned(),
+            happens: Box::new(happens),
+        });
+    }
+
+    /// Returns the id of a resource of the machines' group.
+    pub fn id(&self, kind: &str, name: &str) -> String {
+        format!(
+            "/subscriptions/{}/resourceGroups/capstan/providers/{kind}/{name}",
+            self.azure.subscription
+        )
+    }
+
     /// Starts the controllers; `namespace` is that of `--namespace`.
     pub fn start(&self, namespace: Option<&str>) -> Result<Running> {
         let shutdown = CancellationToken::new();
@@ -107,8 +134,14 @@ impl Still {
                 ..Options::default()
             },
         )?;
-        let azure = self.azure.clone();
+        let (azure, meanwhile) = (self.azure.clone(), self.meanwhile.clone());
         let in_process = InProcess::new(move |request| {
+            let now = meanwhile
+                .lock()
+                .take_if(|next| next.method == *request.method() && request.uri().path().contains(&next.path));
+            if let Some(now) = now {
+                (now.happens)(&azure);
+            }
             let answer = azure.answer(request);
             async move { answer.await.map_err(|error| error.to_string()) }
         });

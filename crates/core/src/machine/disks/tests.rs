@@ -1,5 +1,4 @@
-use super::super::names::tests::sample;
-use super::super::names::{MACHINE_TAG, UID_TAG};
+use super::super::names::{MACHINE_TAG, UID_TAG, sample};
 use super::*;
 use rstest::rstest;
 use serde_json::json;
@@ -18,7 +17,7 @@ fn found(name: &str, tags: Option<Tags>) -> (String, Found) {
         name: name.to_owned(),
         id: format!("/disks/{name}"),
         tags,
-        created: None,
+        ..Found::default()
     };
     (name.to_lowercase(), found)
 }

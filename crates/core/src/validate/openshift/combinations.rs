@@ -1,10 +1,16 @@
 //! What Azure does not take together. Each rule is known beforehand, so a machine is refused before its first resource.
 
 use capstan_api::disk::StorageAccountType;
-use capstan_api::openshift::{AzureMachineProviderSpec, BootDiagnosticsStorage, SecurityType};
+use capstan_api::openshift::{
+    AzureMachineProviderSpec, BootDiagnosticsStorage, SecureBootPolicy, SecurityEncryptionType, SecurityProfile,
+    SecurityType, VirtualizedTpmPolicy,
+};
 
 use super::{FieldError, kind_of};
 use crate::disks::azure::ultra_enabled;
+
+const SETTINGS: &str = "providerSpec.securityProfile.settings";
+const ENCRYPTION_TYPE: &str = "providerSpec.osDisk.managedDisk.securityProfile.securityEncryptionType";
 
 /// Azure takes this many tags on a resource; the controller needs some of them.
 const MAX_TAGS: usize = 50 - OWN_TAGS;
@@ -65,28 +71,91 @@ fn disks(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
 }
 
 fn security(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
-    let settings = spec.security_profile.as_ref().map(|profile| &profile.settings);
-    let kind = settings.and_then(|settings| settings.security_type.as_ref());
-    if let Some(SecurityType::Other(value)) = kind
-        && !value.is_empty()
-    {
-        errors.push(FieldError::invalid(
-            "providerSpec.securityProfile.settings.securityType",
+    let profile = spec.security_profile.clone().unwrap_or_default();
+    let given = |kind: &&SecurityType| !kind.as_str().is_empty();
+    let kind = profile.settings.security_type.as_ref().filter(given);
+    let encryption = &spec.os_disk.managed_disk.security_profile.security_encryption_type;
+    let encryption = encryption.as_ref().filter(|given| !given.as_str().is_empty());
+    if let Some(unknown) = encryption.filter(|encryption| !encryption.is_known()) {
+        let detail = "must be VMGuestStateOnly, DiskWithVMGuestState or omitted";
+        errors.push(FieldError::invalid(ENCRYPTION_TYPE, unknown.as_str(), detail));
+        return;
+    }
+    match kind {
+        Some(SecurityType::ConfidentialVm) => confidential(&profile, encryption, errors),
+        Some(SecurityType::TrustedLaunch) if profile.settings.trusted_launch.is_none() => {
+            errors.push(FieldError::required(
+                format!("{SETTINGS}.trustedLaunch"),
+                "trustedLaunch should be set when securityType is set to TrustedLaunch",
+            ));
+        }
+        Some(SecurityType::Other(value)) => errors.push(FieldError::invalid(
+            format!("{SETTINGS}.securityType"),
             value.as_str(),
             "must be ConfidentialVM, TrustedLaunch or omitted",
-        ));
+        )),
+        Some(SecurityType::TrustedLaunch) | None => {}
     }
-    let encryption = &spec.os_disk.managed_disk.security_profile.security_encryption_type;
-    let Some(encryption) = encryption.as_ref().filter(|given| !given.as_str().is_empty()) else {
+    let found = kind.map_or("", SecurityType::as_str);
+    let mut wrong_type = |detail: &str| {
+        errors.push(FieldError::invalid(format!("{SETTINGS}.securityType"), found, detail));
+    };
+    if encryption.is_some() && kind != Some(&SecurityType::ConfidentialVm) {
+        wrong_type("securityType should be set to ConfidentialVM when securityEncryptionType is defined");
+    }
+    let launch = profile
+        .settings
+        .trusted_launch
+        .as_ref()
+        .map(|launch| &launch.uefi_settings);
+    let enabled = launch.is_some_and(|uefi| {
+        uefi.secure_boot == Some(SecureBootPolicy::Enabled)
+            || uefi.virtualized_trusted_platform_module == Some(VirtualizedTpmPolicy::Enabled)
+    });
+    if enabled && kind != Some(&SecurityType::TrustedLaunch) {
+        wrong_type("securityType should be set to TrustedLaunch when uefiSettings are enabled");
+    }
+}
+
+/// What Azure asks of a confidential machine.
+fn confidential(profile: &SecurityProfile, encryption: Option<&SecurityEncryptionType>, errors: &mut Vec<FieldError>) {
+    if encryption.is_none() {
+        let detail = "securityEncryptionType should be set when securityType is set to ConfidentialVM";
+        errors.push(FieldError::required(ENCRYPTION_TYPE, detail));
+    }
+    let Some(vm) = &profile.settings.confidential_vm else {
+        let detail = "confidentialVM should be set when securityType is set to ConfidentialVM";
+        errors.push(FieldError::required(format!("{SETTINGS}.confidentialVM"), detail));
         return;
     };
-    let path = "providerSpec.osDisk.managedDisk.securityProfile.securityEncryptionType";
-    if !encryption.is_known() {
-        let detail = "must be VMGuestStateOnly, DiskWithVMGuestState or omitted";
-        errors.push(FieldError::invalid(path, encryption.as_str(), detail));
-    } else if kind != Some(&SecurityType::ConfidentialVm) {
-        let detail = "can be set only when securityProfile.settings.securityType is ConfidentialVM";
-        errors.push(FieldError::invalid(path, encryption.as_str(), detail));
+    let uefi = format!("{SETTINGS}.confidentialVM.uefiSettings");
+    let tpm = vm.uefi_settings.virtualized_trusted_platform_module.as_ref();
+    if tpm != Some(&VirtualizedTpmPolicy::Enabled) {
+        errors.push(FieldError::invalid(
+            format!("{uefi}.virtualizedTrustedPlatformModule"),
+            tpm.map_or("", VirtualizedTpmPolicy::as_str),
+            "virtualizedTrustedPlatformModule should be enabled when securityType is set to ConfidentialVM",
+        ));
+    }
+    if encryption != Some(&SecurityEncryptionType::DiskWithVmGuestState) {
+        return;
+    }
+    if profile.encryption_at_host == Some(true) {
+        let detail =
+            "encryptionAtHost cannot be set to true when securityEncryptionType is set to DiskWithVMGuestState";
+        errors.push(FieldError::invalid(
+            "providerSpec.securityProfile.encryptionAtHost",
+            true,
+            detail,
+        ));
+    }
+    let boot = vm.uefi_settings.secure_boot.as_ref();
+    if boot != Some(&SecureBootPolicy::Enabled) {
+        errors.push(FieldError::invalid(
+            format!("{uefi}.secureBoot"),
+            boot.map_or("", SecureBootPolicy::as_str),
+            "secureBoot should be enabled when securityEncryptionType is set to DiskWithVMGuestState",
+        ));
     }
 }
 
@@ -101,6 +170,13 @@ fn diagnostics(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::required(
                 "providerSpec.diagnostics.boot.customerManaged.storageAccountURI",
                 "storageAccountURI must be provided when storageAccountType is CustomerManaged",
+            ));
+        }
+        Some(BootDiagnosticsStorage::AzureManaged) if boot.customer_managed.is_some() => {
+            errors.push(FieldError::invalid(
+                "providerSpec.diagnostics.boot.customerManaged",
+                account.unwrap_or_default(),
+                "customerManaged may not be set when storageAccountType is AzureManaged",
             ));
         }
         Some(BootDiagnosticsStorage::Other(value)) => errors.push(FieldError::invalid(

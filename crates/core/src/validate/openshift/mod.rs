@@ -18,6 +18,7 @@ use crate::disks::azure::{
     self, MAX_LUN, MAX_NAME, OS_DISK_SUFFIX, disk_name, iops_range, is_name_suffix, mbps_range, size_range,
 };
 use crate::disks::init::{KnownDisk, MOUNTS_ANNOTATION, parse_requests, resolve};
+use crate::machine::kept::{ATTACH_ANNOTATION, wishes};
 
 /// The size that machines get when they name none.
 pub const DEFAULT_VM_SIZE: &str = "Standard_D4s_V3";
@@ -102,7 +103,7 @@ pub fn validate_user_data(namespace: &str, value: &Value) -> Option<FieldError> 
 }
 
 /// What is wrong with the mounts that an object's annotation asks for, on the disks of its `providerSpec.value`.
-pub fn validate_mounts(mounts: Option<&String>, value: &Value) -> Option<FieldError> {
+fn validate_mounts(mounts: Option<&String>, value: &Value) -> Option<FieldError> {
     let text = mounts.filter(|_| is_azure(value))?;
     let (legible, _) = AzureMachineProviderSpec::legible(value);
     let spec = AzureMachineProviderSpec::from_raw(&legible).unwrap_or_default();
@@ -115,6 +116,26 @@ pub fn validate_mounts(mounts: Option<&String>, value: &Value) -> Option<FieldEr
         .err()?;
     let path = format!("metadata.annotations[{MOUNTS_ANNOTATION}]");
     Some(FieldError::invalid(path, text.as_str(), error.to_string()))
+}
+
+/// The annotations of a Machine, or of a MachineSet for its machines, that are about data disks.
+pub const DISK_ANNOTATIONS: [&str; 2] = [MOUNTS_ANNOTATION, ATTACH_ANNOTATION];
+
+/// What is wrong with the annotations about data disks, for the disks of this `providerSpec.value`.
+pub fn validate_annotations<'a>(annotation: impl Fn(&str) -> Option<&'a String>, value: &Value) -> Vec<FieldError> {
+    let kept = annotation(ATTACH_ANNOTATION)
+        .filter(|_| is_azure(value))
+        .and_then(|text| {
+            let (legible, _) = AzureMachineProviderSpec::legible(value);
+            let spec = AzureMachineProviderSpec::from_raw(&legible).unwrap_or_default();
+            let why = wishes(text, &spec.data_disks).err()?;
+            let path = format!("metadata.annotations[{ATTACH_ANNOTATION}]");
+            Some(FieldError::invalid(path, text.as_str(), why))
+        });
+    validate_mounts(annotation(MOUNTS_ANNOTATION), value)
+        .into_iter()
+        .chain(kept)
+        .collect()
 }
 
 fn network(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
@@ -237,6 +258,18 @@ fn os_disk(disk: &OsDisk, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::invalid(path, other.as_str(), text));
         }
         _ => {}
+    }
+    let placement = disk.disk_settings.placement.as_ref();
+    if let Some(placement) = placement.filter(|placement| !placement.as_str().is_empty()) {
+        let text = if !placement.is_known() {
+            "placement can be only CacheDisk, ResourceDisk, NvmeDisk or omitted"
+        } else if location != Some(&EphemeralStorageLocation::Local) {
+            "placement can be set only when ephemeralStorageLocation is \"Local\""
+        } else {
+            return;
+        };
+        let path = format!("{PATH}.diskSettings.placement");
+        errors.push(FieldError::invalid(path, placement.as_str(), text));
     }
 }
 
@@ -466,6 +499,9 @@ pub fn defaults(spec: &AzureMachineProviderSpec, cluster_id: &str) -> Vec<(&'sta
         set.push(("vnet", json!(format!("{cluster_id}-vnet"))));
         set.push(("subnet", json!(format!("{cluster_id}-worker-subnet"))));
     }
+    if spec.image == Image::default() && !cluster_id.is_empty() {
+        set.push(("image", json!({ "resourceID": default_image(cluster_id) })));
+    }
     if spec
         .user_data_secret
         .as_ref()
@@ -485,6 +521,14 @@ pub fn defaults(spec: &AzureMachineProviderSpec, cluster_id: &str) -> Vec<(&'sta
         set.push(("credentialsSecret", secret_reference(&name, Some(namespace))));
     }
     set
+}
+
+/// Returns the image that OpenShift's installer makes for a cluster. Galleries have no dashes in their names.
+fn default_image(cluster_id: &str) -> String {
+    let gallery = cluster_id.replace('-', "_");
+    format!(
+        "/resourceGroups/{cluster_id}-rg/providers/Microsoft.Compute/galleries/gallery_{gallery}/images/{cluster_id}/versions/latest"
+    )
 }
 
 /// `providerSpec.value` as admission leaves it: with the defaults filled in.
@@ -536,3 +580,5 @@ pub fn validate_hooks_update(old: &LifecycleHooks, new: &LifecycleHooks) -> Vec<
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod upstream;

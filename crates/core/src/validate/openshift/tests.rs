@@ -138,7 +138,7 @@ fn a_name_that_leaves_its_place_in_a_url_is_refused_with_its_field(
 #[case::set_and_ultra(|s: &mut AzureMachineProviderSpec| s.availability_set = Some("as".into()), "availabilitySet: Invalid value: \"as\": Azure takes no machine with Ultra disks")]
 #[case::suffix_of_the_os_disk(|s: &mut AzureMachineProviderSpec| s.data_disks[0].name_suffix = "osdisk".into(), "dataDisks[0].nameSuffix: Invalid value: \"osdisk\": the OS disk has this name")]
 #[case::suffixes_equal_but_for_case(|s: &mut AzureMachineProviderSpec| s.data_disks[1].name_suffix = "A".into(), "dataDisks[1].nameSuffix: Invalid value: \"A\": each Data Disk must have a unique nameSuffix")]
-#[case::encryption_without_confidential(|s: &mut AzureMachineProviderSpec| s.os_disk.managed_disk.security_profile.security_encryption_type = Some("VMGuestStateOnly".into()), "osDisk.managedDisk.securityProfile.securityEncryptionType: Invalid value: \"VMGuestStateOnly\": can be set only when")]
+#[case::encryption_without_confidential(|s: &mut AzureMachineProviderSpec| s.os_disk.managed_disk.security_profile.security_encryption_type = Some("VMGuestStateOnly".into()), "securityProfile.settings.securityType: Invalid value: \"\": securityType should be set to ConfidentialVM")]
 #[case::diagnostics_without_account(|s: &mut AzureMachineProviderSpec| s.diagnostics = serde_json::from_value(json!({"boot": {"storageAccountType": "CustomerManaged"}})).unwrap(), "diagnostics.boot.customerManaged.storageAccountURI: Required value: ")]
 #[case::unknown_diagnostics(|s: &mut AzureMachineProviderSpec| s.diagnostics = serde_json::from_value(json!({"boot": {"storageAccountType": "Mine"}})).unwrap(), "diagnostics.boot.storageAccountType: Invalid value: \"Mine\": must be AzureManaged")]
 #[case::caching_of_the_os_disk(|s: &mut AzureMachineProviderSpec| s.os_disk.caching_type = Some("Fast".into()), "osDisk.cachingType: Invalid value: \"Fast\": must be one of")]
@@ -180,6 +180,10 @@ fn defaults_fill_in_what_is_missing_and_nothing_else() {
             ("vmSize", json!("Standard_D4s_V3")),
             ("vnet", json!("ocp-x7-vnet")),
             ("subnet", json!("ocp-x7-worker-subnet")),
+            (
+                "image",
+                json!({ "resourceID": "/resourceGroups/ocp-x7-rg/providers/Microsoft.Compute/galleries/gallery_ocp_x7/images/ocp-x7/versions/latest" })
+            ),
             ("userDataSecret", json!({ "name": "worker-user-data" })),
             (
                 "credentialsSecret",

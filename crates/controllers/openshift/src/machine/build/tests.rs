@@ -43,7 +43,7 @@ fn a_disk_with_its_own_performance_is_made_first_and_attached() {
          "diskMBpsReadWrite": 200, "managedDisk": {"storageAccountType": "PremiumV2_LRS"}},
     ]}));
     let id = "/subscriptions/SUB/resourceGroups/Group/providers/Microsoft.Compute/disks/m1_fast";
-    let attached = serde_json::to_value(data_disk(&sample(), &spec.data_disks[0])).unwrap();
+    let attached = serde_json::to_value(data_disk(&sample(), &spec.data_disks[0], &BTreeMap::new())).unwrap();
     assert_eq!(
         attached,
         json!({"name": "m1_fast", "lun": 1, "createOption": "Attach", "deleteOption": "Delete", "managedDisk": {"id": id}})

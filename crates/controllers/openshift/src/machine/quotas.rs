@@ -1,0 +1,86 @@
+//! The quotas of regions. Read once for all machines that are created in a region at about the same time.
+
+use super::Target;
+use super::error::Error;
+use crate::sizes;
+use capstan_azure::Size;
+use capstan_core::machine::quota::{self, Need, Usage};
+use capstan_core::{Clock, Memo};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A hundred machines that are created together cost one call. A machine that waits for quota learns after this long that
+/// there is room.
+const FRESH: Duration = Duration::from_secs(30);
+
+/// An account that may not read quotas is asked for them again after this long: rights take minutes to spread.
+const REFUSED: Duration = Duration::from_secs(600);
+
+/// More regions than the accounts of one cluster have machines in.
+const REGIONS: usize = 100;
+
+/// `None`: the account may not read quotas.
+type Usages = Option<Arc<Vec<Usage>>>;
+
+/// By account, subscription and region.
+pub struct Quotas(Memo<[String; 3], Usages>);
+
+impl Quotas {
+    pub fn new(clock: Clock) -> Self {
+        Self(Memo::new(clock, REGIONS))
+    }
+
+    /// Refuses a machine that the region has no quota for. OpenShift's own role may not read quotas: then Azure refuses the
+    /// virtual machine itself.
+    pub async fn check(&self, target: &Target, size: Option<&Size>) -> Result<(), Error> {
+        let Target { spec, names, account } = target;
+        let Some(size) = size else { return Ok(()) };
+        // What Azure may count the size for at least: it must never be refused for more.
+        let Some(v_cpus) = size.v_cpus_available.into_iter().chain(size.v_cpus).min() else {
+            return Ok(());
+        };
+        let need = Need {
+            size: &size.name,
+            family: &size.family,
+            v_cpus: i64::from(v_cpus),
+            spot: spec.spot_vm_options.is_some(),
+            reserved: spec
+                .capacity_reservation_group_id
+                .as_deref()
+                .is_some_and(|id| !id.is_empty()),
+        };
+        let Some(usages) = self.usages(account, &names.location).await? else {
+            return Ok(());
+        };
+        match quota::exceeded(&need, &usages, &names.location) {
+            Some(message) => Err(Error::NotReady(message)),
+            None => Ok(()),
+        }
+    }
+
+    async fn usages(&self, account: &crate::account::Account, location: &str) -> Result<Usages, Error> {
+        let client = &account.client;
+        let key = [client.identity(), client.subscription(), location].map(str::to_lowercase);
+        let fresh = |age: Duration, usages: &Usages| age < if usages.is_some() { FRESH } else { REFUSED };
+        let read = async {
+            match client.usages(location).await {
+                Ok(found) => Ok(Some(Arc::new(found.into_iter().map(usage).collect()))),
+                Err(error) if sizes::is_unreadable(&error) => {
+                    tracing::warn!(location, %error, "the account may not read quotas (Microsoft.Compute/locations/usages/read): Azure checks them itself");
+                    Ok(None)
+                }
+                Err(error) => Err(Error::doing(format!("reading the quotas of {location}"))(error)),
+            }
+        };
+        self.0.get_if(&key, fresh, read).await
+    }
+}
+
+fn usage(found: capstan_azure::usages::Usage) -> Usage {
+    Usage {
+        name: found.name.value,
+        label: found.name.localized_value,
+        used: found.current_value,
+        limit: found.limit,
+    }
+}

@@ -12,6 +12,8 @@ use std::{borrow::Cow, time};
 pub const GROUP: &str = "cluster.x-k8s.io";
 /// Names the cluster that an object belongs to.
 pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
+/// An instance of a provider with `--watch-filter` reconciles only objects whose label has that value.
+pub const WATCH_FILTER_LABEL: &str = "cluster.x-k8s.io/watch-filter";
 /// Anything with this annotation is left alone.
 pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
 /// Asks for this machine to be the first to go.

@@ -10,6 +10,7 @@ pub enum Format {
     /// One JSON object per line
     Json,
     /// Text for people
+    #[value(alias = "text")]
     Pretty,
 }
 

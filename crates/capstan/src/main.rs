@@ -10,11 +10,13 @@ mod duration;
 mod logs;
 mod manager;
 mod manifest;
+mod peer_flags;
 mod run;
 mod serve;
 #[cfg(feature = "dev")]
 mod up;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -67,7 +69,7 @@ enum Sim {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    match run(Cli::parse_from(arguments(std::env::args_os())).command) {
         Ok(code) => code,
         // The reader of our output has closed it, as `head` does.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
@@ -76,6 +78,17 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns the arguments with the subcommand `run` where the first of them is a flag: the containers of Cluster API's
+/// providers have flags only.
+fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = given.collect();
+    let first = arguments.get(1).and_then(|first| first.to_str());
+    if first.is_some_and(|first| first.starts_with("--") && !matches!(first, "--" | "--help" | "--version")) {
+        arguments.insert(1, "run".into());
+    }
+    arguments
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -158,4 +171,55 @@ fn crds(cluster_class: bool, conversion_service: Option<&str>) -> anyhow::Result
         print(capstan_api::manifest(&binding)?)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The arguments in the Deployments of CAPZ 1.26 and CAPV 1.16, and of machine-api-operator's container for Azure.
+    const PEERS: [&[&str]; 3] = [
+        &[
+            "--leader-elect",
+            "--diagnostics-address=:8443",
+            "--insecure-diagnostics=false",
+            "--feature-gates=MachinePool=true,AKSResourceHealth=false,EdgeZone=false,ASOAPI=true,APIServerILB=false,SkipMachinePoolModelReconciliation=false",
+            "--v=0",
+        ],
+        &[
+            "--diagnostics-address=:8443",
+            "--insecure-diagnostics=true",
+            "--leader-elect",
+            "--v=4",
+            "--feature-gates=NodeAntiAffinity=false,NamespaceScopedZones=false",
+        ],
+        &[
+            "--logtostderr=true",
+            "--v=3",
+            "--leader-elect=true",
+            "--leader-elect-lease-duration=120s",
+            "--leader-elect-resource-namespace=openshift-machine-api",
+            "--namespace=openshift-machine-api",
+            "--max-concurrent-reconciles=10",
+        ],
+    ];
+
+    fn parse(flags: &[&str]) -> Result<Cli, clap::Error> {
+        let line = ["capstan"].iter().chain(flags).map(OsString::from);
+        Cli::try_parse_from(arguments(line))
+    }
+
+    #[test]
+    fn the_arguments_of_the_replaced_controllers_start_the_manager() {
+        for flags in PEERS {
+            let command = parse(flags).map(|cli| cli.command);
+            assert!(matches!(command, Ok(Command::Run(_))), "{flags:?}: {:?}", command.err());
+        }
+        assert!(matches!(
+            parse(&["version"]).map(|cli| cli.command),
+            Ok(Command::Version)
+        ));
+        let help = parse(&["--help"]).err().map(|error| error.kind());
+        assert_eq!(help, Some(clap::error::ErrorKind::DisplayHelp));
+    }
 }

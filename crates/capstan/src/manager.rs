@@ -34,6 +34,7 @@ pub struct Manager {
     pub config: kube::Config,
     pub controllers: Vec<Name>,
     pub namespace: Option<String>,
+    pub watch_filter: Option<String>,
     pub azure: capstan_azure::Settings,
     pub azure_sign_in: capstan_azure_pools::SignIn,
     pub vsphere: capstan_vsphere_machines::Options,
@@ -143,6 +144,7 @@ impl Manager {
         let options = Options {
             interceptors,
             namespace: self.namespace.clone(),
+            watch_filter: self.watch_filter.clone(),
             shutdown: end.clone(),
             ..Options::default()
         };

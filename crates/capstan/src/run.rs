@@ -19,6 +19,7 @@ use tracing::info;
 use crate::access::Access;
 use crate::controllers::Name;
 use crate::manager::Manager;
+use crate::peer_flags::PeerFlags;
 use crate::serve::{self, Status};
 use crate::{duration, logs};
 
@@ -44,6 +45,9 @@ pub struct Run {
     /// Reconcile objects in this namespace only [default: all namespaces]
     #[arg(long, env = "WATCH_NAMESPACE")]
     namespace: Option<String>,
+    /// Reconcile only objects of Cluster API whose label cluster.x-k8s.io/watch-filter has this value [default: all]
+    #[arg(long, value_name = "VALUE")]
+    watch_filter: Option<String>,
     /// Read Azure again this often even if nothing changed, for example 10m; vCenters report changes themselves
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
@@ -64,10 +68,17 @@ pub struct Run {
     #[arg(long, value_name = "DIR")]
     metrics_cert_dir: Option<PathBuf>,
     /// Serve /metrics as plain HTTP, to everybody who can reach the address
-    #[arg(long, alias = "insecure-diagnostics")]
+    #[arg(long, alias = "insecure-diagnostics", default_value_t = false, action = ArgAction::Set, num_args = 0..=1)]
+    #[arg(
+        require_equals = true,
+        default_missing_value = "true",
+        hide_default_value = true,
+        hide_possible_values = true,
+        value_name = "BOOL"
+    )]
     insecure_metrics: bool,
     /// Write logs in this format
-    #[arg(long, value_enum, default_value = "pretty")]
+    #[arg(long, alias = "logging-format", value_enum, default_value = "pretty")]
     log_format: logs::Format,
     /// Log this much, for example debug, or info,capstan_azure=debug; RUST_LOG overrides it
     #[arg(long, default_value = "info", value_name = "FILTER")]
@@ -80,6 +91,8 @@ pub struct Run {
     vsphere: Vsphere,
     #[command(flatten)]
     admission: Admission,
+    #[command(flatten)]
+    peers: PeerFlags,
 }
 
 /// An address to listen at. `None`: do not listen.
@@ -96,6 +109,14 @@ fn address(text: &str) -> Result<Address, String> {
     };
     let parsed = parsed.ok_or_else(|| format!("{text:?} is not an address; write it as 127.0.0.1:8080 or :8080"))?;
     Ok(Address(Some(parsed)))
+}
+
+/// Returns the address of a webhook, for which peers give a port alone.
+fn webhook_address(text: &str) -> Result<Address, String> {
+    match text.parse::<u16>() {
+        Ok(port) => address(&if port == 0 { "0".to_owned() } else { format!(":{port}") }),
+        Err(_) => address(text),
+    }
 }
 
 /// Returns the address that stands for all addresses of this machine, of IPv6 too where one socket serves both.
@@ -117,10 +138,15 @@ struct Election {
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     leader_elect: bool,
     /// Use a Lease of this name
-    #[arg(long, default_value = "capstan", value_name = "NAME")]
+    #[arg(
+        long,
+        aliases = ["leader-election-id", "leader-elect-resource-name"],
+        default_value = "capstan",
+        value_name = "NAME"
+    )]
     leader_elect_name: String,
     /// Use a Lease in this namespace [default: the namespace of the service account or kubeconfig]
-    #[arg(long, value_name = "NAMESPACE")]
+    #[arg(long, aliases = ["leader-election-namespace", "leader-elect-resource-namespace"], value_name = "NAMESPACE")]
     leader_elect_namespace: Option<String>,
     /// Take over from a leader that has not renewed its lease for this long
     #[arg(long, default_value = "15s", value_parser = duration::parse, value_name = "TIME")]
@@ -252,7 +278,7 @@ const WEBHOOK_SERVICE: &str = "capstan-webhook";
 struct Admission {
     /// Serve the webhook at this address; "0" for none [default: :9443 in a cluster, a free port if the API server is on
     /// this machine, else none]
-    #[arg(long, value_parser = address, value_name = "ADDRESS")]
+    #[arg(long, alias = "webhook-port", value_parser = webhook_address, value_name = "ADDRESS")]
     webhook: Option<Address>,
     /// Let the API server reach the webhook through this Service [default in a cluster: capstan-webhook in its own namespace]
     #[arg(long, value_name = "NAMESPACE/NAME")]
@@ -310,22 +336,33 @@ fn service_address(namespace: &str, name: &str) -> webhook::Address {
 }
 
 pub async fn run(args: Run) -> Result<()> {
+    let controllers = if args.controllers.is_empty() {
+        Name::ALL.to_vec()
+    } else {
+        args.controllers.clone()
+    };
+    let wishes = args.peers.wishes(&controllers)?;
     logs::start(args.log_format, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
     let status = Arc::new(Status::default());
     serve_health(args.health, status.clone()).await?;
     serve_metrics(&args, &config, status.clone()).await?;
     info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");
+    if !wishes.without_effect.is_empty() {
+        info!(
+            flags = wishes.without_effect.join(" "),
+            "flags of other controllers change nothing"
+        );
+    }
+    let mut vsphere = args.vsphere.options();
+    vsphere.anti_affinity |= wishes.anti_affinity;
     let manager = Manager {
-        controllers: if args.controllers.is_empty() {
-            Name::ALL.to_vec()
-        } else {
-            args.controllers
-        },
+        controllers,
+        watch_filter: args.watch_filter.filter(|value| !value.is_empty()),
         namespace: args.namespace.filter(|namespace| !namespace.is_empty()),
         azure: args.azure.settings()?,
         azure_sign_in: args.azure.sign_in()?,
-        vsphere: args.vsphere.options(),
+        vsphere,
         resync: args.resync,
         lease: args.election.settings(&config)?,
         webhook: args.admission.options(&config, args.kubeconfig.is_none())?,

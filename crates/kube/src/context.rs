@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_api::capi::{GROUP, WATCH_FILTER_LABEL};
 use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
 use k8s_openapi::NamespaceResourceScope;
@@ -29,6 +30,8 @@ pub struct Options {
     pub transport: Option<Transport>,
     /// Work in this namespace only; all of them when `None`.
     pub namespace: Option<String>,
+    /// Reconcile only those objects of Cluster API whose label `cluster.x-k8s.io/watch-filter` has this value; all when `None`.
+    pub watch_filter: Option<String>,
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
     pub clock: Clock,
@@ -42,6 +45,7 @@ impl Default for Options {
             interceptors: Interceptors::default(),
             transport: None,
             namespace: None,
+            watch_filter: None,
             metrics: Metrics::default(),
             shutdown: CancellationToken::default(),
             clock: Clock::system(),
@@ -56,6 +60,7 @@ pub struct Context {
     /// For evictions and leases: a refusal is handed back at once.
     pub no_retry: kube::Client,
     pub namespace: Option<String>,
+    watch_filter: Option<String>,
     pub interceptors: Interceptors,
     pub transport: Option<Transport>,
     pub metrics: Metrics,
@@ -74,6 +79,7 @@ impl Context {
             interceptors,
             transport,
             namespace,
+            watch_filter,
             metrics,
             shutdown,
             clock,
@@ -98,6 +104,7 @@ impl Context {
             client,
             no_retry,
             namespace,
+            watch_filter,
             interceptors,
             transport,
             metrics,
@@ -122,6 +129,7 @@ impl Context {
             interceptors: self.interceptors.and(interceptors),
             transport: self.transport.clone(),
             namespace,
+            watch_filter: self.watch_filter.clone(),
             metrics: self.metrics.section(),
             shutdown,
             clock: self.clock,
@@ -139,6 +147,22 @@ impl Context {
             &self.metrics,
             self.transport.as_ref(),
         )
+    }
+
+    /// Whether the controllers of this context reconcile an object. The watch filter concerns the kinds of Cluster API and of its
+    /// providers. Caches hold objects that the filter leaves out, too: they may own, or have the same owner as, those that are reconciled, and
+    /// whatever is not in a cache counts as deleted.
+    pub fn reconciles<K: Resource<DynamicType = ()>>(&self, object: &K) -> bool {
+        let Some(value) = &self.watch_filter else { return true };
+        let group = K::group(&());
+        let is_cluster_api = group == GROUP || group.ends_with(&format!(".{GROUP}"));
+        !is_cluster_api
+            || object
+                .meta()
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(WATCH_FILTER_LABEL))
+                == Some(value)
     }
 
     /// Records events as `component`.

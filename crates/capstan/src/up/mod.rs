@@ -271,6 +271,7 @@ fn start_manager(
         config: cluster.config.clone(),
         controllers: controllers.to_vec(),
         namespace: None,
+        watch_filter: None,
         azure: clouds.azure_settings()?,
         azure_sign_in: Default::default(),
         vsphere: capstan_vsphere_machines::Options::from_env(),

@@ -16,6 +16,7 @@
 //!   with, and does not start before the caches show our last writes of other objects (see [`Writes`]). It waits for
 //!   them no longer than [`READ_YOUR_WRITES`], then it reads live.
 //! - The state of an object lives as long as the object is in the cache. Losing it is always safe.
+//! - An object that the watch filter leaves out is not reconciled, whoever asks for it (see [`crate::Context::reconciles`]).
 //! - A failed reconcile is retried by our backoff and by nothing else. A panic counts as a failure of that object alone.
 
 mod run;

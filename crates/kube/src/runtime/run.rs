@@ -250,6 +250,9 @@ impl<E: Classified> Classified for Failure<E> {
 static RECONCILES: AtomicU64 = AtomicU64::new(1);
 
 async fn one<R: Reconcile>(object: Arc<R::Object>, running: Arc<Running<R>>) -> Result<Action, Failure<R::Error>> {
+    if !running.context.reconciles(object.as_ref()) {
+        return Ok(Action::await_change());
+    }
     let reference = ObjectRef::from_obj(object.as_ref());
     let clock = running.context.clock;
     let print = fingerprint(object.as_ref());

@@ -11,4 +11,5 @@ mod drain;
 mod example;
 mod lease;
 mod panics;
+mod watch_filter;
 mod workload;

@@ -9,7 +9,7 @@ use capstan_api::azure::{
     AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolMachineSpec, AzureMachinePoolMachineStatus,
     MACHINE_POOL_LABEL, UPDATE_INSTANCE_ANNOTATION,
 };
-use capstan_api::capi::CLUSTER_NAME_LABEL;
+use capstan_api::capi::{CLUSTER_NAME_LABEL, WATCH_FILTER_LABEL};
 use capstan_core::clock::Clock;
 use capstan_core::pool::Drain;
 use capstan_kube::conditions::{self, Severity};
@@ -79,6 +79,8 @@ impl Writer {
             (self.cluster_name.clone(), "owned".to_owned()),
         ]);
         labels.extend(instance.vm_id.clone().map(|id| (VM_ID_LABEL.to_owned(), id)));
+        let filter = self.pool.labels().get_key_value(WATCH_FILTER_LABEL);
+        labels.extend(filter.map(|(label, value)| (label.clone(), value.clone())));
         let model = model.map(|model| (MODEL_ANNOTATION.to_owned(), model.to_owned()));
         let vm_id = instance.vm_id.clone().map(|id| (VM_ID_ANNOTATION.to_owned(), id));
         let notes = Some(model.into_iter().chain(vm_id).collect());

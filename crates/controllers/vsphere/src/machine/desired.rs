@@ -1,6 +1,6 @@
 //! The VSphereVM that a VSphereMachine stands for. Pure.
 
-use capstan_api::capi::CLUSTER_NAME_LABEL;
+use capstan_api::capi::{CLUSTER_NAME_LABEL, WATCH_FILTER_LABEL};
 use capstan_api::vsphere::{
     NetworkDeviceSpec, VSphereCluster, VSphereDeploymentZoneSpec, VSphereFailureDomainSpec, VSphereMachine, VSphereVM,
     VSphereVMSpec, VirtualMachineCloneSpec,
@@ -128,6 +128,9 @@ pub fn vm(
     if let Some(value) = machine.labels().get(names::CONTROL_PLANE_LABEL) {
         labels.insert(names::CONTROL_PLANE_LABEL.to_owned(), value.clone());
     }
+    if let Some(value) = owner.labels().get(WATCH_FILTER_LABEL) {
+        labels.insert(WATCH_FILTER_LABEL.to_owned(), value.clone());
+    }
     let bootstrap = machine
         .spec
         .bootstrap
@@ -189,6 +192,12 @@ pub fn label_value(host: &str) -> Option<String> {
 /// What of an existing VM follows its machine; the rest is as it was made.
 pub fn follow(existing: &VSphereVM, desired: &VSphereVM) -> VSphereVM {
     let mut after = existing.clone();
+    // Whoever reconciles the machine reconciles its VM.
+    if let Some(value) = desired.labels().get(WATCH_FILTER_LABEL) {
+        after.labels_mut().insert(WATCH_FILTER_LABEL.to_owned(), value.clone());
+    } else if existing.labels().contains_key(WATCH_FILTER_LABEL) {
+        after.labels_mut().remove(WATCH_FILTER_LABEL);
+    }
     after.spec.power_off_mode = desired.spec.power_off_mode.clone();
     after.spec.guest_soft_power_off_timeout = desired.spec.guest_soft_power_off_timeout;
     after.spec.bootstrap_ref = desired.spec.bootstrap_ref.clone();

@@ -5,6 +5,11 @@ use crate::{azure, openshift, schema::Kind, vsphere};
 
 const CONTRACT: (&str, &str) = ("cluster.x-k8s.io/v1beta1", "v1beta1");
 const PROVIDER: &str = "cluster.x-k8s.io/provider";
+/// `clusterctl move` knows the kinds with this label only. An owner that it moves without its dependents leaves them to the
+/// garbage collector.
+const CLUSTERCTL: &str = "clusterctl.cluster.x-k8s.io";
+/// `clusterctl move` takes along every object of such a kind, and the Secrets that it owns, although no Cluster owns it.
+const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";
 const CLUSTER_API: &[&str] = &["cluster-api"];
 const CLUSTER: &str = r".metadata.labels.cluster\.x-k8s\.io/cluster-name";
 const AGE: &str = ".metadata.creationTimestamp";
@@ -54,6 +59,7 @@ fn azure_kind<K: Kind>(description: &'static str) -> Definition {
     Definition::of::<K>(description)
         .label(CONTRACT.0, CONTRACT.1)
         .label(PROVIDER, "infrastructure-azure")
+        .label(CLUSTERCTL, "")
         .in_categories(CLUSTER_API)
 }
 
@@ -98,6 +104,7 @@ fn azure_kinds() -> Vec<Definition> {
             .wide("Location", "string", ".spec.location")
             .wide("Endpoint", "string", ".spec.controlPlaneEndpoint.host"),
         azure_kind::<azure::AzureClusterIdentity>("Who signs in to Azure, and which namespaces may use it.")
+            .label(MOVE_HIERARCHY, "true")
             .column("Type", "string", ".spec.type")
             .column("Age", "date", AGE),
     ]
@@ -107,6 +114,7 @@ fn vsphere_kind<K: Kind>(description: &'static str) -> Definition {
     Definition::of::<K>(description)
         .label(CONTRACT.0, CONTRACT.1)
         .label(PROVIDER, "infrastructure-vsphere")
+        .label(CLUSTERCTL, "")
         .in_categories(CLUSTER_API)
 }
 
@@ -123,17 +131,20 @@ fn vsphere_kinds() -> Vec<Definition> {
         vsphere_kind::<vsphere::VSphereClusterTemplate>("A template that VSphereClusters are made from.")
             .column("Age", "date", AGE),
         vsphere_kind::<vsphere::VSphereClusterIdentity>("Who signs in to vCenter, and which namespaces may use it.")
+            .label(MOVE_HIERARCHY, "true")
             .column("Ready", "string", ".status.ready")
             .column("Secret", "string", ".spec.secretName")
             .column("Reason", "string", READY_REASON)
             .column("Age", "date", AGE)
             .wide("Message", "string", READY_MESSAGE),
         vsphere_kind::<vsphere::VSphereFailureDomain>("A place in vCenter that fails as one.")
+            .label(MOVE_HIERARCHY, "true")
             .column("Region", "string", ".spec.region.name")
             .column("Zone", "string", ".spec.zone.name")
             .column("Datacenter", "string", ".spec.topology.datacenter")
             .column("Age", "date", AGE),
         vsphere_kind::<vsphere::VSphereDeploymentZone>("A failure domain that machines may be put into.")
+            .label(MOVE_HIERARCHY, "true")
             .column("Ready", "string", ".status.ready")
             .column("Server", "string", ".spec.server")
             .column("FailureDomain", "string", ".spec.failureDomain")

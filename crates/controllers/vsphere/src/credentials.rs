@@ -10,11 +10,13 @@ use std::time::Duration;
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
 use capstan_core::Memo;
 use capstan_core::validate::vcenter::{contains_server, same_server};
+use capstan_kube::patch::Lock;
+use capstan_kube::runtime::ObjectKey;
 use capstan_kube::{Cache, Context, patch};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference};
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
 
@@ -278,9 +280,29 @@ impl Credentials {
     }
 
     /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.
-    pub async fn check_identity(&self, identity: &VSphereClusterIdentity) -> Result<(), Error> {
+    pub async fn check_identity(&self, identity: &VSphereClusterIdentity) -> Result<Arc<Secret>, Error> {
         let name = identity.spec.secret_name.as_deref().unwrap_or_default();
-        account_in(self.secret(&self.home, name).await?.as_ref(), &self.home, name).map(drop)
+        let secret = self.secret(&self.home, name).await?;
+        account_in(&secret, &self.home, name)?;
+        Ok(secret)
+    }
+
+    /// Makes an identity an owner of its Secret.
+    pub async fn own_identity_secret(&self, identity: &ObjectKey, secret: &Secret) -> Result<(), Error> {
+        let mut after = secret.clone();
+        after.owner_references_mut().push(OwnerReference {
+            api_version: VSphereClusterIdentity::API_VERSION.to_owned(),
+            kind: VSphereClusterIdentity::KIND.to_owned(),
+            name: identity.name.clone(),
+            uid: identity.uid.clone(),
+            ..OwnerReference::default()
+        });
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.home);
+        match patch::object(&secrets, secret, &after, Lock::Version).await {
+            // Somebody else has changed the Secret, or removed it: the watch asks for the next reconcile.
+            Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
+            result => result.map(drop).map_err(Error::from),
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope}
 use capstan_kube::{Cache, Context};
 use futures::StreamExt;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::conditions as names;
@@ -20,14 +22,34 @@ struct Controller {
 
 enum Observed {
     Deleting,
-    /// The Secret was checked, with what is wrong with it.
-    Checked(Option<String>),
+    /// The Secret can be used.
+    Usable(IdentitySecret),
+    /// The Secret cannot be used, and why.
+    Unusable(String),
+}
+
+enum IdentitySecret {
+    Owned,
+    Unowned(Unowned),
+}
+
+/// A Secret that a step is about. Logs show its name only.
+#[derive(Clone)]
+struct Unowned(Arc<Secret>);
+
+impl std::fmt::Debug for Unowned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.name_any())
+    }
 }
 
 #[derive(Debug)]
 enum Step {
     /// Remove the finalizers that CAPV left on the identity and on its Secret; Capstan puts none there.
     Release,
+    /// Make the identity an owner of its Secret, as CAPV does: clusterctl then moves the Secret along, and leaves it at its source
+    /// for the clusters that stay there.
+    Own(Unowned),
 }
 
 /// Runs until the context's shutdown.
@@ -60,8 +82,11 @@ impl Reconcile for Controller {
             return Ok(Some(Observed::Deleting));
         }
         match self.credentials.check_identity(&scope.object).await {
-            Ok(()) => Ok(Some(Observed::Checked(None))),
-            Err(error) if error.is_reported() => Ok(Some(Observed::Checked(Some(error.to_string())))),
+            Ok(secret) if secret.owner_references().iter().any(|owner| owner.uid == scope.key.uid) => {
+                Ok(Some(Observed::Usable(IdentitySecret::Owned)))
+            }
+            Ok(secret) => Ok(Some(Observed::Usable(IdentitySecret::Unowned(Unowned(secret))))),
+            Err(error) if error.is_reported() => Ok(Some(Observed::Unusable(error.to_string()))),
             Err(error) => Err(error),
         }
     }
@@ -69,7 +94,8 @@ impl Reconcile for Controller {
     fn plan(observed: &Observed, _: Timestamp) -> Plan<Step> {
         match observed {
             Observed::Deleting => Plan::step(Step::Release),
-            Observed::Checked(_) => Plan::idle(),
+            Observed::Usable(IdentitySecret::Unowned(secret)) => Plan::step(Step::Own(secret.clone())),
+            Observed::Usable(IdentitySecret::Owned) | Observed::Unusable(_) => Plan::idle(),
         }
     }
 
@@ -85,6 +111,7 @@ impl Reconcile for Controller {
                 self.credentials.release_identity(&scope.object).await?;
                 scope.remove_finalizer(names::OLD_IDENTITY_FINALIZER).await?;
             }
+            Step::Own(secret) => self.credentials.own_identity_secret(&scope.key, &secret.0).await?,
         }
         Ok(Outcome::Done)
     }
@@ -95,8 +122,10 @@ impl Reconcile for Controller {
         _: Result<(), &Error>,
         now: Timestamp,
     ) -> Report<VSphereClusterIdentity> {
-        let Some(Observed::Checked(fault)) = observed else {
-            return Report::nothing();
+        let fault = match observed {
+            Some(Observed::Usable(_)) => None,
+            Some(Observed::Unusable(fault)) => Some(fault),
+            Some(Observed::Deleting) | None => return Report::nothing(),
         };
         let mut after = identity.clone();
         let status = after.status.get_or_insert_default();

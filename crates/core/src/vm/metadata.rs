@@ -5,8 +5,11 @@ use std::fmt::Write;
 use super::types::{DesiredVm, DhcpOverrides, NetworkDevice, Nic, Route};
 
 /// Renders the document. Cards that the spec does not know are matched by their MAC address too.
+///
+/// CAPV compares the document as text and reconfigures a machine whose document differs, so this one is the same to the last
+/// byte: it begins with an empty line.
 pub fn render(desired: &DesiredVm, nics: &[Nic]) -> String {
-    let mut out = Yaml::default();
+    let mut out = Yaml("\n".to_owned());
     let name = text(&desired.name);
     out.line(0, format_args!("instance-id: {name}"));
     out.line(0, format_args!("local-hostname: {name}"));
@@ -47,7 +50,14 @@ fn text(value: &str) -> String {
     serde_json::Value::from(value).to_string()
 }
 
-#[derive(Default)]
+/// Returns a boolean or a single word as it is, and quotes everything else.
+fn word(value: &str) -> String {
+    match value.chars().all(|c| c.is_ascii_alphanumeric()) && !value.is_empty() {
+        true => value.to_owned(),
+        false => text(value),
+    }
+}
+
 struct Yaml(String);
 
 impl Yaml {
@@ -93,7 +103,7 @@ impl Yaml {
             ("route-metric", set.route_metric.map(|v| v.to_string())),
             ("send-hostname", flag(set.send_hostname)),
             ("use-dns", flag(set.use_dns)),
-            ("use-domains", words(&set.use_domains)),
+            ("use-domains", set.use_domains.as_deref().map(word)),
             ("use-hostname", flag(set.use_hostname)),
             ("use-mtu", flag(set.use_mtu)),
             ("use-ntp", flag(set.use_ntp)),
@@ -158,6 +168,7 @@ mod tests {
                     }],
                     dhcp4_overrides: Some(DhcpOverrides {
                         use_dns: Some(false),
+                        use_domains: Some("route".into()),
                         ..DhcpOverrides::default()
                     }),
                     ..NetworkDevice::default()
@@ -175,6 +186,8 @@ mod tests {
                 ..Nic::default()
             },
         ];
-        insta::assert_snapshot!(render(&desired, &nics));
+        let document = render(&desired, &nics);
+        assert!(document.starts_with("\ninstance-id: \"node-1\"\n"), "{document:?}");
+        insta::assert_snapshot!(document.trim_start());
     }
 }

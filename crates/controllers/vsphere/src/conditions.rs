@@ -1,6 +1,7 @@
 //! Names that others rely on: condition types, their reasons, finalizers, labels. Conditions for both contracts of Cluster API.
 
 use capstan_api::common::{Condition, V1Beta2Status};
+use capstan_kube::conditions::READY;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as NewCondition;
 
 /// Whether the virtual machine is there and up.
@@ -80,26 +81,95 @@ pub const DEPLOYMENT_NAME_LABEL: &str = "cluster.x-k8s.io/deployment-name";
 pub const PROVIDER_ID: &str = "vsphere://";
 
 /// The condition types that have another name in the v1beta2 contract.
-const RENAMED: [(&str, &str); 6] = [
+const RENAMED: [(&str, &str); 7] = [
     (VM_PROVISIONED, "VirtualMachineProvisioned"),
     (IP_ADDRESS_CLAIMED, "IPAddressClaimsFulfilled"),
     (FAILURE_DOMAINS_AVAILABLE, "FailureDomainsReady"),
     (FAILURE_DOMAIN_VALIDATED, "FailureDomainValidated"),
     (PLACEMENT_CONSTRAINT_MET, "PlacementConstraintReady"),
     (CLUSTER_MODULES_AVAILABLE, "ClusterModulesReady"),
+    (CREDENTIALS_AVAILABLE, "Available"),
 ];
 
+/// The reasons of True conditions in the v1beta2 contract, by the type there. CAPV has the same.
+const REASONS_OF_TRUE: [(&str, &str); 9] = [
+    ("VirtualMachineProvisioned", "Provisioned"),
+    ("VCenterAvailable", "Available"),
+    ("IPAddressClaimsFulfilled", "Fulfilled"),
+    ("GuestSoftPowerOffSucceeded", "Succeeded"),
+    ("FailureDomainsReady", "Ready"),
+    ("FailureDomainValidated", "Validated"),
+    ("PlacementConstraintReady", "Ready"),
+    ("ClusterModulesReady", "Ready"),
+    ("Available", "Available"),
+];
+
+/// The reasons of False conditions that have another name in the v1beta2 contract. CAPV has the same.
+const REASONS_OF_FALSE: [(&str, &str); 12] = [
+    (WAITING_FOR_CLUSTER, "WaitingForClusterInfrastructureReady"),
+    (CLONING, "WaitingForClone"),
+    (CLONING_FAILED, "NotProvisioned"),
+    (POWERING_ON_FAILED, "NotProvisioned"),
+    (TAGS_FAILED, "NotProvisioned"),
+    (TASK_FAILURE, "TaskFailed"),
+    (MODULES_FAILED, "NotReady"),
+    (SOFT_OFF_IN_PROGRESS, "InProgress"),
+    (SOFT_OFF_FAILED, "Failed"),
+    ("FailureDomainRegionMisconfigured", "RegionMisconfigured"),
+    ("FailureDomainZoneMisconfigured", "ZoneMisconfigured"),
+    ("SecretInUse", "SecretAlreadyInUse"),
+];
+
+fn renamed<'a>(table: &[(&'a str, &'a str)], name: &str) -> Option<&'a str> {
+    table.iter().find(|(old, _)| *old == name).map(|(_, new)| *new)
+}
+
+/// Returns reason and message of the Ready condition in the v1beta2 contract, where a message names the condition that it
+/// comes from.
+fn ready(ready: &Condition, all: &[Condition]) -> (String, String) {
+    if ready.status == "True" {
+        return (READY.to_owned(), String::new());
+    }
+    let is_cause = |condition: &&Condition| {
+        condition.type_ != READY && condition.status == "False" && condition.reason == ready.reason
+    };
+    let message = ready.message.clone().unwrap_or_default();
+    let Some(cause) = all.iter().find(is_cause) else {
+        return ("NotReady".to_owned(), message);
+    };
+    let type_ = renamed(&RENAMED, &cause.type_).unwrap_or(&cause.type_);
+    let reason = renamed(&REASONS_OF_FALSE, ready.reason.as_deref().unwrap_or_default());
+    let text = match message.as_str() {
+        "" => reason.or(ready.reason.as_deref()).unwrap_or_default(),
+        message => message,
+    };
+    ("NotReady".to_owned(), format!("* {type_}: {text}"))
+}
+
 /// Returns the conditions in the form of the v1beta2 contract. Cluster API reads these first where they exist, so they always
-/// agree with the others. A True without a reason gets its type as the reason, because the contract asks for one.
+/// agree with the others. A reason that CAPV does not have stays as it is; a True without one gets its type as the reason, because
+/// the contract asks for one.
 pub fn v1beta2(conditions: &[Condition]) -> Option<V1Beta2Status> {
     let convert = |condition: &Condition| {
-        let renamed = RENAMED.iter().find(|(old, _)| *old == condition.type_);
-        let type_ = renamed.map_or(condition.type_.as_str(), |(_, new)| new);
+        let type_ = renamed(&RENAMED, &condition.type_).unwrap_or(&condition.type_);
+        let given = condition.reason.as_deref();
+        let message = condition.message.clone().unwrap_or_default();
+        let (reason, message) = match (type_, condition.status.as_str()) {
+            (READY, _) => ready(condition, conditions),
+            (_, "True") => (
+                renamed(&REASONS_OF_TRUE, type_).or(given).unwrap_or(type_).to_owned(),
+                message,
+            ),
+            _ => {
+                let reason = given.unwrap_or(type_);
+                (renamed(&REASONS_OF_FALSE, reason).unwrap_or(reason).to_owned(), message)
+            }
+        };
         NewCondition {
             type_: type_.to_owned(),
             status: condition.status.clone(),
-            reason: condition.reason.clone().unwrap_or_else(|| type_.to_owned()),
-            message: condition.message.clone().unwrap_or_default(),
+            reason,
+            message,
             last_transition_time: condition.last_transition_time.clone(),
             observed_generation: None,
         }
@@ -112,7 +182,7 @@ pub fn v1beta2(conditions: &[Condition]) -> Option<V1Beta2Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capstan_kube::conditions::{READY, Severity, get, mark_false, mark_true, summarize};
+    use capstan_kube::conditions::{Severity, get, mark_false, mark_true, summarize};
     use jiff::Timestamp;
 
     #[test]
@@ -126,9 +196,35 @@ mod tests {
             let found = new.iter().find(|condition| condition.type_ == type_).unwrap();
             (found.status.as_str(), found.reason.as_str(), found.message.as_str())
         };
-        assert_eq!(shown("VirtualMachineProvisioned"), ("False", CLONING, "cloning"));
-        assert_eq!(shown(VCENTER_AVAILABLE), ("True", VCENTER_AVAILABLE, ""));
-        assert_eq!(shown(READY).0, get(&old, READY).unwrap().status);
+        assert_eq!(
+            shown("VirtualMachineProvisioned"),
+            ("False", "WaitingForClone", "cloning")
+        );
+        assert_eq!(shown(VCENTER_AVAILABLE), ("True", "Available", ""));
+        assert_eq!(get(&old, READY).unwrap().status, "False");
+        assert_eq!(
+            shown(READY),
+            ("False", "NotReady", "* VirtualMachineProvisioned: cloning")
+        );
         assert_eq!(v1beta2(&[]), None);
+    }
+
+    #[test]
+    fn a_machine_that_is_up_has_the_reasons_of_capv() {
+        let (mut old, now) = (Vec::new(), Timestamp::UNIX_EPOCH);
+        for type_ in [VCENTER_AVAILABLE, VM_PROVISIONED, IP_ADDRESS_CLAIMED] {
+            mark_true(&mut old, type_, now);
+        }
+        summarize(&mut old, &[VCENTER_AVAILABLE, VM_PROVISIONED, IP_ADDRESS_CLAIMED], now);
+        let new = v1beta2(&old).unwrap().conditions;
+        let mut shown: Vec<_> = new.iter().map(|c| (c.type_.as_str(), c.reason.as_str())).collect();
+        shown.sort_unstable();
+        let expected = [
+            ("IPAddressClaimsFulfilled", "Fulfilled"),
+            (READY, "Ready"),
+            (VCENTER_AVAILABLE, "Available"),
+            ("VirtualMachineProvisioned", "Provisioned"),
+        ];
+        assert_eq!(shown, expected);
     }
 }

@@ -23,9 +23,9 @@ explore SEEDS="300" *ARGS:
 test *ARGS:
     cargo test --workspace --locked {{ ARGS }}
 
-# Run the tests against the controllers that Capstan replaces. There are none yet.
+# Run the tests against the controllers that Capstan replaces; builds CAPV and CAPZ with Go.
 peers:
-    cargo test --workspace --locked --test it peers -- --ignored
+    cargo test --workspace --locked --test it peers -- --ignored --test-threads=1
 
 # Run a benchmark: just bench vsphere --machines 50
 bench *ARGS:

@@ -33,6 +33,10 @@ func (w *world) find(ctx context.Context, kind, path string) ([]string, error) {
 		return references(finder.NetworkList(ctx, path))
 	case "pool":
 		return references(finder.ResourcePoolList(ctx, path))
+	case "cluster":
+		return references(finder.ClusterComputeResourceList(ctx, path))
+	case "datacenter":
+		return references(finder.DatacenterList(ctx, path))
 	}
 	return nil, fmt.Errorf("kind %q is unknown", kind)
 }

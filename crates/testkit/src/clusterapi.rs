@@ -1,6 +1,6 @@
 //! The Cluster API core manager beside a control plane: its CRDs with conversion, the manager, its admission.
 //!
-//! The order matters: conversion is asked for as soon as the manager lists old versions, so the CRDs name its address
+//! Invariant: the CRDs come first, the admission last. The order matters: conversion is asked for as soon as the manager lists old versions, so the CRDs name its address
 //! first; admission is registered last, since until the manager answers it would refuse everything.
 
 use std::path::{Path, PathBuf};
@@ -45,26 +45,32 @@ pub async fn start(
     client: &Client,
 ) -> Result<Process> {
     let [webhook, health] = free_ports()?;
-    let server = Server {
-        port: webhook,
-        ca: BASE64_STANDARD.encode(pki.ca()),
-    };
-    manifests::install_crds(client, server.crds(programs)?).await?;
+    let server = Server::new(webhook, pki);
+    let mut crds = manifests::read_dir(&programs.crds)?;
+    crds.iter_mut().for_each(|crd| server.convert(crd));
+    manifests::install_crds(client, crds).await?;
     pki.serving("cluster-api")?;
     let mut process = lifeline.start(dir, "cluster-api", command(programs, dir, webhook, health))?;
+    wait_healthy(&mut process, health).await?;
+    let mut webhooks = manifests::read_dir(&programs.webhooks)?;
+    for configuration in &mut webhooks {
+        server.admit(configuration)?;
+    }
+    manifests::apply(client, "default", &webhooks).await?;
+    Ok(process)
+}
+
+/// Waits until a manager answers at its health port, which includes that its webhooks are served.
+pub(crate) async fn wait_healthy(process: &mut Process, port: u16) -> Result<()> {
     let deadline = Instant::now() + START_TIMEOUT;
-    while !is_healthy(health).await {
+    while !is_healthy(port).await {
         process.check()?;
         if Instant::now() > deadline {
-            bail!(
-                "the Cluster API core manager is not ready; see {}",
-                process.log().display()
-            );
+            bail!("{} is not ready; see {}", process.name(), process.log().display());
         }
         tokio::time::sleep(ASK).await;
     }
-    manifests::apply(client, "default", &server.webhooks(programs)?).await?;
-    Ok(process)
+    Ok(())
 }
 
 fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Command {
@@ -84,40 +90,38 @@ fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Comman
     command
 }
 
-/// Where the manager answers the API server.
-struct Server {
+/// Where a manager answers the API server.
+pub(crate) struct Server {
     port: u16,
     ca: String,
 }
 
 impl Server {
+    pub fn new(port: u16, pki: &Pki) -> Self {
+        let ca = BASE64_STANDARD.encode(pki.ca());
+        Self { port, ca }
+    }
+
     fn at(&self, path: &str) -> Value {
         json!({ "url": format!("https://127.0.0.1:{}{path}", self.port), "caBundle": self.ca })
     }
 
-    /// The definitions, converted by the manager.
-    fn crds(&self, programs: &Programs) -> Result<Vec<DynamicObject>> {
-        let mut crds = manifests::read_dir(&programs.crds)?;
-        for crd in &mut crds {
-            crd.data["spec"]["conversion"] = json!({
-                "strategy": "Webhook",
-                "webhook": { "clientConfig": self.at("/convert"), "conversionReviewVersions": ["v1"] },
-            });
-        }
-        Ok(crds)
+    /// Lets the manager convert the objects of a definition.
+    pub fn convert(&self, crd: &mut DynamicObject) {
+        crd.data["spec"]["conversion"] = json!({
+            "strategy": "Webhook",
+            "webhook": { "clientConfig": self.at("/convert"), "conversionReviewVersions": ["v1"] },
+        });
     }
 
-    /// Its admission, which in a cluster goes through a Service.
-    fn webhooks(&self, programs: &Programs) -> Result<Vec<DynamicObject>> {
-        let mut webhooks = manifests::read_dir(&programs.webhooks)?;
-        for configuration in &mut webhooks {
-            let entries = configuration.data["webhooks"].as_array_mut();
-            for entry in entries.context("a configuration without webhooks")? {
-                let path = entry["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
-                entry["clientConfig"] = self.at(path);
-            }
+    /// Points an admission configuration at the manager, which in a cluster is behind a Service.
+    pub fn admit(&self, configuration: &mut DynamicObject) -> Result<()> {
+        let entries = configuration.data["webhooks"].as_array_mut();
+        for entry in entries.context("a configuration without webhooks")? {
+            let path = entry["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
+            entry["clientConfig"] = self.at(path);
         }
-        Ok(webhooks)
+        Ok(())
     }
 }
 

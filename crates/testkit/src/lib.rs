@@ -12,6 +12,7 @@ pub mod hostile;
 pub mod interceptors;
 pub mod manifests;
 pub mod parts;
+pub mod peers;
 mod pki;
 pub mod process;
 mod shared;

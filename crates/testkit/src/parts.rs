@@ -246,3 +246,45 @@ pub static CLUSTER_API_WEBHOOKS: Part = Part {
         paths: &["core/config/webhook/manifests.yaml"],
     },
 };
+
+static CAPV_MODULE: Module = module!("capv": "go.mod", "go.sum");
+static CAPV_1_14_MODULE: Module = module!("capv-1.14": "go.mod", "go.sum");
+static CAPZ_MODULE: Module = module!("capz": "go.mod", "go.sum");
+const CAPV_SOURCE: &str = "sigs.k8s.io/cluster-api-provider-vsphere";
+const CAPZ_SOURCE: &str = "sigs.k8s.io/cluster-api-provider-azure";
+
+const fn files(name: &'static str, module: &'static Module, of: &'static str, paths: &'static [&'static str]) -> Part {
+    Part {
+        name,
+        module,
+        source: Source::Files { of, paths },
+    }
+}
+
+const fn capv_crds(name: &'static str, module: &'static Module) -> Part {
+    files(name, module, CAPV_SOURCE, &["config/default/crd/bases/"])
+}
+
+const fn capv_webhooks(name: &'static str, module: &'static Module) -> Part {
+    files(name, module, CAPV_SOURCE, &["config/govmomi/webhook/manifests.yaml"])
+}
+
+/// Cluster API's vSphere provider, whose definitions store v1beta2. Only tests of take-overs need it.
+pub static CAPV: Part = always_built("capv", &CAPV_MODULE, CAPV_SOURCE, "");
+pub static CAPV_CRDS: Part = capv_crds("capv-crds", &CAPV_MODULE);
+pub static CAPV_WEBHOOKS: Part = capv_webhooks("capv-webhooks", &CAPV_MODULE);
+
+/// The provider's last line of versions that store v1beta1.
+pub static CAPV_1_14: Part = always_built("capv-1.14", &CAPV_1_14_MODULE, CAPV_SOURCE, "");
+pub static CAPV_1_14_CRDS: Part = capv_crds("capv-1.14-crds", &CAPV_1_14_MODULE);
+pub static CAPV_1_14_WEBHOOKS: Part = capv_webhooks("capv-1.14-webhooks", &CAPV_1_14_MODULE);
+
+/// Cluster API's Azure provider. Only tests of take-overs need it.
+pub static CAPZ: Part = always_built("capz", &CAPZ_MODULE, CAPZ_SOURCE, "");
+pub static CAPZ_CRDS: Part = files("capz-crds", &CAPZ_MODULE, CAPZ_SOURCE, &["config/crd/bases/"]);
+pub static CAPZ_WEBHOOKS: Part = files(
+    "capz-webhooks",
+    &CAPZ_MODULE,
+    CAPZ_SOURCE,
+    &["config/webhook/manifests.yaml"],
+);

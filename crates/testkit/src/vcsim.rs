@@ -180,7 +180,8 @@ impl Admin {
         self.send(self.http.post(url)).await
     }
 
-    /// Returns the references of the objects that govmomi's finder finds. `kind` is vm, folder, datastore, network or pool.
+    /// Returns the references of the objects that govmomi's finder finds. `kind` is vm, folder, datastore, network, pool, cluster or
+    /// datacenter.
     pub async fn find(&self, kind: &str, path: &str) -> Result<Vec<String>> {
         let request = self.http.get(format!("{}/find", self.url));
         let answer = request.query(&[("kind", kind), ("path", path)]).send().await?;

@@ -18,6 +18,7 @@ mod hostile;
 mod image;
 mod metrics;
 mod offline;
+mod peers;
 mod product;
 mod program;
 mod rights;

@@ -2,6 +2,7 @@
 
 use crate::{Error, Identity, Secret};
 use async_trait::async_trait;
+use aws_lc_rs::signature::KeyPair as _;
 use aws_lc_rs::{digest, rand, rsa::KeyPair, signature};
 use azure_core::http::ClientMethodOptions;
 use azure_identity::ClientAssertion;
@@ -57,17 +58,7 @@ impl Certificate {
             identity: identity.to_string(),
             reason: reason.to_owned(),
         };
-        if !pem.reveal().contains("-----BEGIN ") {
-            return Err(refuse(
-                "the certificate is not PEM; make one of a PKCS#12 file (.pfx, .p12) with \
-                 `openssl pkcs12 -in FILE -nodes -out FILE.pem`",
-            ));
-        }
         let blocks = pem_blocks(pem.reveal()).ok_or_else(|| refuse("the certificate is not readable PEM"))?;
-        let certificates: Vec<_> = blocks.iter().filter(|(label, _)| label == "CERTIFICATE").collect();
-        let (_, first) = certificates
-            .first()
-            .ok_or_else(|| refuse("no CERTIFICATE block in the PEM"))?;
         let key = blocks
             .iter()
             .find_map(|(label, der)| match label.as_str() {
@@ -77,6 +68,13 @@ impl Certificate {
             })
             .ok_or_else(|| refuse("no PRIVATE KEY block in the PEM (encrypted keys are not supported)"))?
             .map_err(|_| refuse("the private key is not a usable RSA key, the only kind that Entra ID takes"))?;
+        let mut certificates: Vec<_> = blocks.iter().filter(|(label, _)| label == "CERTIFICATE").collect();
+        // Files hold the certificates of authorities, too, in any order: the key's own comes first.
+        let modulus = key.public_key().modulus().big_endian_without_leading_zero().to_vec();
+        certificates.sort_by_key(|(_, der)| !der.windows(modulus.len()).any(|part| part == modulus));
+        let (_, first) = certificates
+            .first()
+            .ok_or_else(|| refuse("no CERTIFICATE block in the PEM"))?;
         Ok(Self {
             key,
             thumbprint: URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, first)),
@@ -168,7 +166,7 @@ mod tests {
     use super::*;
     use aws_lc_rs::encoding::AsDer as _;
     use aws_lc_rs::rsa::KeySize;
-    use aws_lc_rs::signature::{KeyPair as _, UnparsedPublicKey};
+    use aws_lc_rs::signature::UnparsedPublicKey;
 
     fn pem(label: &str, der: &[u8]) -> String {
         format!(
@@ -232,8 +230,5 @@ mod tests {
             )
             .is_err()
         );
-        let pfx = String::from_utf8_lossy(b"0\x82\x09\xff\x02\x01\x03");
-        let error = Certificate::new(&identity(), &Secret::new(pfx), String::new(), Clock::system()).unwrap_err();
-        assert!(error.to_string().contains("openssl pkcs12"), "{error}");
     }
 }

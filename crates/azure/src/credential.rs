@@ -1,8 +1,9 @@
 //! Who we are to Azure. Secrets never show in `Debug`, logs or errors.
 
-use crate::Error;
+use crate::{Error, certificate};
 use aws_lc_rs::digest::{Context, SHA256};
 use capstan_core::Secret;
+use reqwest::Url;
 use std::fmt;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
@@ -21,6 +22,8 @@ pub enum Credential {
         tenant: String,
         client_id: String,
         pem: Secret,
+        /// Where to sign in, if not where the cloud's others do.
+        authority: Option<Url>,
     },
     /// A Kubernetes service account token that Entra ID trusts.
     WorkloadIdentity {
@@ -67,14 +70,20 @@ impl Credential {
             });
         }
         if let Some(path) = set("AZURE_CLIENT_CERTIFICATE_PATH") {
-            // A file that is not text is refused later, with the advice how to convert it.
-            let pem = std::fs::read(&path).map_err(|error| Error::Invalid {
+            let invalid = |reason: String| Error::Invalid {
                 field: "AZURE_CLIENT_CERTIFICATE_PATH",
-                value: path,
-                reason: error.to_string(),
-            })?;
-            let pem = Secret::new(String::from_utf8_lossy(&Zeroizing::new(pem)));
-            return Ok(Self::Certificate { tenant, client_id, pem });
+                value: path.clone(),
+                reason,
+            };
+            let bytes = std::fs::read(&path).map_err(|error| invalid(error.to_string()))?;
+            let password = Secret::new(set("AZURE_CLIENT_CERTIFICATE_PASSWORD").unwrap_or_default());
+            let pem = certificate::to_pem(&Zeroizing::new(bytes), &password).map_err(|why| invalid(why.to_string()))?;
+            return Ok(Self::Certificate {
+                tenant,
+                client_id,
+                pem,
+                authority: None,
+            });
         }
         Ok(match set("AZURE_FEDERATED_TOKEN_FILE") {
             Some(file) => Self::WorkloadIdentity {
@@ -91,25 +100,33 @@ impl Credential {
     /// Equal for equal credentials only.
     pub(crate) fn key(&self) -> CredentialKey {
         let file;
-        let (kind, parts): (u8, [&str; 3]) = match self {
+        let (kind, parts): (u8, [&str; 4]) = match self {
             Self::Secret {
                 tenant,
                 client_id,
                 secret,
-            } => (0, [tenant, client_id, secret.reveal()]),
-            Self::Certificate { tenant, client_id, pem } => (1, [tenant, client_id, pem.reveal()]),
+            } => (0, [tenant, client_id, secret.reveal(), ""]),
+            Self::Certificate {
+                tenant,
+                client_id,
+                pem,
+                authority,
+            } => {
+                let at = authority.as_ref().map_or("", Url::as_str);
+                (1, [tenant, client_id, pem.reveal(), at])
+            }
             Self::WorkloadIdentity {
                 tenant,
                 client_id,
                 token_file,
             } => {
                 file = token_file.to_string_lossy();
-                (2, [tenant, client_id, file.as_ref()])
+                (2, [tenant, client_id, file.as_ref(), ""])
             }
-            Self::ManagedIdentity { client_id: None } => (3, ["", "", ""]),
+            Self::ManagedIdentity { client_id: None } => (3, ["", "", "", ""]),
             Self::ManagedIdentity {
                 client_id: Some(client_id),
-            } => (4, [client_id, "", ""]),
+            } => (4, [client_id, "", "", ""]),
         };
         let mut digest = Context::new(&SHA256);
         digest.update(&[kind]);
@@ -180,6 +197,13 @@ mod tests {
                 tenant: "t".into(),
                 client_id: "c".into(),
                 pem: Secret::new("one"),
+                authority: None,
+            },
+            Credential::Certificate {
+                tenant: "t".into(),
+                client_id: "c".into(),
+                pem: Secret::new("one"),
+                authority: Some("https://login.example".parse().unwrap()),
             },
             Credential::WorkloadIdentity {
                 tenant: "t".into(),

@@ -10,6 +10,7 @@
 
 pub mod assertion;
 pub mod budget;
+pub mod certificate;
 pub mod client;
 pub mod compute;
 pub mod credential;
@@ -40,5 +41,6 @@ pub use metrics::Metrics;
 pub use operation::{Operation, Progress};
 pub use owned::{Owned, Resource};
 pub use request::Request;
+pub use reqwest::Url;
 pub use settings::{Cloud, Settings};
 pub use skus::{Ability, Catalogue, Size};

@@ -163,9 +163,9 @@ impl Tokens {
         Ok(cell)
     }
 
-    fn options(&self) -> ClientOptions {
+    fn options(&self, authority: &reqwest::Url) -> ClientOptions {
         let mut custom = CustomConfiguration::default();
-        custom.authority_host = self.cloud.authority.to_string();
+        custom.authority_host = authority.to_string();
         ClientOptions {
             retry: RetryOptions::none(),
             transport: Some(Transport::new(self.transport.clone())),
@@ -175,7 +175,7 @@ impl Tokens {
     }
 
     fn source(&self, credential: &Credential) -> Result<Arc<dyn TokenCredential>, SourceError> {
-        let client_options = self.options();
+        let client_options = self.options(&self.cloud.authority);
         Ok(match credential {
             Credential::Secret {
                 tenant,
@@ -187,10 +187,17 @@ impl Tokens {
                 secret.reveal().to_owned().into(),
                 Some(ClientSecretCredentialOptions { client_options }),
             )?,
-            Credential::Certificate { tenant, client_id, pem } => {
+            Credential::Certificate {
+                tenant,
+                client_id,
+                pem,
+                authority,
+            } => {
+                let authority = authority.as_ref().unwrap_or(&self.cloud.authority);
+                let client_options = self.options(authority);
                 let audience = format!(
                     "{}/{tenant}/oauth2/v2.0/token",
-                    self.cloud.authority.as_str().trim_end_matches('/')
+                    authority.as_str().trim_end_matches('/')
                 );
                 let certificate = Certificate::new(&credential.identity(), pem, audience, self.clock)?;
                 ClientAssertionCredential::new(

@@ -205,6 +205,10 @@ pub struct AzureMachinePoolSpec {
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub node_drain_timeout: Option<Duration>,
+    /// How long a machine may run without a node before it is replaced; 20m when unset, 0 is without limit.
+    #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = crate::common::DURATION))]
+    pub node_startup_timeout: Option<Duration>,
 }
 
 /// An instance as older controllers listed it; kept so that nothing is lost.

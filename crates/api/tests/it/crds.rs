@@ -36,6 +36,21 @@ fn the_definitions_in_deploy_are_those_of_the_types() {
 }
 
 #[test]
+fn clusterctl_moves_the_kinds_of_azure() {
+    let azure = |crd: &CustomResourceDefinition| crd.metadata.name.as_deref().unwrap_or_default().starts_with("azure");
+    let all: Vec<_> = crds().into_iter().filter(azure).collect();
+    assert!(all.len() >= 4);
+    for crd in all {
+        let labels = crd.metadata.labels.clone().unwrap_or_default();
+        assert!(
+            labels.contains_key("clusterctl.cluster.x-k8s.io"),
+            "{}",
+            file_name(&crd)
+        );
+    }
+}
+
+#[test]
 fn a_manifest_reads_back_as_the_same_definition() {
     for crd in crds() {
         let text = capstan_api::manifest(&crd).unwrap();

@@ -465,6 +465,7 @@ async fn a_certificate_and_a_federated_token_sign_in_once_each() -> Result<()> {
         tenant: tenant.clone(),
         client_id: client_id.clone(),
         pem: Secret::new(text),
+        authority: None,
     };
     let token_file = std::env::temp_dir().join(format!("capstan-federated-{}", std::process::id()));
     std::fs::write(&token_file, "a.service.account.token")?;

@@ -148,7 +148,8 @@ async fn network(controller: &Controller, object: &AzureCluster, cluster_name: &
     let sign_in = &controller.options.sign_in;
     let subscription = sign_in.subscription(object)?;
     let credential = sign_in.credential(&controller.context.client, object).await?;
-    let client = controller.azure.client(&credential, &subscription).at(&spec.location);
+    let clients = controller.azure.of(object)?;
+    let client = clients.client(&credential, &subscription).at(&spec.location);
     let vnet = &spec.network_spec.vnet;
     let group = vnet.resource_group.clone().filter(|group| !group.is_empty());
     let group = group.unwrap_or_else(|| crate::model::group(object, cluster_name));

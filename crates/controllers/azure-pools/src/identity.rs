@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use capstan_api::azure::{AllowedNamespaces, AzureCluster, AzureClusterIdentity, IdentityType};
-use capstan_azure::{Credential, Secret as Hidden};
+use capstan_azure::{Credential, Secret as Hidden, Url, certificate};
 use capstan_kube::grant;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Api, Resource, ResourceExt};
 use tokio::io::AsyncReadExt;
+use zeroize::Zeroizing;
 
 use crate::error::Error;
 
@@ -20,6 +21,7 @@ use crate::error::Error;
 const TOKEN_FILE: &str = "/var/run/secrets/azure/tokens/azure-identity-token";
 const SECRET_KEY: &str = "clientSecret";
 const CERTIFICATE_KEYS: [&str; 2] = ["certificate", SECRET_KEY];
+const PASSWORD_KEY: &str = "password";
 /// Certificates and credential files are a few KiB.
 const LARGEST_FILE: u64 = 1 << 20;
 
@@ -141,18 +143,30 @@ impl SignIn {
             IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal => Ok(Credential::Secret {
                 tenant,
                 client_id,
-                secret: secret(client, identity, &[SECRET_KEY]).await?,
+                secret: Keys::read(client, identity).await?.text(&[SECRET_KEY])?,
             }),
             IdentityType::ServicePrincipalCertificate => {
-                let pem = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
+                let secret = Keys::read(client, identity).await;
+                let (bytes, password) = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
                     Some(path) => {
                         let bytes = self.file("certPath", path).await.map_err(refuse)?;
-                        // The client reports bytes that are no text as "no PEM".
-                        Hidden::new(String::from_utf8_lossy(&bytes))
+                        // The Secret is optional beside a file: it may hold the password.
+                        (
+                            Zeroizing::new(bytes),
+                            secret.map(|keys| keys.password()).unwrap_or_default(),
+                        )
                     }
-                    None => secret(client, identity, &CERTIFICATE_KEYS).await?,
+                    None => {
+                        let keys = secret?;
+                        (Zeroizing::new(keys.value(&CERTIFICATE_KEYS)?.to_vec()), keys.password())
+                    }
                 };
-                Ok(Credential::Certificate { tenant, client_id, pem })
+                Ok(Credential::Certificate {
+                    tenant,
+                    client_id,
+                    pem: pem(bytes, password).await.map_err(refuse)?,
+                    authority: None,
+                })
             }
             IdentityType::WorkloadIdentity => Ok(Credential::WorkloadIdentity {
                 tenant,
@@ -177,17 +191,31 @@ impl SignIn {
         struct File {
             client_id: String,
             tenant_id: Option<String>,
+            /// The certificate with its key, in base64.
             client_secret: String,
+            /// Where Azure's managed platform wants it to sign in.
+            authentication_endpoint: Option<String>,
         }
         let path = path.filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| format!("{FIELD} is not set"))?;
         let bytes = self.file(FIELD, path).await?;
         let file: File =
             serde_json::from_slice(&bytes).map_err(|_| format!("{FIELD} {path} is not a credential of Azure's"))?;
+        let endpoint = file.authentication_endpoint.filter(|endpoint| !endpoint.is_empty());
+        let authority = match endpoint.map(|endpoint| endpoint.parse::<Url>()) {
+            None => None,
+            Some(Ok(url)) if url.scheme() == "https" => Some(url),
+            Some(_) => {
+                return Err(format!(
+                    "authentication_endpoint in {FIELD} {path} must be an https address"
+                ));
+            }
+        };
         Ok(Credential::Certificate {
             tenant: file.tenant_id.unwrap_or(tenant),
             client_id: file.client_id,
-            pem: Hidden::new(file.client_secret),
+            pem: pem(Zeroizing::new(file.client_secret.into_bytes()), Hidden::default()).await?,
+            authority,
         })
     }
 
@@ -272,30 +300,71 @@ fn namespace<K: Resource<DynamicType = ()>>(object: &K) -> Result<String, Error>
     Ok(object.namespace().ok_or_else(incomplete)?)
 }
 
-/// Returns a value of the identity's Secret.
-async fn secret(client: &kube::Client, identity: &AzureClusterIdentity, keys: &[&str]) -> Result<Hidden, Error> {
-    let reference = &identity.spec.client_secret;
-    let own = namespace(identity)?;
-    let home = reference.namespace.clone().filter(|home| !home.is_empty());
-    let (home, name) = (
-        home.unwrap_or_else(|| own.clone()),
-        reference.name.clone().unwrap_or_default(),
-    );
-    let refuse = |reason: String| Error::Identity {
-        identity: identity.name_any(),
-        reason,
-    };
-    let found = Api::<Secret>::namespaced(client.clone(), &home).get_opt(&name).await?;
-    let granted = found.filter(|secret| grant::allows(secret, &own));
-    let secret = granted.ok_or_else(|| match home == own {
-        true => refuse(format!("secret {home}/{name} does not exist")),
-        false => refuse(grant::refusal(&home, &name, &own)),
-    })?;
-    let data = secret.data.unwrap_or_default();
-    let value = keys.iter().find_map(|key| data.get(*key));
-    let value = value.ok_or_else(|| refuse(format!("secret {home}/{name} has no key {SECRET_KEY}")))?;
-    let text = std::str::from_utf8(&value.0).map_err(|_| refuse(format!("secret {home}/{name} is not text")))?;
-    Ok(Hidden::new(text.trim_end_matches('\n')))
+/// Returns certificate and key as PEM. A PKCS#12 file may take a moment to open: other work goes on meanwhile.
+async fn pem(bytes: Zeroizing<Vec<u8>>, password: Hidden) -> Result<Hidden, String> {
+    let read = tokio::task::spawn_blocking(move || certificate::to_pem(&bytes, &password));
+    let read = read.await.map_err(|_| "the certificate cannot be read".to_owned())?;
+    read.map_err(|why| why.to_string())
+}
+
+/// The values of an identity's Secret.
+struct Keys {
+    identity: String,
+    /// Its namespace and name.
+    name: String,
+    data: BTreeMap<String, k8s_openapi::ByteString>,
+}
+
+impl Keys {
+    async fn read(client: &kube::Client, identity: &AzureClusterIdentity) -> Result<Self, Error> {
+        let reference = &identity.spec.client_secret;
+        let own = namespace(identity)?;
+        let home = reference.namespace.clone().filter(|home| !home.is_empty());
+        let (home, name) = (
+            home.unwrap_or_else(|| own.clone()),
+            reference.name.clone().unwrap_or_default(),
+        );
+        let refuse = |reason: String| Error::Identity {
+            identity: identity.name_any(),
+            reason,
+        };
+        let found = Api::<Secret>::namespaced(client.clone(), &home).get_opt(&name).await?;
+        let granted = found.filter(|secret| grant::allows(secret, &own));
+        let secret = granted.ok_or_else(|| match home == own {
+            true => refuse(format!("secret {home}/{name} does not exist")),
+            false => refuse(grant::refusal(&home, &name, &own)),
+        })?;
+        Ok(Self {
+            identity: identity.name_any(),
+            name: format!("{home}/{name}"),
+            data: secret.data.unwrap_or_default(),
+        })
+    }
+
+    fn refuse(&self, reason: String) -> Error {
+        Error::Identity {
+            identity: self.identity.clone(),
+            reason,
+        }
+    }
+
+    /// Returns the value of the first of these keys that the Secret has.
+    fn value(&self, keys: &[&str]) -> Result<&[u8], Error> {
+        let value = keys.iter().find_map(|key| self.data.get(*key));
+        let lacks = || self.refuse(format!("secret {} has no key {SECRET_KEY}", self.name));
+        value.map(|value| value.0.as_slice()).ok_or_else(lacks)
+    }
+
+    fn text(&self, keys: &[&str]) -> Result<Hidden, Error> {
+        let text = std::str::from_utf8(self.value(keys)?);
+        let text = text.map_err(|_| self.refuse(format!("secret {} is not text", self.name)))?;
+        Ok(Hidden::new(text.trim_end_matches('\n')))
+    }
+
+    /// Returns the password of a certificate; most have none.
+    fn password(&self) -> Hidden {
+        self.text(&[PASSWORD_KEY]).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -394,5 +463,56 @@ mod tests {
         }
         assert!(read(Path::new("/dev/zero")).await.is_err());
         std::fs::remove_dir_all(home).unwrap();
+    }
+
+    #[rstest]
+    #[case::as_the_platform_writes_it(json!({ "authentication_endpoint": "https://login.example/" }), Ok(Some("https://login.example/")))]
+    #[case::without_an_address(json!({}), Ok(None))]
+    #[case::in_the_clear(json!({ "authentication_endpoint": "http://login.example/" }), Err("must be an https address"))]
+    #[case::of_another_format(json!({ "client_secret": "bm90aGluZw==" }), Err("the PKCS#12 file is damaged"))]
+    #[case::incomplete(json!({ "client_secret": null }), Err("is not a credential of Azure's"))]
+    #[tokio::test]
+    async fn the_credentials_of_azures_managed_platform_are_a_certificate_in_base64(
+        #[case] over: Value,
+        #[case] expected: Result<Option<&str>, &str>,
+    ) {
+        let pfx = include_str!("../../../azure/src/certificate/fixtures/legacy.pfx.txt");
+        let mut content = json!({ "client_id": "app", "tenant_id": "t", "client_secret": pfx.replace('\n', "") });
+        for (key, value) in over.as_object().unwrap() {
+            content[key] = value.clone();
+        }
+        let name = format!("capstan-platform-{}-{}", std::process::id(), uuid(&content));
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("credentials.json");
+        std::fs::write(&path, content.to_string()).unwrap();
+        let sign_in = SignIn {
+            folders: vec![folder.clone()],
+            ..SignIn::default()
+        };
+        let read = sign_in.credentials_file(path.to_str(), "other".to_owned()).await;
+        std::fs::remove_dir_all(folder).unwrap();
+        match (read, expected) {
+            (
+                Ok(Credential::Certificate {
+                    tenant, pem, authority, ..
+                }),
+                Ok(at),
+            ) => {
+                assert_eq!(tenant, "t");
+                assert!(pem.reveal().contains("BEGIN PRIVATE KEY"));
+                assert_eq!(authority.as_ref().map(Url::as_str), at);
+            }
+            (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+            (read, _) => panic!("{read:?}"),
+        }
+    }
+
+    /// A number for each content, so that tests beside each other use other folders.
+    fn uuid(content: &Value) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        content.to_string().hash(&mut hasher);
+        hasher.finish()
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! One reconcile does the cloud work for a pool and all its machines; see [`pool`].
 
+mod clouds;
 mod cluster;
 mod error;
 mod identity;
@@ -49,7 +50,7 @@ impl Default for Options {
 pub struct Controller {
     pub(crate) context: Context,
     pub(crate) options: Options,
-    pub(crate) azure: capstan_azure::Clients,
+    pub(crate) azure: clouds::Clouds,
     pub(crate) workloads: Workloads,
     pub(crate) pools: Cache<AzureMachinePool>,
     pub(crate) machines: Cache<AzureMachinePoolMachine>,
@@ -124,7 +125,7 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
     let reconciler = Reconciler::new(&context, pools.clone());
     let azure_clusters = Reconciler::new(&context, clusters.clone());
     let controller = Arc::new(Controller {
-        azure,
+        azure: clouds::Clouds::new(azure),
         options,
         workloads: Workloads::new(&context),
         pools,

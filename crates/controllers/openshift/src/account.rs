@@ -231,6 +231,7 @@ fn credential(secret: &BTreeMap<String, String>, token_file: Option<String>) -> 
             tenant,
             client_id,
             pem: Hidden::new(pem),
+            authority: None,
         });
     }
     match (get("azure_federated_token_file").or(token_file), tenant) {

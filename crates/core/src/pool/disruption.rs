@@ -37,15 +37,15 @@ enum Fate {
     Replace,
 }
 
-fn fate(machine: &Machine, strategy: Strategy, roll: bool) -> Fate {
+fn fate(machine: &Machine, observed: &Observed, roll: bool) -> Fate {
     if !machine.idle() {
         return Fate::Keep;
     }
     // One whose update did not come back may well have the newest model.
-    if machine.failed || machine.irreparable {
+    if machine.failed || machine.irreparable || machine.never_joined(observed.startup_timeout) {
         return Fate::Replace;
     }
-    match (machine.outdated && roll, strategy) {
+    match (machine.outdated && roll, observed.strategy) {
         (false, _) | (true, Strategy::OnDelete) => Fate::Keep,
         // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
         (true, Strategy::InPlace) if machine.health != Health::Creating && !machine.needs_new_disk => Fate::Update,
@@ -58,7 +58,7 @@ fn select(observed: &Observed, set: &ScaleSet, roll: bool) -> Disruptions {
     let existing: Vec<&Machine> = observed.machines.iter().filter(|m| m.exists()).collect();
     let (mut keep, mut update, mut replace) = (Vec::new(), Vec::new(), Vec::new());
     for machine in existing.iter().copied().filter(|m| !m.leaving()) {
-        match fate(machine, observed.strategy, roll) {
+        match fate(machine, observed, roll) {
             Fate::Keep => keep.push(machine),
             Fate::Update => update.push(machine),
             Fate::Replace => replace.push(machine),

@@ -13,12 +13,16 @@
 //! broken by name, so planning again after a crash or on a late read picks the same machines.
 
 mod budget;
+mod confirm;
 mod disruption;
+mod joining;
 mod select;
 mod steps;
 mod waiting;
 
 pub use budget::{Amount, Budget, BudgetError};
+pub use confirm::{refused_update, still_due};
+pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
 pub use select::DeletePolicy;
 pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
 
@@ -139,10 +143,16 @@ pub struct Machine {
     pub unrecorded: bool,
     /// Somebody asked for it to be the next to go (`cluster.x-k8s.io/delete-machine`).
     pub marked: bool,
+    /// How long its instance has run without a node. `None`: it has or had a node, or the cluster does not answer.
+    pub joining: Option<Duration>,
     /// An update in place was refused or did not come back: only a replacement helps.
     pub irreparable: bool,
     /// Its bootstrap data has changed: an update in place does not bring it, only a new OS disk does.
     pub needs_new_disk: bool,
+    /// Somebody else had cordoned its node before the update in place: it stays cordoned.
+    pub cordoned: bool,
+    /// Its zone, where the pool keeps its zones even.
+    pub zone: Option<String>,
     pub activity: Activity,
     pub drain: Drain,
 }
@@ -173,8 +183,11 @@ impl Machine {
             outdated: false,
             unrecorded: false,
             marked: false,
+            joining: None,
             irreparable: false,
             needs_new_disk: false,
+            cordoned: false,
+            zone: None,
             activity: Activity::Idle,
             drain: Drain::NotRun,
         }
@@ -279,6 +292,8 @@ pub struct Observed {
     pub budget: Budget,
     pub policy: DeletePolicy,
     pub strategy: Strategy,
+    /// A machine whose node does not join within this time is replaced. `None`: never.
+    pub startup_timeout: Option<Duration>,
     /// Makes `Random` the same for every plan of the same pool.
     pub seed: u64,
     /// `None`: it does not exist.
@@ -322,8 +337,11 @@ pub enum Step {
     Drain(Vec<String>),
     DeleteInstances(Vec<Drained>),
     UpdateInstances(Vec<Drained>),
-    /// The update in place is over: uncordon the node and record the model.
-    FinishUpdate(String),
+    /// The update in place is over: record the model, and uncordon the node unless somebody else had cordoned it.
+    FinishUpdate {
+        name: String,
+        uncordon: bool,
+    },
     /// The update in place is given up: the machine is replaced instead.
     AbandonUpdate {
         name: String,

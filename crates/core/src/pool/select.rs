@@ -1,6 +1,7 @@
 //! The order in which machines are taken: most urgent first, then by delete policy, then by name, never at random.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use super::{Health, Machine};
@@ -76,5 +77,21 @@ impl Order {
             let ties = || a.name.cmp(&b.name);
             a.urgency().cmp(&b.urgency()).then(policy).then_with(ties) as Ordering
         });
+        balance(machines);
     }
+}
+
+/// Of equally urgent machines, those of the fullest zone go first, so that the zones stay even.
+fn balance(machines: &mut [&Machine]) {
+    let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut depths: BTreeMap<&str, usize> = BTreeMap::new();
+    for machine in machines.iter().rev() {
+        if let Some(zone) = &machine.zone {
+            let count = left.entry(zone).or_default();
+            *count += 1;
+            depths.insert(&machine.name, *count);
+        }
+    }
+    let depth = |machine: &Machine| Reverse(depths.get(machine.name.as_str()).copied().unwrap_or_default());
+    machines.sort_by_key(|machine| (machine.urgency(), depth(machine)));
 }

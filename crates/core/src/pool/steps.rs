@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::disruption::disruptions;
 use super::{
     Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry, ScaleSet, Scaling,
-    Setup, Step, Update, waiting,
+    Setup, Step, Update, joining, waiting,
 };
 use crate::drain::Drained;
 
@@ -29,6 +29,7 @@ pub fn plan(observed: &Observed) -> Plan {
         Mode::Teardown => teardown(observed),
         Mode::Orphaned => orphaned(observed),
     };
+    plan.requeue = plan.requeue.into_iter().chain(joining::next(observed)).min();
     plan.waiting = waiting::reason(observed, &plan);
     plan
 }
@@ -200,7 +201,10 @@ fn ended_update(machine: &Machine) -> Option<Step> {
     };
     match update {
         Update::Failed(reason) => Some(Step::AbandonUpdate { name, reason }),
-        Update::Applied { ready: true, .. } => Some(Step::FinishUpdate(name)),
+        Update::Applied { ready: true, .. } => Some(Step::FinishUpdate {
+            name,
+            uncordon: !machine.cordoned,
+        }),
         Update::Applied { .. } if machine.failed => Some(Step::AbandonUpdate {
             name,
             reason: "InstanceFailed",

@@ -96,7 +96,8 @@ fn step(step: &Step) -> String {
         Step::Drain(names) => format!("drain {}", names.join(" ")),
         Step::DeleteInstances(all) => format!("delete instances {}", ids(all)),
         Step::UpdateInstances(all) => format!("update instances {}", ids(all)),
-        Step::FinishUpdate(name) => format!("finish update {name}"),
+        Step::FinishUpdate { name, uncordon: true } => format!("finish update {name}"),
+        Step::FinishUpdate { name, uncordon: false } => format!("finish update {name}, cordoned"),
         Step::AbandonUpdate { name, reason } => format!("abandon update {name} {reason}"),
         Step::Remove(all) => format!("delete {}", names(all)),
         Step::StartUpdate(one) => format!("update {}", one.name),
@@ -615,4 +616,84 @@ fn a_flexible_set_is_asked_again_for_a_capacity_that_it_has() {
         (set.flexible, set.capacity) = (true, 3);
     });
     assert_eq!(told(&plan(&observed)), "capacity 3");
+}
+
+/// A machine whose instance has run for this long without a node.
+fn joining(name: &str, seconds: u64) -> Machine {
+    Machine {
+        health: Health::Creating,
+        joining: Some(Duration::from_secs(seconds)),
+        ..Machine::ready(name)
+    }
+}
+
+#[rstest]
+#[case::a_moment_ago(60, Some(1200), "", Some(240), "waiting for machine b to become ready")]
+#[case::for_minutes(300, Some(1200), "", Some(900), "waiting for the node of machine b")]
+#[case::for_the_whole_timeout(1200, Some(1200), "delete b; capacity 4", None, "is replaced after 1200 s")]
+#[case::for_a_short_timeout(60, Some(60), "delete b; capacity 4", Some(240), "is replaced after 60 s")]
+#[case::without_a_timeout(90_000, None, "", None, "nodeStartupTimeout is 0")]
+fn a_node_that_does_not_join_is_reported_and_its_machine_replaced(
+    #[case] waited: u64,
+    #[case] timeout: Option<u64>,
+    #[case] steps: &str,
+    #[case] requeue: Option<u64>,
+    #[case] waiting: &str,
+    #[values(Strategy::Replace, Strategy::InPlace, Strategy::OnDelete)] strategy: Strategy,
+) {
+    let mut observed = pool(3, (1, 0), "a:r b:c c:r");
+    observed.machines[1] = joining("b", waited);
+    observed.startup_timeout = timeout.map(Duration::from_secs);
+    observed.strategy = strategy;
+    let plan = plan(&observed);
+    assert_eq!(told(&plan), steps);
+    assert_eq!(plan.requeue, requeue.map(Duration::from_secs));
+    let reason = plan.waiting.unwrap();
+    assert!(reason.contains(waiting), "{reason}");
+}
+
+#[test]
+fn a_surge_machine_that_never_joins_does_not_stop_a_rollout_for_good() {
+    let mut observed = pool(3, (1, 0), "a:ro b:ro c:ro d:c");
+    observed.startup_timeout = Some(STARTUP_TIMEOUT);
+    observed.machines[3] = joining("d", 1200);
+    assert_eq!(told(&plan(&observed)), "delete d");
+}
+
+#[rstest]
+#[case::the_fullest_zone_goes_first("a1 b2 c2 d2", 2, "delete b c")]
+#[case::then_one_of_each("a1 b1 c2 d2", 2, "delete a c")]
+#[case::and_the_oldest_of_equal_ones("a1 b2 c1 d2 e1", 3, "delete a b")]
+fn a_scale_down_keeps_the_zones_even(#[case] zones: &str, #[case] desired: usize, #[case] expected: &str) {
+    let names: Vec<String> = zones
+        .split_whitespace()
+        .map(|word| format!("{}:r", &word[..1]))
+        .collect();
+    let mut observed = pool(desired, (1, 0), &names.join(" "));
+    for (machine, word) in observed.machines.iter_mut().zip(zones.split_whitespace()) {
+        machine.zone = Some(word[1..].to_owned());
+    }
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[test]
+fn a_machine_that_has_to_go_goes_before_one_of_a_fuller_zone() {
+    let mut observed = pool(3, (1, 0), "a:r b:r c:r d:rm");
+    for (machine, zone) in observed.machines.iter_mut().zip(["1", "1", "1", "2"]) {
+        machine.zone = Some(zone.to_owned());
+    }
+    assert_eq!(told(&plan(&observed)), "delete d");
+}
+
+#[rstest]
+#[case(false, "finish update a")]
+#[case(true, "finish update a, cordoned")]
+fn a_node_that_somebody_else_had_cordoned_stays_so_after_an_update(#[case] cordoned: bool, #[case] expected: &str) {
+    let mut observed = pool(2, (0, 1), "a:rU b:r");
+    observed.machines[0].activity = Activity::Updating(Update::Applied {
+        ready: true,
+        waited: Duration::ZERO,
+    });
+    observed.machines[0].cordoned = cordoned;
+    assert_eq!(told(&plan(&observed)), expected);
 }

@@ -1,5 +1,6 @@
 //! One sentence about what a pool waits for, for the condition that people read.
 
+use super::joining::not_joined;
 use super::{Activity, Drain, Health, Machine, Observed, Plan, Step};
 
 /// How many machines are named before the rest is only counted.
@@ -17,6 +18,10 @@ pub(super) fn reason(observed: &Observed, plan: &Plan) -> Option<String> {
         });
     if blocked.is_some() {
         return blocked;
+    }
+    let late = not_joined(observed);
+    if late.is_some() {
+        return late;
     }
     type Belongs = fn(&Machine) -> bool;
     let groups: [(&str, Belongs); 7] = [
@@ -57,7 +62,8 @@ pub(super) fn reason(observed: &Observed, plan: &Plan) -> Option<String> {
     })
 }
 
-fn list(mut names: Vec<&str>) -> String {
+/// Names the first few machines and counts the rest.
+pub(super) fn list(mut names: Vec<&str>) -> String {
     names.sort_unstable();
     let (noun, more) = (
         if names.len() == 1 { "machine" } else { "machines" },

@@ -89,12 +89,15 @@ fn spec(spec: &AzureMachinePoolSpec, findings: &mut Findings) {
     if let Err(error) = amounts(spec) {
         errors.push(FieldError::forbidden("spec.strategy.rollingUpdate", error.to_string()));
     }
-    if spec.node_drain_timeout.is_some_and(|timeout| timeout.is_negative()) {
-        errors.push(FieldError::invalid(
-            "spec.nodeDrainTimeout",
-            "negative",
-            "must not be negative; 0 means no limit",
-        ));
+    let timeouts = [
+        ("spec.nodeDrainTimeout", spec.node_drain_timeout),
+        ("spec.nodeStartupTimeout", spec.node_startup_timeout),
+    ];
+    for (path, timeout) in timeouts {
+        if timeout.is_some_and(|timeout| timeout.is_negative()) {
+            let reason = "must not be negative; 0 means no limit";
+            errors.push(FieldError::invalid(path, "negative", reason));
+        }
     }
     identity(spec, errors);
     if spec.orchestration_mode == Some(OrchestrationMode::Flexible) && spec.zone_balance == Some(true) {

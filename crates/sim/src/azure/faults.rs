@@ -47,6 +47,8 @@ pub enum Action {
     },
     /// A deleted VM leaves its disks behind, whatever their deleteOption.
     KeepDisks,
+    /// A VM or instance runs, and its Node never joins. The rule's path is matched against its id, and each one counts.
+    NeverJoin,
 }
 
 /// A rule. Fields that are not given match everything.
@@ -218,7 +220,7 @@ impl Faults {
         let by_call = |armed: &&mut Armed| {
             !matches!(
                 armed.fault.action,
-                Action::NoCapacity { .. } | Action::FailProvisioning { .. }
+                Action::NoCapacity { .. } | Action::FailProvisioning { .. } | Action::NeverJoin
             )
         };
         let matching = self
@@ -262,6 +264,15 @@ impl Faults {
         } else {
             None
         }
+    }
+
+    /// Whether the Node of the VM or instance with this id never joins.
+    pub fn never_joins(&mut self, id: &str) -> bool {
+        let mut armed = self.armed.iter_mut();
+        let armed = armed.find(|armed| {
+            armed.fault.action == Action::NeverJoin && armed.path.as_ref().is_none_or(|path| path.is_match(id))
+        });
+        armed.is_some_and(Armed::strike)
     }
 
     /// Why there is no room for one more VM of this size in this zone, if there is none.

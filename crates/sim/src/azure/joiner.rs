@@ -3,7 +3,7 @@
 //! kwok keeps a Node alive once it is ready. What kwok must leave alone (a Node that is not ready yet, or whose VM stands
 //! still) carries the label `capstan.dev/kwok=off`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +111,8 @@ pub struct Joiner {
     options: Options,
     clients: Vec<kube::Client>,
     joined: HashMap<String, Joined>,
+    /// Guests that never join, by a fault.
+    absent: HashSet<String>,
     /// Guests to look at again, and when.
     again: BTreeMap<(Instant, u64), String>,
     ticket: u64,
@@ -129,6 +131,7 @@ impl Joiner {
             options,
             clients,
             joined: HashMap::new(),
+            absent: HashSet::new(),
             again: BTreeMap::new(),
             ticket: 0,
         })
@@ -160,10 +163,22 @@ impl Joiner {
             }
             keys.insert(entry.remove());
         }
-        keys.into_iter()
-            .map(|key| (guest(&core.world, &key), key))
-            .map(|(guest, key)| (key, guest))
-            .collect()
+        let mut due = Vec::new();
+        for key in keys {
+            let guest = guest(&core.world, &key);
+            let first = !self.joined.contains_key(&key) && !self.absent.contains(&key);
+            match &guest {
+                None => drop(self.absent.remove(&key)),
+                Some(guest) if guest.running && first && core.world.faults.never_joins(&key) => {
+                    self.absent.insert(key.clone());
+                }
+                Some(_) => {}
+            }
+            if !self.absent.contains(&key) {
+                due.push((key, guest));
+            }
+        }
+        due
     }
 
     async fn sync(&mut self, shared: &Shared, keys: Vec<(String, Option<Guest>)>) {

@@ -55,6 +55,7 @@ impl Azure {
     /// Starts a simulator without a listener: requests come through [`Handle::answer`]. Time is tokio's, which a test may
     /// pause, and no token is asked for.
     pub async fn in_process(config: Config) -> anyhow::Result<Handle> {
+        let saved = config.state.as_deref().map(state::Saved::load).transpose()?.flatten();
         let config = Config {
             require_token: false,
             state: None,
@@ -65,7 +66,11 @@ impl Azure {
             None => None,
         };
         let known = config.clone();
-        let shared = Arc::new(Shared::new(World::new(config), None));
+        let world = match saved {
+            Some(saved) => saved.into_world(config),
+            None => World::new(config),
+        };
+        let shared = Arc::new(Shared::new(world, None));
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().drive());
         if let Some(joiner) = joiner {

@@ -131,7 +131,7 @@ impl Shared {
                 Action::Drop => drops = true,
                 Action::Stall => call.ordeal.stall = true,
                 Action::KeepDisks => call.ordeal.keep_disks = true,
-                Action::FailProvisioning { .. } | Action::NoCapacity { .. } => {}
+                Action::FailProvisioning { .. } | Action::NoCapacity { .. } | Action::NeverJoin => {}
             }
         }
         if !latency.is_zero() {

@@ -1,11 +1,11 @@
 //! Carries out the steps of a plan. Each step holds its subject; nothing is decided here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_core::drain::Drained;
-use capstan_core::pool::{Selected, Step};
+use capstan_core::pool::{Selected, Step, refused_update, still_due};
 use capstan_core::{Class, Classified};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::{EventNote, Outcome};
@@ -64,8 +64,8 @@ impl Actor<'_> {
                 return Ok(Outcome::Observe);
             }
             Step::DeleteInstances(drained) => self.cloud().await?.delete(drained).await?,
-            Step::UpdateInstances(drained) => self.update_instances(observed, drained).await?,
-            Step::FinishUpdate(name) => self.finish_update(observed, &name).await?,
+            Step::UpdateInstances(drained) => return self.update_instances(drained).await,
+            Step::FinishUpdate { name, uncordon } => self.finish_update(observed, &name, uncordon).await?,
             Step::AbandonUpdate { name, reason } => {
                 if let Some(member) = observed.member(&name) {
                     let written = self.writer().abandon_update(member, reason).await?;
@@ -73,7 +73,7 @@ impl Actor<'_> {
                 }
             }
             Step::Remove(selected) => self.remove(observed, &selected).await?,
-            Step::StartUpdate(selected) => self.start_update(observed, &selected).await?,
+            Step::StartUpdate(selected) => self.start_update(observed, selected).await?,
             Step::ApplyScaleSet { model, capacity, grows } => {
                 self.apply_scale_set(observed, model, capacity, grows).await?;
             }
@@ -283,28 +283,25 @@ impl Actor<'_> {
         }
     }
 
-    async fn update_instances(&mut self, observed: &Observed, drained: Vec<Drained>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
-        match self.cloud().await?.update(drained).await {
-            Err(Error::Azure(error)) if error.class() == Class::Terminal => {
-                let refused = EventNote::warning("UpdateRefused", error.to_string());
-                self.state.events.push(refused);
-                let writer = self.writer();
-                for member in observed.members.iter().filter(|member| ids.contains(member.id())) {
-                    let written = writer.abandon_update(member, "UpdateRefused").await?;
-                    self.note(written);
-                }
-                Ok(())
-            }
-            done => done,
-        }
+    /// Updates instances in place. The next observation shows which of them Azure has refused.
+    async fn update_instances(&mut self, drained: Vec<Drained>) -> Result<Outcome, Error> {
+        let ids: Vec<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
+        let Err(error) = self.cloud().await?.update(drained).await else {
+            return Ok(Outcome::Done);
+        };
+        let Some(why) = refused_update(error.class()) else {
+            return Err(error);
+        };
+        self.state.events.push(EventNote::warning(why, error.to_string()));
+        self.state.refused_updates.extend(ids.into_iter().map(|id| (id, why)));
+        Ok(Outcome::Observe)
     }
 
-    async fn finish_update(&mut self, observed: &Observed, name: &str) -> Result<(), Error> {
+    async fn finish_update(&mut self, observed: &Observed, name: &str, uncordon: bool) -> Result<(), Error> {
         let (Some(member), Some(model)) = (observed.member(name), &observed.model) else {
             return Ok(());
         };
-        if let Some(node) = member.node.node() {
+        if let Some(node) = member.node.node().filter(|_| uncordon) {
             self.workload().connection().await?.drainer.uncordon(node).await?;
         }
         let written = self.writer().finish_update(member, &model.hash).await?;
@@ -312,33 +309,35 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Marks machines as deleted. One that has become available since it was observed, and was chosen because it was
-    /// not, is left for the next plan.
-    async fn remove(&mut self, observed: &Observed, selected: &[Selected]) -> Result<(), Error> {
-        let by_name: BTreeMap<&str, &Member> = observed.members.iter().map(|m| (m.name.as_str(), m)).collect();
-        let mut condemned = Vec::new();
-        for one in selected {
-            if let Some(member) = by_name.get(one.name.as_str())
-                && !(one.unless_available && self.is_available(member).await)
+    /// Returns the machines that are still to go, by a newer look at their nodes.
+    async fn still_due(&self, observed: &Observed, selected: &[Selected]) -> Vec<String> {
+        let mut available = BTreeSet::new();
+        for one in selected.iter().filter(|one| one.unless_available) {
+            if let Some(member) = observed.member(&one.name)
+                && self.is_available(member).await
             {
-                condemned.push(*member);
+                available.insert(one.name.clone());
             }
         }
+        still_due(selected, &available)
+    }
+
+    async fn remove(&mut self, observed: &Observed, selected: &[Selected]) -> Result<(), Error> {
+        let due = self.still_due(observed, selected).await;
+        let condemned: Vec<&Member> = due.iter().filter_map(|name| observed.member(name)).collect();
         let mut written = Vec::new();
         let done = self.writer().delete_all(&condemned, &mut written).await;
         self.note(written);
         done
     }
 
-    async fn start_update(&mut self, observed: &Observed, selected: &Selected) -> Result<(), Error> {
-        let Some(member) = observed.member(&selected.name) else {
-            return Ok(());
-        };
-        if selected.unless_available && self.is_available(member).await {
-            return Ok(());
+    async fn start_update(&mut self, observed: &Observed, selected: Selected) -> Result<(), Error> {
+        for name in self.still_due(observed, &[selected]).await {
+            if let Some(member) = observed.member(&name) {
+                let written = self.writer().start_update(member).await?;
+                self.note(written);
+            }
         }
-        let written = self.writer().start_update(member).await?;
-        self.note(written);
         Ok(())
     }
 

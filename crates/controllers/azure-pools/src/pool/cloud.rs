@@ -1,23 +1,21 @@
-//! The Azure side of a pool: read as seldom as possible, and changed in batches.
+//! The Azure side of a pool: read as seldom as possible. `change.rs` writes the scale set, `instances.rs` its instances.
 //!
 //! Invariant: what Azure was asked for is remembered before anything else happens, and an operation is over only when
 //! Azure says so, or when the list shows its whole effect.
 
+mod change;
+mod instances;
+
 use std::collections::BTreeSet;
 
-use capstan_azure::client::When;
-use capstan_azure::model::{
-    ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Tags, VirtualMachine, VirtualMachineProfile,
-};
+use capstan_azure::model::{ScaleSet, VirtualMachine};
 use capstan_azure::{Client, Operation, Owned, Progress};
 use capstan_core::clock::Clock;
-use capstan_core::drain::Drained;
 use capstan_core::{Class, Classified};
 
 use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot, Snapshot};
-use super::state::{Ask, Kind, State, Tracked};
+use super::state::{Kind, State, Tracked};
 use crate::error::Error;
-use crate::model::{self, CUSTOM_DATA_TAG, HASH_TAG, Model};
 
 /// One pool's place in Azure.
 pub struct Cloud<'a> {
@@ -289,188 +287,6 @@ impl Cloud<'_> {
         }
     }
 
-    /// Creates the scale set with that capacity.
-    pub async fn create(&mut self, model: &Model, capacity: usize) -> Result<(), Error> {
-        let mut wanted = with_capacity(&model.set, capacity);
-        model::set_admin_password(&mut wanted)?;
-        self.put(model, wanted, When::Absent).await
-    }
-
-    /// Gives the scale set a new model, with that capacity. Azure keeps what a PUT does not name: what is not wanted any
-    /// more is named, and of the tags only those that we `applied` before go.
-    pub async fn replace(&mut self, model: &Model, capacity: usize, applied: &BTreeSet<String>) -> Result<(), Error> {
-        let when = self.unchanged().await?;
-        let mut wanted = with_capacity(&model.set, capacity);
-        if let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) {
-            let mut tags = set.tags.clone();
-            tags.retain(|name, _| !applied.contains(name));
-            tags.extend(wanted.tags.take().unwrap_or_default());
-            wanted.tags = Some(tags);
-            wanted = model::replacing(wanted, &set.whole);
-        }
-        self.put(model, wanted, when).await
-    }
-
-    /// Only if nobody has changed the scale set since it was last read. What our own operations have changed is read
-    /// first.
-    async fn unchanged(&mut self) -> Result<When, Error> {
-        if self.state.etag_stale {
-            self.read_set().await?;
-        }
-        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
-        Ok(set
-            .and_then(|set| set.etag.clone())
-            .map_or(When::Always, When::Unchanged))
-    }
-
-    /// Reads the scale set again where our own operations have changed it since the last read. Whether its capacity is
-    /// another one than the plan was made for: somebody else has set it.
-    pub async fn capacity_changed(&mut self) -> Result<bool, Error> {
-        let capacity = |state: &State| Some(state.snapshot.as_ref()?.set.as_ref()?.capacity);
-        let planned = capacity(&*self.state);
-        if self.state.etag_stale {
-            self.read_set().await?;
-        }
-        Ok(capacity(&*self.state) != planned)
-    }
-
-    async fn put(&mut self, model: &Model, wanted: ScaleSet, when: When) -> Result<(), Error> {
-        let ask = Ask::new(model, wanted.capacity(), true);
-        self.state.check_refused(&ask, self.clock.instant())?;
-        let put = self.client.put_scale_set(&self.group, &self.name, &wanted, when).await;
-        self.changed(put, Some(ask))?;
-        self.none_is_latest();
-        Ok(())
-    }
-
-    /// Sets the capacity; new custom data goes along, so that new instances never start with stale bootstrap data.
-    pub async fn scale(&mut self, model: &Model, capacity: usize, custom_data: bool) -> Result<(), Error> {
-        let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX), false);
-        self.state.check_refused(&ask, self.clock.instant())?;
-        let mut change = ScaleSet {
-            sku: with_capacity(&model.set, capacity).sku,
-            ..ScaleSet::default()
-        };
-        if custom_data {
-            change.properties = Some(custom_data_only(&model.set));
-            change.tags = Some(self.tags(model));
-        }
-        let when = self.unchanged().await?;
-        let patched = self
-            .client
-            .patch_scale_set(&self.group, &self.name, &change, when)
-            .await;
-        self.changed(patched, Some(ask))?;
-        if custom_data {
-            self.none_is_latest();
-        }
-        Ok(())
-    }
-
-    /// Gives new instances newer custom data, and changes nothing else.
-    pub async fn refresh_custom_data(&mut self, model: &Model) -> Result<(), Error> {
-        let change = ScaleSet {
-            properties: Some(custom_data_only(&model.set)),
-            tags: Some(self.tags(model)),
-            ..ScaleSet::default()
-        };
-        let patched = self
-            .client
-            .patch_scale_set(&self.group, &self.name, &change, When::Always)
-            .await;
-        self.changed(patched, None)?;
-        self.none_is_latest();
-        Ok(())
-    }
-
-    /// Gives the scale set the tags that pool and cluster have, and removes those that we `applied` before. No instance is
-    /// replaced for it.
-    pub async fn apply_tags(&mut self, model: &Model, applied: &BTreeSet<String>) -> Result<(), Error> {
-        let when = self.unchanged().await?;
-        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
-        let mut tags = set.map(|set| set.tags.clone()).unwrap_or_default();
-        tags.retain(|name, _| !applied.contains(name));
-        let wanted = model.set.tags.clone().unwrap_or_default();
-        // A change of tags brings no other model.
-        tags.extend(
-            wanted
-                .into_iter()
-                .filter(|(name, _)| !model::OWN_TAGS.contains(&name.as_str())),
-        );
-        let change = ScaleSet {
-            tags: Some(tags),
-            ..ScaleSet::default()
-        };
-        let patched = self
-            .client
-            .patch_scale_set(&self.group, &self.name, &change, when)
-            .await;
-        self.changed(patched, None)
-    }
-
-    /// A new model makes every instance that exists one of an older model, as the next list will say.
-    fn none_is_latest(&mut self) {
-        let instances = self
-            .state
-            .snapshot
-            .iter_mut()
-            .flat_map(|snapshot| &mut snapshot.instances);
-        instances.for_each(|instance| instance.latest = false);
-    }
-
-    /// Notes the model on a scale set that somebody else made and that fits: nothing else is touched.
-    pub async fn adopt(&mut self, model: &Model) -> Result<(), Error> {
-        let change = ScaleSet {
-            tags: Some(self.tags(model)),
-            ..ScaleSet::default()
-        };
-        let patched = self
-            .client
-            .patch_scale_set(&self.group, &self.name, &change, When::Always)
-            .await;
-        self.changed(patched, None)
-    }
-
-    /// All tags that are there, whoever set them, and ours.
-    fn tags(&self, model: &Model) -> Tags {
-        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
-        let mut tags = set.map(|set| set.tags.clone()).unwrap_or_default();
-        tags.extend(model.set.tags.clone().unwrap_or_default());
-        tags.insert(HASH_TAG.to_owned(), model.hash.clone());
-        tags.insert(CUSTOM_DATA_TAG.to_owned(), model.custom_data_hash.clone());
-        tags
-    }
-
-    fn changed(
-        &mut self,
-        put: Result<capstan_azure::Put<ScaleSet>, capstan_azure::Error>,
-        ask: Option<Ask>,
-    ) -> Result<(), Error> {
-        let put = match put {
-            Ok(put) => put,
-            Err(error) => {
-                if error.is_precondition_failed() {
-                    self.state.set_stale = true;
-                    return Err(error.into());
-                }
-                self.mark_ambiguous();
-                if error.class() == Class::Terminal {
-                    self.state.refused.retain(|(refused, ..)| Some(refused) != ask.as_ref());
-                    let refused = ask.map(|ask| (ask, error.to_string(), self.clock.instant()));
-                    self.state.refused.extend(refused);
-                }
-                return Err(error.into());
-            }
-        };
-        // A capacity that Azure takes does not make it take a model that it refused.
-        let whole = ask.is_some_and(|ask| ask.is_whole());
-        self.state.refused.retain(|(refused, ..)| refused.is_whole() && !whole);
-        self.remember(&put.value);
-        self.state.operations.retain(|tracked| tracked.kind != Kind::Change);
-        self.track(Kind::Change, BTreeSet::new(), put.operation);
-        Ok(())
-    }
-
     /// The answer to what we asked for may have been lost after the work was done: what is different now is our doing.
     fn mark_ambiguous(&mut self) {
         (self.state.set_stale, self.state.instances_stale, self.state.ambiguous) = (true, true, true);
@@ -490,116 +306,6 @@ impl Cloud<'_> {
             self.name
         ))
     }
-
-    /// Deletes these instances, all in one call where Azure offers one.
-    pub async fn delete(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
-        self.state.drained_since = None;
-        if self.flexible() {
-            for id in &ids {
-                let listed = self.state.snapshot.iter().flat_map(|snapshot| &snapshot.instances);
-                let found = listed
-                    .filter(|instance| instance.id == *id)
-                    .find_map(|instance| instance.vm.clone());
-                let vm = found.ok_or_else(|| {
-                    Error::NotReady(format!(
-                        "virtual machine {id} is not a proven member of scale set {}",
-                        self.name
-                    ))
-                })?;
-                match self.client.delete_vm(&vm).await {
-                    Ok(operation) => self.deleted(BTreeSet::from([id.clone()]), operation),
-                    Err(error) => {
-                        self.mark_ambiguous();
-                        return Err(error.into());
-                    }
-                }
-            }
-            return Ok(());
-        }
-        let list: Vec<String> = ids.iter().cloned().collect();
-        let set = self.owned()?;
-        match self.client.delete_instances(&set, &list).await {
-            Ok(operation) => self.deleted(ids, operation),
-            // One of them is gone already: list before asking again.
-            Err(error) if is_about_instances(&error) => self.state.instances_stale = true,
-            Err(error) => {
-                self.mark_ambiguous();
-                return Err(error.into());
-            }
-        }
-        Ok(())
-    }
-
-    /// The instances are as good as gone, and so is their part of the capacity.
-    fn deleted(&mut self, ids: BTreeSet<String>, operation: Option<Operation>) {
-        self.state.etag_stale = true;
-        if let Some(snapshot) = self.state.snapshot.as_mut() {
-            let listed = snapshot
-                .instances
-                .iter_mut()
-                .filter(|i| ids.contains(&i.id) && !i.is("Deleting"));
-            let count = listed.map(|instance| instance.state = "Deleting".to_owned()).count();
-            if let Some(set) = snapshot.set.as_mut() {
-                set.capacity = set.capacity.saturating_sub(count);
-            }
-        }
-        let over = operation.is_none();
-        self.track(Kind::Delete, ids, operation);
-        self.state.instances_stale = over;
-    }
-
-    /// Brings these instances to the newest model.
-    pub async fn update(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
-        let list: Vec<String> = ids.iter().cloned().collect();
-        let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
-        let operation = upgrade.inspect_err(|_| self.mark_ambiguous())?;
-        let over = operation.is_none();
-        self.track(Kind::Update, ids, operation);
-        self.state.instances_stale = over;
-        Ok(())
-    }
-
-    /// Deletes the scale set. Whether it is gone.
-    pub async fn remove(&mut self) -> Result<bool, Error> {
-        if self.state.busy(Kind::Remove) {
-            return Ok(false);
-        }
-        let operation = self.client.delete_scale_set(&self.owned()?).await?;
-        let gone = operation.is_none();
-        self.track(Kind::Remove, BTreeSet::new(), operation);
-        Ok(gone)
-    }
-}
-
-/// The same scale set, with that capacity.
-fn with_capacity(set: &ScaleSet, capacity: usize) -> ScaleSet {
-    let size = set.sku.as_ref().and_then(|sku| sku.name.clone()).unwrap_or_default();
-    ScaleSet {
-        sku: Some(model::sku(&size, Some(capacity))),
-        ..set.clone()
-    }
-}
-
-fn custom_data_only(set: &ScaleSet) -> ScaleSetProperties {
-    let profile = set
-        .properties
-        .as_ref()
-        .and_then(|properties| properties.virtual_machine_profile.as_ref());
-    let custom_data = profile
-        .and_then(|profile| profile.os_profile.as_ref())
-        .and_then(|os| os.custom_data.clone());
-    ScaleSetProperties {
-        virtual_machine_profile: Some(VirtualMachineProfile {
-            os_profile: Some(ScaleSetOsProfile {
-                custom_data,
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
 }
 
 /// Whether an error of a poll is how the operation ended, and not trouble in asking.
@@ -608,16 +314,6 @@ fn is_outcome(error: &capstan_azure::Error) -> bool {
         Some(arm) => arm.status == 0 || matches!(error.class(), Class::Terminal),
         None => false,
     }
-}
-
-/// Whether Azure refused because an instance that was named does not exist any more.
-fn is_about_instances(error: &capstan_azure::Error) -> bool {
-    let Some(arm) = error.arm() else { return false };
-    let named = arm
-        .target
-        .as_deref()
-        .is_some_and(|target| target.contains("instanceIds"));
-    (arm.status == 400 && (named || arm.message.contains("instanceId"))) || arm.status == 404
 }
 
 #[cfg(test)]

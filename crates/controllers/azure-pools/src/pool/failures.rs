@@ -27,6 +27,7 @@ impl Actor<'_> {
         let applied = wanted.is_some() && wanted == set_model;
         let mut failed = HashMap::new();
         let mut updated = HashMap::new();
+        let mut joining = HashMap::new();
         let mut again = None;
         for member in &mut observed.members {
             let id = member.provider_id().to_owned();
@@ -34,6 +35,11 @@ impl Actor<'_> {
                 member.confirmed_missing = confirmed;
                 continue;
             };
+            if member.is_joining() {
+                let since = *self.state.joining_since.get(&id).unwrap_or(&now);
+                member.joining = Some(now.saturating_duration_since(since));
+                joining.insert(id.clone(), since);
+            }
             if instance.is("Failed") {
                 let (since, first) = *self.state.failed_since.get(&id).unwrap_or(&(now, lists));
                 let left = FAILED_PATIENCE.saturating_sub(now.saturating_duration_since(since));
@@ -57,7 +63,11 @@ impl Actor<'_> {
                 updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
             }
         }
+        let is_updated = |id: &str| observed.members.iter().any(|m| m.id() == id && m.updating());
+        self.state.refused_updates.retain(|id, _| is_updated(id));
+        observed.failed_updates.clone_from(&self.state.refused_updates);
         (self.state.failed_since, self.state.updated_since) = (failed, updated);
+        self.state.joining_since = joining;
         if let Some(left) = again {
             observed.requeue(left);
         }
@@ -76,7 +86,10 @@ impl Actor<'_> {
             self.warn("OperationFailed", failure.message.clone());
             match failure.kind {
                 Kind::Change => self.creation_failed(failure.message, false, capacity),
-                Kind::Update => observed.failed_updates.extend(failure.ids),
+                Kind::Update => {
+                    let failed = failure.ids.into_iter().map(|id| (id, "UpdateFailed"));
+                    observed.failed_updates.extend(failed);
+                }
                 Kind::Delete | Kind::Remove => {}
             }
         }

@@ -11,7 +11,7 @@ use capstan_api::azure::{
 };
 use capstan_api::capi::{CLUSTER_NAME_LABEL, WATCH_FILTER_LABEL};
 use capstan_core::clock::Clock;
-use capstan_core::pool::Drain;
+use capstan_core::pool::{Drain, JOIN_PATIENCE};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::objects::{delete_exactly, is_deleting};
 use capstan_kube::{capi, patch};
@@ -21,7 +21,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt};
 
-use super::member::{IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL};
+use super::member::{
+    CORDONED_ANNOTATION, IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL,
+};
 use super::snapshot::InstanceSnapshot;
 use crate::error::Error;
 
@@ -35,6 +37,8 @@ const LONGEST_LABEL: usize = 63;
 const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const NODE_HEALTHY: &str = "NodeHealthy";
 const DRAINING: &str = "DrainingSucceeded";
+const NOT_JOINED: &str =
+    "the instance runs, and no node has joined the cluster: read its boot diagnostics and the log of its bootstrap";
 
 /// At most this many are named in one call: its address has to stay short.
 const NAMED_AT_ONCE: usize = 50;
@@ -185,6 +189,9 @@ impl Writer {
     pub async fn start_update(&self, member: &Member) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.insert(UPDATE_INSTANCE_ANNOTATION.to_owned(), self.clock.now().to_string());
+            if member.node.is_cordoned() {
+                notes.insert(CORDONED_ANNOTATION.to_owned(), "true".to_owned());
+            }
         })
         .await
     }
@@ -193,6 +200,7 @@ impl Writer {
     pub async fn finish_update(&self, member: &Member, model: &str) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
+            notes.remove(CORDONED_ANNOTATION);
             notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
         })
         .await
@@ -353,11 +361,13 @@ fn mark(list: &mut Vec<capstan_api::Condition>, member: &Member, now: Timestamp)
                 );
             }
             let gone = conditions::is_true(list, BOOTSTRAP_SUCCEEDED);
-            let (severity, reason) = match gone {
-                true => (Severity::Error, "NodeNotFound"),
-                false => (Severity::Info, "NodeProvisioning"),
+            let late = member.joining.is_some_and(|waited| waited >= JOIN_PATIENCE);
+            let (severity, reason, message) = match (gone, late) {
+                (true, _) => (Severity::Error, "NodeNotFound", ""),
+                (false, true) => (Severity::Warning, "NodeNotJoined", NOT_JOINED),
+                (false, false) => (Severity::Info, "NodeProvisioning", ""),
             };
-            conditions::mark_false(list, NODE_HEALTHY, severity, reason, "", now)
+            conditions::mark_false(list, NODE_HEALTHY, severity, reason, message, now)
         }
     };
     match &member.drain {

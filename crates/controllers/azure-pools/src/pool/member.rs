@@ -22,6 +22,8 @@ pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8
 pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
 /// The same, to name many machines at once by it.
 pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
+/// Somebody else had cordoned the node before its instance was updated in place.
+pub const CORDONED_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/cordoned";
 /// Why an update in place is not tried again.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
 
@@ -47,6 +49,12 @@ impl NodeState {
         matches!(self, Self::Ready(_))
     }
 
+    /// Whether somebody has cordoned the node.
+    pub fn is_cordoned(&self) -> bool {
+        let spec = self.node().and_then(|node| node.spec.as_ref());
+        spec.and_then(|spec| spec.unschedulable).unwrap_or_default()
+    }
+
     /// Whether the node is ready and takes ordinary pods.
     pub fn is_available(&self) -> bool {
         matches!(self, Self::Ready(node) if takes_pods(node))
@@ -69,6 +77,8 @@ pub struct Member {
     pub failed: bool,
     /// Whether a second list lacks the instance, too.
     pub confirmed_missing: bool,
+    /// How long its instance has run without a node; `None` where it has or had one, or the cluster does not answer.
+    pub joining: Option<Duration>,
 }
 
 impl Member {
@@ -89,6 +99,7 @@ impl Member {
             stuck: false,
             failed: false,
             confirmed_missing: false,
+            joining: None,
         }
     }
 
@@ -161,6 +172,12 @@ impl Member {
         status.is_some_and(|status| status.node_ref.is_some())
     }
 
+    /// Whether its instance runs, its cluster answers, and it has never had a node.
+    pub fn is_joining(&self) -> bool {
+        let runs = self.instance.as_ref().is_some_and(|instance| instance.is("Succeeded"));
+        runs && matches!(self.node, NodeState::Missing) && !self.has_run() && !self.leaving()
+    }
+
     fn health(&self) -> Health {
         match &self.node {
             NodeState::Ready(node) if takes_pods(node) => Health::Ready,
@@ -185,12 +202,14 @@ pub struct Frame<'a> {
     pub deleting: &'a BTreeSet<String>,
     /// Instances that Azure updates.
     pub updating: &'a BTreeSet<String>,
-    /// Instances whose update failed.
-    pub failed_updates: &'a BTreeSet<String>,
+    /// Instances whose update failed, and why.
+    pub failed_updates: &'a BTreeMap<String, &'static str>,
     /// Since when instances have had the wanted model after an update, by provider id.
     pub updated: &'a HashMap<String, Duration>,
     /// Spot instances that Azure took away stay behind, deallocated.
     pub spot: bool,
+    /// Whether the zones of the pool stay even.
+    pub balanced: bool,
     pub teardown: bool,
 }
 
@@ -246,8 +265,13 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
             .iter()
             .flatten()
             .any(|all| all.contains_key(DELETE_MACHINE_ANNOTATION)),
+        joining: member.joining,
         irreparable: member.annotation(IRREPARABLE_ANNOTATION).is_some(),
         needs_new_disk: needs_new_disk(member, model, frame),
+        cordoned: member.annotation(CORDONED_ANNOTATION).is_some(),
+        zone: instance
+            .filter(|_| frame.balanced)
+            .and_then(|instance| instance.zone.clone()),
         activity,
         drain: member.drain.clone(),
     }
@@ -269,8 +293,8 @@ fn update(member: &Member, frame: &Frame<'_>) -> Update {
     if frame.updating.contains(&instance.id) {
         return Update::Running;
     }
-    if frame.failed_updates.contains(&instance.id) {
-        return Update::Failed("UpdateFailed");
+    if let Some(why) = frame.failed_updates.get(&instance.id) {
+        return Update::Failed(why);
     }
     match frame.updated.get(&instance.provider_id) {
         Some(waited) => Update::Applied {
@@ -361,9 +385,10 @@ mod tests {
             set,
             deleting: &none,
             updating: &none,
-            failed_updates: &none,
+            failed_updates: &BTreeMap::new(),
             updated: &HashMap::new(),
             spot,
+            balanced: false,
             teardown: false,
         };
         machine(member, &frame)
@@ -420,9 +445,10 @@ mod tests {
             set: &set("3-a-new"),
             deleting: &BTreeSet::new(),
             updating: &BTreeSet::new(),
-            failed_updates: &BTreeSet::new(),
+            failed_updates: &BTreeMap::new(),
             updated: &HashMap::new(),
             spot: false,
+            balanced: false,
             teardown: false,
         };
         assert_eq!(machine(&member, &frame).needs_new_disk, needed);

@@ -190,10 +190,8 @@ impl<'a> Actor<'a> {
         }
         let (sign_in, cluster) = (&self.controller.options.sign_in, &self.owners.azure_cluster);
         let credential = sign_in.credential(&self.controller.context.client, cluster).await?;
-        let client = self
-            .controller
-            .azure
-            .client(&credential, &sign_in.subscription(cluster)?);
+        let clients = self.controller.azure.of(cluster)?;
+        let client = clients.client(&credential, &sign_in.subscription(cluster)?);
         let client = client.at(&self.pool().spec.location);
         self.state.client = Some((client.clone(), self.now()));
         Ok(client)

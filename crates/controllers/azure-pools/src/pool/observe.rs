@@ -1,10 +1,10 @@
 //! Reads everything that the plan depends on. Writes nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use capstan_api::azure::{AzureMachinePoolMachine, RollingUpdateMode, StrategyType};
+use capstan_api::azure::{AzureMachinePoolMachine, AzureMachinePoolSpec, RollingUpdateMode, StrategyType};
 use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Mode, Retry, Scaling, Strategy};
 use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
@@ -52,7 +52,7 @@ pub struct Observed {
     pub cloud: Summary,
     /// The outcomes of this reconcile's drains so far, by machine.
     pub drains: HashMap<String, Progress>,
-    pub(super) failed_updates: BTreeSet<String>,
+    pub(super) failed_updates: BTreeMap<String, &'static str>,
 }
 
 impl Observed {
@@ -75,7 +75,7 @@ impl Observed {
             events: Vec::new(),
             cloud: Summary::default(),
             drains: HashMap::new(),
-            failed_updates: BTreeSet::new(),
+            failed_updates: BTreeMap::new(),
         }
     }
 
@@ -299,6 +299,7 @@ impl Actor<'_> {
             failed_updates: &observed.failed_updates,
             updated: &updated,
             spot: self.pool().spec.template.spot_vm_options.is_some() || set.is_spot(),
+            balanced: self.pool().spec.zone_balance == Some(true),
             teardown: observed.mode() == Mode::Teardown,
         };
         let rolling = self.pool().spec.strategy.rolling_update.clone().unwrap_or_default();
@@ -329,6 +330,7 @@ impl Actor<'_> {
             budget,
             policy: policy.unwrap_or(DeletePolicy::Oldest),
             strategy,
+            startup_timeout: startup_timeout(&self.pool().spec),
             seed: seed(&self.scope.key.uid),
             scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
             machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),
@@ -434,6 +436,13 @@ fn fits(set: &ScaleSetSnapshot, model: &Model) -> bool {
     let mut zones = set.zones.clone();
     zones.sort();
     set.make == Make::of(&model.set) && zones == model.set.zones.clone().unwrap_or_default()
+}
+
+/// Returns after how long a machine without a node is replaced; 0 means never.
+fn startup_timeout(spec: &AzureMachinePoolSpec) -> Option<Duration> {
+    let own = spec.node_startup_timeout.filter(|timeout| !timeout.is_negative());
+    let timeout = own.map_or(pool::STARTUP_TIMEOUT, Duration::from);
+    (!timeout.is_zero()).then_some(timeout)
 }
 
 fn seed(uid: &str) -> u64 {

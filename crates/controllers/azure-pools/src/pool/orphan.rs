@@ -2,6 +2,7 @@
 //!
 //! Invariant: another's scale set is never touched: only the one that is recorded as the pool's own, under the pool's name.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,9 +94,10 @@ impl Actor<'_> {
             set: &default,
             deleting: &none,
             updating: &none,
-            failed_updates: &none,
+            failed_updates: &BTreeMap::new(),
             updated: &Default::default(),
             spot: false,
+            balanced: false,
             teardown: true,
         };
         observed.plan.machines = observed.members.iter().map(|member| machine(member, &frame)).collect();

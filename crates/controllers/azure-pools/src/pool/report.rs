@@ -277,6 +277,7 @@ mod tests {
             stuck,
             failed: false,
             confirmed_missing: false,
+            joining: None,
         }
     }
 

@@ -125,6 +125,7 @@ pub struct InstanceSnapshot {
     /// Numbers may be used again; this never is.
     pub vm_id: Option<String>,
     pub make: Make,
+    pub zone: Option<String>,
     /// Proof that the VM of a Flexible set may be deleted.
     pub vm: Option<Owned<VirtualMachine>>,
 }
@@ -158,6 +159,7 @@ impl InstanceSnapshot {
                 properties.and_then(|p| p.storage_profile.as_ref()?.image_reference.as_ref()),
                 instance.sku.as_ref().and_then(|sku| sku.name.as_deref()),
             ),
+            zone: instance.zones.iter().flatten().next().cloned(),
             vm: None,
         })
     }
@@ -201,6 +203,7 @@ impl InstanceSnapshot {
                     .as_ref()
                     .and_then(|hardware| hardware.vm_size.as_deref()),
             ),
+            zone: vm.zones.iter().flatten().next().cloned(),
             vm: owned.and_then(|set| Owned::member(vm, set).ok()),
         })
     }

@@ -3,7 +3,7 @@
 //! Invariant: losing it is safe. A new process reads Azure and the operations kept in the pool's status, and goes on from
 //! there.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -210,6 +210,10 @@ pub struct State {
     pub failed_since: HashMap<String, (Instant, u64)>,
     /// Since when an instance that is updated in place has had this model, by provider id.
     pub updated_since: HashMap<String, (String, Instant)>,
+    /// Instances whose update in place Azure refused to begin, and why.
+    pub refused_updates: BTreeMap<String, &'static str>,
+    /// Since when the instance has run without a node, by provider id. A restart begins to count anew.
+    pub joining_since: HashMap<String, Instant>,
     /// When to list the instances again to confirm the last list.
     pub recheck_at: Option<Instant>,
     /// Whether the scale set's ETag may be older than our own last change.

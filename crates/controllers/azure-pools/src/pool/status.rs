@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus};
-use capstan_core::pool::{Mode, Strategy};
+use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus, VmIdentity};
+use capstan_core::pool::{Mode, Strategy, not_joined};
 use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
@@ -17,6 +17,8 @@ const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const RUNNING: &str = "ScaleSetRunning";
 const MODEL_UPDATED: &str = "ScaleSetModelUpdated";
 const DESIRED_REPLICAS: &str = "ScaleSetDesiredReplicas";
+/// The Azure provider of Cluster API assigns a role to the identity of a scale set. Capstan does not.
+const ROLE_ASSIGNED: &str = "RoleAssignmentReady";
 const SUMMED_UP: [&str; 4] = [BOOTSTRAP_SUCCEEDED, RUNNING, MODEL_UPDATED, DESIRED_REPLICAS];
 
 /// While machines come and go, a pool's status is written no more often than this.
@@ -41,6 +43,7 @@ pub fn status(
     if let Some(observed) = observed {
         draft.describe(observed);
     }
+    draft.role(pool);
     let error = result
         .err()
         .or_else(|| observed.and_then(|observed| observed.error.as_ref()));
@@ -48,6 +51,8 @@ pub fn status(
         draft.failed(error);
     }
     let mut events = observed.map(|observed| observed.events.clone()).unwrap_or_default();
+    let late = observed.and_then(|observed| not_joined(&observed.plan));
+    events.extend(late.map(|late| EventNote::warning("NodeNotJoined", late)));
     let about_us = error.filter(|error| error.class() == Class::Terminal || error.is_about_the_identity());
     events.extend(about_us.map(|error| EventNote::warning(error.reason(), error.to_string())));
     let pace = match error {
@@ -99,10 +104,15 @@ fn pace(
 ) -> Option<Duration> {
     let settled = matches!(after.provisioning_state.as_deref(), None | Some("Succeeded"));
     let is = |status: &AzureMachinePoolStatus, type_: &str| conditions::is_true(&status.conditions, type_);
+    let is_late = |status: &AzureMachinePoolStatus| {
+        let replicas = conditions::get(&status.conditions, DESIRED_REPLICAS);
+        replicas.is_some_and(|condition| condition.severity.as_deref() == Some("Warning"))
+    };
     let complete = settled && is(after, DESIRED_REPLICAS) && !is(before, DESIRED_REPLICAS);
     let changed = before.ready != after.ready
         || before.provisioning_state != after.provisioning_state
-        || is(before, RUNNING) != is(after, RUNNING);
+        || is(before, RUNNING) != is(after, RUNNING)
+        || is_late(before) != is_late(after);
     // An update that is sent twice is an outage: a new process has to find it.
     let operations = |status: &AzureMachinePoolStatus| status.long_running_operation_states.len();
     let unsaved = observed.is_some_and(|observed| observed.cloud.updating) && operations(before) != operations(after);
@@ -152,6 +162,26 @@ impl Draft {
             self.mark_false(RUNNING, Severity::Warning, "Throttled", message);
             self.summarize();
         }
+    }
+
+    /// Says that a system-assigned identity has no role yet: without one, whatever runs on the machines is refused by Azure.
+    fn role(&mut self, pool: &AzureMachinePool) {
+        if pool.spec.identity != Some(VmIdentity::SystemAssigned) {
+            conditions::remove(&mut self.status.conditions, ROLE_ASSIGNED);
+            return;
+        }
+        let role = pool.spec.system_assigned_identity_role.as_ref();
+        let wanted = role
+            .and_then(|role| role.definition_id.as_deref())
+            .unwrap_or("Contributor");
+        let scope = role
+            .and_then(|role| role.scope.as_deref())
+            .unwrap_or("the subscription");
+        let message = format!(
+            "Capstan assigns no roles: assign {wanted} at {scope} to the identity of the scale set \
+             (az vmss identity show, az role assignment create), or use identity UserAssigned"
+        );
+        self.mark_false(ROLE_ASSIGNED, Severity::Warning, "RoleAssignmentNotSupported", &message);
     }
 
     fn full(&mut self, observed: &Observed) {
@@ -219,6 +249,8 @@ impl Draft {
         self.progress(observed);
         if ready == desired && count == desired {
             self.mark_true(DESIRED_REPLICAS);
+        } else if let Some(late) = not_joined(&observed.plan) {
+            self.mark_false(DESIRED_REPLICAS, Severity::Warning, "NodeNotJoined", &late);
         } else {
             let reason = if count > desired {
                 "ScaleSetScaleDown"

@@ -9,9 +9,14 @@
 mod benchmark;
 mod beside_core;
 mod crashes;
+mod edges;
 mod failures;
 mod harness;
+mod identities;
+mod joining;
 mod pools;
 mod slow;
+mod still;
 mod surroundings;
 mod troubles;
+mod upgrade;

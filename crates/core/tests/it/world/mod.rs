@@ -658,7 +658,7 @@ fn effects(step: &Step) -> Vec<Effect> {
             .iter()
             .map(|one| Effect::UpdateInstance(place(one.machine())))
             .collect(),
-        Step::FinishUpdate(name) => vec![Effect::FinishUpdate(place(name))],
+        Step::FinishUpdate { name, .. } => vec![Effect::FinishUpdate(place(name))],
         Step::AbandonUpdate { name, .. } => vec![Effect::AbandonUpdate(place(name))],
         Step::ReleaseObjects(names) => names.iter().map(|name| Effect::Release(place(name))).collect(),
         Step::Remove(all) => all

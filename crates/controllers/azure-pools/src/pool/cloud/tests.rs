@@ -7,11 +7,12 @@ use std::time::Duration;
 use capstan_api::azure::{AzureCluster, AzureMachinePool};
 use capstan_api::capi::MachinePool;
 use capstan_azure::{Clients, Credential, Secret, Settings};
-use capstan_core::drain::{Assessment, NodeState, Request, assess};
+use capstan_core::drain::{Assessment, Drained, NodeState, Request, assess};
 use capstan_sim::azure::{Action, Azure, Config, Fault, Handle, Network};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::{self, HASH_TAG, Model};
 
 const GROUP: &str = "capstan";
 const RESYNC: Duration = Duration::from_secs(600);

@@ -15,7 +15,7 @@ use capstan_azure::{Cloud, Settings};
 use capstan_core::interceptor::Interceptors;
 use capstan_kube::capi::{Cluster, MachinePool};
 use capstan_kube::nodes::takes_pods;
-use capstan_sim::azure::{Azure, Config, Handle, Network, joiner};
+use capstan_sim::azure::{Azure, Config, Handle, Network, Strict, joiner};
 use capstan_testkit::ControlPlane;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -116,6 +116,7 @@ impl World {
         let sim = Azure::start(Config {
             joiner: Some(joiner::Options::client(nodes)),
             networks: vec![Network::default()],
+            strict: Strict::ALL,
             ..options.sim.clone()
         })
         .await?;

@@ -1,0 +1,262 @@
+//! Pools beside other providers, in a move, in a pause, at a quota, and updates in place that others get in the way of.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use capstan_sim::azure::Config;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::harness::image;
+use crate::still::{NAME, Pool, Still};
+
+const ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
+
+fn updates(still: &Still) -> usize {
+    let called = still.azure.arm_requests();
+    called
+        .iter()
+        .filter(|call| call.path.to_lowercase().ends_with("/manualupgrade"))
+        .count()
+}
+
+fn images(still: &Still) -> Vec<Value> {
+    let image = |instance: &Value| {
+        instance
+            .pointer("/properties/storageProfile/imageReference/id")
+            .cloned()
+    };
+    still.instances().iter().filter_map(image).collect()
+}
+
+fn in_place() -> Pool {
+    let update = json!({ "mode": "InPlace", "maxSurge": 0, "maxUnavailable": 1 });
+    Pool {
+        replicas: 2,
+        object: json!({ "spec": { "strategy": { "rollingUpdate": update } } }),
+        ..Pool::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_in_place_is_in_the_status_before_a_crash_can_lose_it() -> Result<()> {
+    let (still, running) = Still::ready(in_place()).await?;
+    still.upgrade(2).await?;
+    still.until("an update", |still| updates(still) == 1).await;
+    let kept = |still: &Still| {
+        still.pool()["status"]["longRunningOperationStates"]
+            .as_array()
+            .map_or(0, Vec::len)
+    };
+    assert!(kept(&still) > 0, "the operation is not in the status");
+    drop(running);
+    let _running = still.start()?;
+    still.until_ready(2).await;
+    assert_eq!(images(&still), [json!(image(2)), json!(image(2))]);
+    assert_eq!(updates(&still), 2, "each instance is updated once");
+    Ok(())
+}
+
+#[rstest]
+#[case::by_an_admin(true)]
+#[case::by_nobody(false)]
+#[tokio::test(start_paused = true)]
+async fn a_node_is_cordoned_after_an_update_in_place_if_it_was_before(#[case] cordoned: bool) -> Result<()> {
+    let mut pool = in_place();
+    // A cordoned node counts as unavailable: the other one may be, too.
+    pool.object["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = json!(2);
+    let (still, _running) = Still::ready(pool).await?;
+    let node = still.server.objects("nodes")[0]["metadata"]["name"].clone();
+    if cordoned {
+        let cordon = json!({ "unschedulable": true });
+        let patch = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node }, "spec": cordon });
+        still.patch(patch).await?;
+    }
+    still.upgrade(2).await?;
+    still
+        .until("the new image", |still| {
+            images(still) == [json!(image(2)), json!(image(2))]
+        })
+        .await;
+    still
+        .until("the end of the updates", |still| {
+            let done =
+                |machine: &Value| machine["metadata"]["annotations"][format!("{ANNOTATION}/updateInstance")].is_null();
+            still.machines().iter().all(done)
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    for found in still.server.objects("nodes") {
+        let expected = cordoned && found["metadata"]["name"] == node;
+        assert_eq!(
+            found["spec"]["unschedulable"] == true,
+            expected,
+            "{}",
+            found["metadata"]["name"]
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_rollout_replaces_nothing_until_the_pause_ends() -> Result<()> {
+    let (still, _running) = Still::ready(Pool::default()).await?;
+    let before = still.instance_ids();
+    let pause = format!("{ANNOTATION}/pause-rollout");
+    still
+        .patch_pool(json!({ "metadata": { "annotations": { &pause: "true" } } }))
+        .await?;
+    still.upgrade(2).await?;
+    still
+        .until("the report", |still| {
+            let updated = Still::condition(&still.pool(), "ScaleSetModelUpdated");
+            updated["message"]
+                .as_str()
+                .is_some_and(|message| message.contains("3 machines"))
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(still.instance_ids(), before);
+    still
+        .patch_pool(json!({ "metadata": { "annotations": { &pause: null } } }))
+        .await?;
+    still
+        .until("the rollout", |still| images(still) == vec![json!(image(2)); 3])
+        .await;
+    still.until_ready(3).await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_quota_stops_no_rollout_that_may_do_without_surge() -> Result<()> {
+    let update = json!({ "maxSurge": 1, "maxUnavailable": 1 });
+    let (still, _running) = Still::ready(Pool {
+        object: json!({ "spec": { "strategy": { "rollingUpdate": update } } }),
+        sim: Config {
+            // Three machines of two cores.
+            regional_cores: 6,
+            ..Config::default()
+        },
+        ..Pool::default()
+    })
+    .await?;
+    let begun = tokio::time::Instant::now();
+    still.upgrade(2).await?;
+    still
+        .until("the rollout", |still| images(still) == vec![json!(image(2)); 3])
+        .await;
+    still.until_ready(3).await;
+    // Three times a delete of 5 s and a creation of 20 s, and no wait of minutes for a quota that a delete has freed.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(300), "{took:?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_of_another_kind_of_cluster_is_reported_and_never_touched() -> Result<()> {
+    let reference = json!({ "kind": "AzureManagedCluster" });
+    let still = Still::new(Pool {
+        owner: json!({ "spec": { "infrastructureRef": reference } }),
+        ..Pool::default()
+    })
+    .await?;
+    let _running = still.start()?;
+    let running = |still: &Still| Still::condition(&still.pool(), "ScaleSetRunning");
+    still
+        .until("the report", |still| {
+            running(still)["message"].to_string().contains("AzureManagedCluster")
+        })
+        .await;
+    assert!(still.pool()["metadata"]["finalizers"].is_null());
+    assert_eq!(still.azure.arm_requests().len(), 0);
+    still
+        .delete(
+            json!({ "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureMachinePool",
+            "metadata": { "name": NAME } }),
+        )
+        .await?;
+    still
+        .until("the end of the object", |still| still.pool().is_null())
+        .await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(still.azure.arm_requests().len(), 0);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_has_moved_to_another_cluster_takes_nothing_along() -> Result<()> {
+    let block = "clusterctl.cluster.x-k8s.io/block-move";
+    let (still, _running) = Still::ready(Pool {
+        object: json!({ "metadata": { "annotations": { block: "true" } } }),
+        ..Pool::default()
+    })
+    .await?;
+    still
+        .until("a pool that can be moved", |still| {
+            still.pool()["metadata"]["annotations"][block].is_null()
+        })
+        .await;
+    let before = still.instance_ids();
+    still
+        .patch_pool(json!({ "metadata": { "annotations": { "clusterctl.cluster.x-k8s.io/delete-for-move": "" } } }))
+        .await?;
+    still
+        .delete(
+            json!({ "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureMachinePool",
+            "metadata": { "name": NAME } }),
+        )
+        .await?;
+    // clusterctl removes the finalizers itself.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(still.instance_ids(), before);
+    Ok(())
+}
+
+#[rstest]
+#[case::without_subnets(json!({ "spec": { "networkSpec": { "subnets": [] } } }), Some("WaitingForNetwork"))]
+#[case::with_a_subnet_that_does_not_exist(
+    json!({ "spec": { "networkSpec": { "subnets": [{ "name": "other", "role": "node" }] } } }), Some("WaitingForNetwork"))]
+#[case::of_another_manager(json!({ "metadata": { "annotations": { "cluster.x-k8s.io/managed-by": "others" } } }), None)]
+#[tokio::test(start_paused = true)]
+async fn an_azure_cluster_is_not_ready_without_its_network(
+    #[case] cluster: Value,
+    #[case] reason: Option<&str>,
+) -> Result<()> {
+    let still = Still::new(Pool {
+        cluster,
+        ..Pool::default()
+    })
+    .await?;
+    let _running = still.start()?;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let found = still.server.objects("azureclusters").remove(0);
+    assert_ne!(found["status"]["ready"], true);
+    let network = Still::condition(&found, "NetworkInfrastructureReady");
+    assert_eq!(network["reason"].as_str(), reason);
+    assert!(still.set().is_null(), "no scale set without a network");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scale_down_takes_from_the_fullest_zone_where_zones_are_kept_even() -> Result<()> {
+    let still = Still::new(Pool {
+        replicas: 4,
+        object: json!({ "spec": { "zoneBalance": true } }),
+        ..Pool::default()
+    })
+    .await?;
+    still
+        .patch(
+            json!({ "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": { "name": NAME },
+            "spec": { "failureDomains": ["1", "2"] } }),
+        )
+        .await?;
+    let _running = still.start()?;
+    still.until_ready(4).await;
+    still.scale(2).await?;
+    still.until_ready(2).await;
+    let mut zones: Vec<String> = still.instances().iter().map(|i| i["zones"][0].to_string()).collect();
+    zones.sort();
+    assert_eq!(zones, ["\"1\"", "\"2\""]);
+    Ok(())
+}

@@ -1,0 +1,380 @@
+//! A pool on a cluster and an Azure inside the test process, under paused time: no test here waits, and none can lose a
+//! race. The simulator is as strict as Azure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use capstan_azure::{Clients, Cloud, InProcess, Settings};
+use capstan_core::Clock;
+use capstan_core::interceptor::Interceptors;
+use capstan_kube::Context;
+use capstan_sim::azure::{Azure, Config, Handle, Strict, joiner};
+use capstan_testkit::apiserver::{self, ApiServer};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{image, merge};
+
+pub const NAMESPACE: &str = "default";
+pub const NAME: &str = "np";
+const GROUP: &str = "capstan";
+const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
+const CLUSTER_API: &str = "cluster.x-k8s.io/v1beta2";
+/// Nobody has the private key.
+const SSH_KEY: &str = "c3NoLWVkMjU1MTkgQUFBQUMzTnphQzFsWkRJMU5URTVBQUFBSUdGaFlXRmhZV0ZoWVdGaFlXRmhZV0ZoWVdGaFlXRmhZV0ZoWVdGaFlXRmggZXhwbG9yZXIK";
+const BEGIN: i64 = 1_800_000_000;
+
+/// The part of a pool that tests change.
+pub struct Pool {
+    pub replicas: usize,
+    /// Merged into the AzureMachinePool.
+    pub object: Value,
+    /// Merged into the AzureCluster.
+    pub cluster: Value,
+    /// Merged into the Cluster.
+    pub owner: Value,
+    pub sim: Config,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            replicas: 3,
+            object: json!({}),
+            cluster: json!({}),
+            owner: json!({}),
+            sim: Config::default(),
+        }
+    }
+}
+
+pub struct Still {
+    pub server: ApiServer,
+    pub azure: Arc<Handle>,
+    clock: Clock,
+}
+
+/// The controllers; they end with this.
+pub struct Running(CancellationToken, tokio::task::JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.cancel();
+        self.1.abort();
+    }
+}
+
+impl Still {
+    /// Everything but the controllers.
+    pub async fn new(pool: Pool) -> Result<Self> {
+        let still = Self::empty(pool.sim.clone()).await?;
+        still.make(&pool).await?;
+        Ok(still)
+    }
+
+    /// Everything up to a pool whose machines are all ready.
+    pub async fn ready(pool: Pool) -> Result<(Self, Running)> {
+        let replicas = pool.replicas;
+        let still = Self::new(pool).await?;
+        let running = still.start()?;
+        still.until_ready(replicas).await;
+        Ok((still, running))
+    }
+
+    /// A cluster and an Azure without objects.
+    pub async fn empty(sim: Config) -> Result<Self> {
+        let begin = jiff::Timestamp::from_second(BEGIN)?;
+        let server = ApiServer::new(apiserver::Settings {
+            start: begin,
+            ..apiserver::Settings::default()
+        });
+        let azure = Azure::in_process(Config {
+            start: Some(begin),
+            strict: Strict::ALL,
+            joiner: Some(joiner::Options::client(server.client())),
+            ..sim
+        })
+        .await?;
+        Ok(Self {
+            server,
+            azure: Arc::new(azure),
+            clock: Clock::starting_at(begin),
+        })
+    }
+
+    /// Makes the credentials of Azure and of the workload cluster, and the bootstrap data.
+    pub async fn make_secrets(&self) -> Result<()> {
+        let azure = &self.azure;
+        let secret = |name: &str, type_: &str, data: Value| {
+            let labels = json!({ "cluster.x-k8s.io/cluster-name": "c" });
+            json!({ "apiVersion": "v1", "kind": "Secret", "type": type_, "stringData": data,
+                "metadata": { "name": name, "labels": labels } })
+        };
+        let kubeconfig = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+            "clusters": [{ "name": "c", "cluster": { "server": "https://in-process" } }],
+            "users": [{ "name": "u", "user": { "token": "t" } }] });
+        let objects = [
+            secret("azure", "Opaque", json!({ "clientSecret": azure.client_secret })),
+            secret(
+                "c-kubeconfig",
+                "cluster.x-k8s.io/secret",
+                json!({ "value": kubeconfig.to_string() }),
+            ),
+            secret("boot", "Opaque", json!({ "value": "#cloud-config\n{}\n" })),
+            json!({ "apiVersion": INFRASTRUCTURE, "kind": "AzureClusterIdentity", "metadata": { "name": "sp" },
+                "spec": { "type": "ServicePrincipal", "tenantID": azure.tenant, "clientID": azure.client_id,
+                    "clientSecret": { "name": "azure", "namespace": NAMESPACE }, "allowedNamespaces": {} } }),
+        ];
+        for object in objects {
+            self.create(object).await?;
+        }
+        Ok(())
+    }
+
+    async fn make(&self, pool: &Pool) -> Result<()> {
+        let azure = &self.azure;
+        self.make_secrets().await?;
+        let reference = |kind: &str, name: &str| json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": kind, "name": name });
+        let mut azure_cluster = json!({ "apiVersion": INFRASTRUCTURE, "kind": "AzureCluster", "metadata": { "name": "c" },
+            "spec": {
+                "subscriptionID": azure.subscription, "location": "eastus", "resourceGroup": GROUP,
+                "identityRef": { "apiVersion": INFRASTRUCTURE, "kind": "AzureClusterIdentity", "name": "sp" },
+                "networkSpec": {
+                    "vnet": { "name": "capstan-vnet" }, "subnets": [{ "name": "node-subnet", "role": "node" }] } } });
+        merge(&mut azure_cluster, &pool.cluster);
+        let mut cluster = json!({ "apiVersion": CLUSTER_API, "kind": "Cluster", "metadata": { "name": "c" },
+            "spec": { "infrastructureRef": reference("AzureCluster", "c") } });
+        merge(&mut cluster, &pool.owner);
+        let mut object = json!({ "apiVersion": INFRASTRUCTURE, "kind": "AzureMachinePool", "metadata": { "name": NAME },
+            "spec": {
+                "location": "eastus",
+                "strategy": { "type": "RollingUpdate",
+                    "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0, "deletePolicy": "Oldest" } },
+                "template": { "vmSize": "Standard_D2s_v3", "osDisk": { "osType": "Linux", "diskSizeGB": 30 },
+                    "image": { "id": image(1) }, "sshPublicKey": SSH_KEY } } });
+        merge(&mut object, &pool.object);
+        let objects = [
+            azure_cluster,
+            cluster,
+            json!({ "apiVersion": CLUSTER_API, "kind": "MachinePool", "metadata": { "name": NAME }, "spec": {
+                "clusterName": "c", "replicas": pool.replicas, "template": { "spec": { "clusterName": "c",
+                    "version": "v1.35.0", "bootstrap": { "dataSecretName": "boot" },
+                    "infrastructureRef": reference("AzureMachinePool", NAME) } } } }),
+            object,
+        ];
+        for object in objects {
+            self.create(object).await?;
+        }
+        Ok(())
+    }
+
+    pub fn start(&self) -> Result<Running> {
+        self.start_behind(Interceptors::default())
+    }
+
+    pub fn start_behind(&self, interceptors: Interceptors) -> Result<Running> {
+        let shutdown = CancellationToken::new();
+        let context = Context::new(
+            kube::Config::new("http://in-process".parse()?),
+            capstan_kube::Options {
+                interceptors: interceptors.clone(),
+                namespace: Some(NAMESPACE.to_owned()),
+                shutdown: shutdown.clone(),
+                clock: self.clock,
+                transport: Some(tower::util::BoxCloneSyncService::new(self.server.clone())),
+                ..capstan_kube::Options::default()
+            },
+        )?;
+        let azure = self.azure.clone();
+        let in_process = InProcess::new(move |request| {
+            let answer = azure.answer(request);
+            async move { answer.await.map_err(|error| error.to_string()) }
+        });
+        let clients = Clients::new(Settings {
+            clock: self.clock,
+            interceptors,
+            in_process: Some(in_process),
+            ..Settings::new(Cloud::custom("sim", &self.azure.url, &self.azure.url)?)
+        })?;
+        let task = tokio::spawn(async move {
+            if let Err(error) = capstan_azure_pools::run(context, clients, Default::default()).await {
+                eprintln!("the controllers ended: {error}");
+            }
+        });
+        Ok(Running(shutdown, task))
+    }
+
+    fn api(&self, object: &Value) -> Api<DynamicObject> {
+        let (group, version) = match object["apiVersion"].as_str().unwrap_or_default().split_once('/') {
+            Some((group, version)) => (group, version),
+            None => ("", "v1"),
+        };
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let mut resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        // A guess makes another plural of it.
+        if kind == "AzureClusterIdentity" {
+            resource.plural = "azureclusteridentities".to_owned();
+        }
+        match kind {
+            "Node" => Api::all_with(self.server.client(), &resource),
+            _ => Api::namespaced_with(self.server.client(), NAMESPACE, &resource),
+        }
+    }
+
+    pub async fn create(&self, object: Value) -> Result<()> {
+        let api = self.api(&object);
+        api.create(&PostParams::default(), &serde_json::from_value(object)?)
+            .await?;
+        Ok(())
+    }
+
+    /// Creates an object as it was recorded, with its status. Returns its new uid.
+    pub async fn restore(&self, object: &Value) -> Result<String> {
+        let (api, name) = (
+            self.api(object),
+            object["metadata"]["name"].as_str().unwrap_or_default(),
+        );
+        let mut new = object.clone();
+        if let Some(metadata) = new["metadata"].as_object_mut() {
+            metadata.remove("uid");
+        }
+        let created = api
+            .create(&PostParams::default(), &serde_json::from_value(new)?)
+            .await?;
+        let patch = json!({ "status": object["status"] });
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        Ok(created.metadata.uid.unwrap_or_default())
+    }
+
+    /// Changes an object; `object` holds its kind, its name and the change.
+    pub async fn patch(&self, object: Value) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let patch = Patch::Merge(&object);
+        self.api(&object).patch(&name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    pub async fn delete(&self, object: Value) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        self.api(&object).delete(&name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Changes the AzureMachinePool.
+    pub async fn patch_pool(&self, patch: Value) -> Result<()> {
+        let mut object =
+            json!({ "apiVersion": INFRASTRUCTURE, "kind": "AzureMachinePool", "metadata": { "name": NAME } });
+        merge(&mut object, &patch);
+        self.patch(object).await
+    }
+
+    pub async fn scale(&self, replicas: usize) -> Result<()> {
+        self.patch(
+            json!({ "apiVersion": CLUSTER_API, "kind": "MachinePool", "metadata": { "name": NAME },
+            "spec": { "replicas": replicas } }),
+        )
+        .await
+    }
+
+    /// Gives the pool another image.
+    pub async fn upgrade(&self, version: u32) -> Result<()> {
+        self.patch_pool(json!({ "spec": { "template": { "image": { "id": image(version) } } } }))
+            .await
+    }
+
+    pub fn pool(&self) -> Value {
+        let mut pools = self.server.objects("azuremachinepools").into_iter();
+        pools.find(|pool| pool["metadata"]["name"] == NAME).unwrap_or_default()
+    }
+
+    pub fn machines(&self) -> Vec<Value> {
+        self.server.objects("azuremachinepoolmachines")
+    }
+
+    pub fn set_id(&self) -> String {
+        format!(
+            "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets/{NAME}",
+            self.azure.subscription
+        )
+    }
+
+    pub fn set(&self) -> Value {
+        self.azure.get(&self.set_id()).unwrap_or_default()
+    }
+
+    pub fn instances(&self) -> Vec<Value> {
+        self.azure.instances(&self.set_id())
+    }
+
+    /// Returns the ids of all instances, in order.
+    pub fn instance_ids(&self) -> Vec<String> {
+        let id = |instance: &Value| instance["instanceId"].as_str().unwrap_or_default().to_owned();
+        self.instances().iter().map(id).collect()
+    }
+
+    /// Returns one of an object's conditions.
+    pub fn condition(object: &Value, type_: &str) -> Value {
+        let mut all = object["status"]["conditions"].as_array().into_iter().flatten();
+        all.find(|condition| condition["type"] == type_)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Returns the messages of all events of this reason.
+    pub fn events(&self, reason: &str) -> Vec<String> {
+        let mut events = self.server.objects_of("events.k8s.io", "events");
+        events.extend(self.server.objects_of("", "events"));
+        let events = events.iter().filter(|event| event["reason"] == reason);
+        let text = |event: &Value| event["note"].as_str().or(event["message"].as_str()).map(str::to_owned);
+        events.filter_map(text).collect()
+    }
+
+    /// Lets time pass until it is so.
+    pub async fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
+        for _ in 0..7200 {
+            if so(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        panic!(
+            "{what} did not come: {:#?} {:#?}",
+            self.pool()["status"],
+            self.machines()
+        );
+    }
+
+    /// Waits until so many machines are ready and of the newest model, and the pool shows it.
+    pub async fn until_ready(&self, count: usize) {
+        self.until(&format!("{count} ready machines"), |still| {
+            let machines = still.machines();
+            let good = |machine: &&Value| {
+                machine["status"]["ready"] == true
+                    && machine["status"]["latestModelApplied"] == true
+                    && machine["metadata"]["deletionTimestamp"].is_null()
+            };
+            let status = still.pool()["status"].clone();
+            let operations = status["longRunningOperationStates"].as_array().map_or(0, Vec::len);
+            machines.len() == count
+                && machines.iter().filter(good).count() == count
+                && still.instances().len() == count
+                && status["replicas"] == count
+                && operations == 0
+        })
+        .await;
+    }
+
+    /// Lets time pass in which nothing may be written and Azure may be asked only once in a while.
+    pub async fn assert_settled(&self) {
+        // What a pool says of itself may follow a little later.
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let before = self.server.version();
+        tokio::time::sleep(Duration::from_secs(1800)).await;
+        assert_eq!(self.server.version(), before, "somebody writes to a settled pool");
+    }
+}

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod control_plane;
 pub mod disks;
+pub mod failure;
 pub mod kept;
 pub mod names;
 pub mod orphans;

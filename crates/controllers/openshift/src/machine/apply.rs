@@ -8,6 +8,7 @@ use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
 use capstan_azure::operation::Follow;
 use capstan_azure::{Operation, Progress};
+use capstan_core::machine::failure::{self, Creation};
 use capstan_core::machine::{NodeLookup, Step};
 use capstan_core::{Class, Classified as _};
 use capstan_kube::patch::{self, Lock};
@@ -120,22 +121,23 @@ impl Controller {
         }
     }
 
-    /// Judges a step of the creation. A machine that can never be created has failed; others are tried again.
+    /// Reports the failure of a step of the creation, as [`failure::of_creation`] decides.
     async fn created(
         &self,
         result: Result<Outcome, Error>,
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
-        let error = match result {
-            Ok(outcome) => return Ok(outcome),
-            Err(error) => error,
-        };
+        let Err(error) = result else { return result };
         state.user_data = None;
-        match (&error, error.class()) {
-            (Error::Kube(_), _) => Err(error),
-            (_, Class::Terminal) => self.refuse(scope, state, &error.to_string()).await,
-            (_, Class::Transient | Class::Throttled(_)) => Err(self.report_retryable(scope, error).await),
+        let is_begun = status::of(&scope.object).phase.is_some();
+        match failure::of_creation(error.failure(), is_begun) {
+            Creation::Retry => Err(error),
+            Creation::ReportAndRetry => {
+                self.report_retryable(scope, &error).await?;
+                Err(error)
+            }
+            Creation::Fail => self.refuse(scope, state, &error.to_string()).await,
         }
     }
 
@@ -181,16 +183,15 @@ impl Controller {
             }
             Err(error) if error.ended_operation() => {
                 state.follow(None);
+                state.operation_over = true;
                 let arm = error.arm().map(|arm| check::refused(&scope.name(), arm));
                 let text = arm.unwrap_or_else(|| error.to_string());
-                match error.class() {
-                    // Another client deleted the virtual machine: it is created again.
-                    Class::Terminal if !error.is_not_found() => self.refuse(scope, state, &text).await,
-                    _ => {
-                        state.operation_over = true;
-                        Err(self.report_retryable(scope, Error::NotReady(text)).await)
-                    }
-                }
+                // Another client deleted the virtual machine: it is created again.
+                let failed = match error.class() {
+                    Class::Terminal if !error.is_not_found() => Error::Invalid(text),
+                    Class::Terminal | Class::Transient | Class::Throttled(_) => Error::NotReady(text),
+                };
+                self.created(Err(failed), scope, state).await
             }
             Err(source) => Err(Error::Azure {
                 doing: "polling the virtual machine's creation".into(),
@@ -340,29 +341,18 @@ impl Controller {
         Ok(Outcome::Wait(None))
     }
 
-    /// Reports what keeps the machine from being created for now, and returns the error for the retry.
-    async fn report_retryable(&self, scope: &mut Scope<Machine>, error: Error) -> Error {
-        let begun = scope
-            .object
-            .status
-            .as_ref()
-            .is_some_and(|status| status.phase.is_some());
-        if begun && error.is_throttled_locally() {
-            // Reported when Azure asked for the pause.
-            return error;
-        }
+    /// Reports what keeps the machine from being created for now.
+    async fn report_retryable(&self, scope: &mut Scope<Machine>, error: &Error) -> Result<(), Error> {
         let name = scope.name();
         let message = format!("failed to reconcile machine {name:?}: failed to create vm {name}: {error}");
         let after = status::create_failed(&scope.object, &message, scope.now());
-        if let Err(error) = self.write_status(scope, &after).await {
-            return error;
-        }
+        self.write_status(scope, &after).await?;
         self.metrics
             .failed("FailedCreate", scope.object.as_ref(), "CreateError");
         self.events
             .warning(scope.object.as_ref(), "FailedCreate", format!("CreateError: {message}"))
             .await;
-        error
+        Ok(())
     }
 
     /// Returns the name of the Node whose drain may still run.

@@ -1,23 +1,25 @@
 //! Builds Azure's requests from a machine's spec. Pure: the same spec always makes the same request.
 
+mod disks;
+mod guest;
+
+pub use disks::{data_disk, delete_option, disk, made_first};
+
 use super::ids::Ids as _;
-use capstan_api::disk::{DeletionPolicy, StorageAccountType};
 use capstan_api::openshift::{
-    AzureMachineProviderSpec, BootDiagnosticsStorage, DataDisk as DiskSpec, DiskEncryptionSet, ImageType,
-    SecureBootPolicy, SecurityType, UefiSettings as UefiSpec, VirtualizedTpmPolicy,
+    AzureMachineProviderSpec, BootDiagnosticsStorage, ImageType, SecureBootPolicy, SecurityType,
+    UefiSettings as UefiSpec, VirtualizedTpmPolicy,
 };
 use capstan_azure::ResourceId;
 use capstan_azure::model::*;
 use capstan_core::disks::azure::ultra_enabled;
-use capstan_core::machine::disks::policy_of;
-use capstan_core::machine::names::{MACHINE_TAG, Names, POLICY_TAG, UID_TAG};
+use capstan_core::machine::names::{MACHINE_TAG, Names, UID_TAG};
+use disks::os_disk;
+use guest::os_profile;
 use std::collections::BTreeMap;
 
 /// Nearly every region has two fault domains.
 const FAULT_DOMAINS: i32 = 2;
-
-/// The user that the image's own provisioning makes.
-const ADMIN_USER: &str = "capi";
 
 /// Input of the requests besides the spec.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,21 +61,6 @@ fn text(value: &Option<String>) -> Option<String> {
 
 fn word(value: Option<&str>) -> Option<String> {
     value.filter(|value| !value.is_empty()).map(ToOwned::to_owned)
-}
-
-pub fn delete_option(disk: &DiskSpec) -> &'static str {
-    if policy_of(disk) == DeletionPolicy::Delete {
-        "Delete"
-    } else {
-        "Detach"
-    }
-}
-
-/// Azure takes IOPS and MB/s only on disks of their own, not within a machine's request: those are made first, unless a
-/// kept disk takes their place.
-pub fn made_first(disk: &DiskSpec, kept: &BTreeMap<String, String>) -> bool {
-    let own = disk.disk_iops_read_write.is_some() || disk.disk_mbps_read_write.is_some();
-    own && !kept.contains_key(&disk.name_suffix)
 }
 
 pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddress {
@@ -297,201 +284,6 @@ fn image(names: &Names, spec: &AzureMachineProviderSpec) -> ImageReference {
         id: Some(full),
         ..ImageReference::default()
     }
-}
-
-fn encryption_set(set: Option<&DiskEncryptionSet>) -> Option<SubResource> {
-    set.and_then(|set| text(&set.id)).map(SubResource::of)
-}
-
-fn os_disk(names: &Names, spec: &AzureMachineProviderSpec) -> OsDisk {
-    let disk = &spec.os_disk;
-    let profile = &disk.managed_disk.security_profile;
-    let local = disk
-        .disk_settings
-        .ephemeral_storage_location
-        .as_ref()
-        .and_then(|place| word(Some(place.as_str())));
-    OsDisk {
-        name: Some(names.os_disk()),
-        os_type: word(Some(&disk.os_type)),
-        create_option: Some("FromImage".into()),
-        delete_option: Some("Delete".into()),
-        caching: disk
-            .caching_type
-            .as_ref()
-            .and_then(|caching| word(Some(caching.as_str()))),
-        disk_size_gb: Some(disk.disk_size_gb),
-        managed_disk: Some(ManagedDiskParameters {
-            storage_account_type: disk
-                .managed_disk
-                .storage_account_type
-                .as_ref()
-                .and_then(|kind| word(Some(kind.as_str()))),
-            disk_encryption_set: encryption_set(disk.managed_disk.disk_encryption_set.as_ref()),
-            security_profile: profile
-                .security_encryption_type
-                .as_ref()
-                .map(|kind| DiskSecurityProfile {
-                    security_encryption_type: Some(kind.as_str().to_owned()),
-                    disk_encryption_set: encryption_set(Some(&profile.disk_encryption_set)),
-                    ..DiskSecurityProfile::default()
-                }),
-            ..ManagedDiskParameters::default()
-        }),
-        diff_disk_settings: local.map(|option| DiffDiskSettings {
-            option: Some(option),
-            placement: disk
-                .disk_settings
-                .placement
-                .as_ref()
-                .and_then(|placement| word(Some(placement.as_str()))),
-            ..DiffDiskSettings::default()
-        }),
-        ..OsDisk::default()
-    }
-}
-
-pub fn data_disk(names: &Names, disk: &DiskSpec, kept: &BTreeMap<String, String>) -> DataDisk {
-    let found = kept.get(&disk.name_suffix).cloned();
-    let first = found.is_some() || made_first(disk, kept);
-    let name = found.unwrap_or_else(|| names.data_disk(&disk.name_suffix));
-    let managed = ManagedDiskParameters {
-        id: first.then(|| names.disk_id(&name).to_string()),
-        storage_account_type: (!first).then(|| storage_type(disk)).flatten(),
-        disk_encryption_set: (!first)
-            .then(|| encryption_set(disk.managed_disk.disk_encryption_set.as_ref()))
-            .flatten(),
-        ..ManagedDiskParameters::default()
-    };
-    DataDisk {
-        create_option: Some(if first { "Attach" } else { "Empty" }.into()),
-        delete_option: Some(delete_option(disk).into()),
-        name: Some(name),
-        lun: Some(disk.lun),
-        caching: disk
-            .caching_type
-            .as_ref()
-            .and_then(|caching| word(Some(caching.as_str()))),
-        disk_size_gb: (!first).then_some(disk.disk_size_gb),
-        managed_disk: (managed != ManagedDiskParameters::default()).then_some(managed),
-        ..DataDisk::default()
-    }
-}
-
-fn storage_type(disk: &DiskSpec) -> Option<String> {
-    disk.managed_disk
-        .storage_account_type
-        .as_ref()
-        .and_then(|kind: &StorageAccountType| word(Some(kind.as_str())))
-}
-
-/// A disk that is made before its machine.
-pub fn disk(names: &Names, spec: &AzureMachineProviderSpec, disk: &DiskSpec) -> Disk {
-    let mut tags = names.tags(spec);
-    tags.insert(POLICY_TAG.to_owned(), delete_option(disk).to_owned());
-    Disk {
-        location: Some(names.location.clone()),
-        tags: Some(tags),
-        zones: text(&spec.zone).map(|zone| vec![zone]),
-        sku: storage_type(disk).map(|name| Sku {
-            name: Some(name),
-            ..Sku::default()
-        }),
-        properties: Some(DiskProperties {
-            creation_data: Some(CreationData {
-                create_option: Some("Empty".into()),
-                ..CreationData::default()
-            }),
-            disk_size_gb: Some(disk.disk_size_gb),
-            disk_iops_read_write: disk.disk_iops_read_write,
-            disk_mbps_read_write: disk.disk_mbps_read_write,
-            encryption: disk
-                .managed_disk
-                .disk_encryption_set
-                .as_ref()
-                .and_then(|set| text(&set.id))
-                .map(|id| DiskEncryption {
-                    kind: Some("EncryptionAtRestWithCustomerKey".into()),
-                    disk_encryption_set_id: Some(id),
-                    ..DiskEncryption::default()
-                }),
-            ..DiskProperties::default()
-        }),
-        ..Disk::default()
-    }
-}
-
-fn os_profile(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> OsProfile {
-    let key = text(&spec.ssh_public_key).map(|key| decoded(&key));
-    let windows = spec.os_disk.os_type.eq_ignore_ascii_case("Windows");
-    OsProfile {
-        computer_name: Some(names.machine.clone()),
-        admin_username: Some(ADMIN_USER.into()),
-        admin_password: if key.is_none() || windows {
-            extras.admin_password.clone()
-        } else {
-            None
-        },
-        custom_data: word(Some(&extras.custom_data)),
-        linux_configuration: key.filter(|_| !windows).map(|key_data| LinuxConfiguration {
-            disable_password_authentication: Some(true),
-            ssh: Some(SshConfiguration {
-                public_keys: Some(vec![SshPublicKey {
-                    path: Some(format!("/home/{ADMIN_USER}/.ssh/authorized_keys")),
-                    key_data: Some(key_data),
-                    ..SshPublicKey::default()
-                }]),
-                ..SshConfiguration::default()
-            }),
-            ..LinuxConfiguration::default()
-        }),
-        windows_configuration: windows.then(|| WindowsConfiguration {
-            enable_automatic_updates: Some(false),
-            additional_unattend_content: Some(unattended(extras.admin_password.as_deref().unwrap_or_default())),
-            ..WindowsConfiguration::default()
-        }),
-        ..OsProfile::default()
-    }
-}
-
-/// Windows does not run custom data by itself: the administrator is logged on once, and that runs it as a script.
-fn unattended(password: &str) -> Vec<UnattendContent> {
-    let logon = format!(
-        "<AutoLogon><Username>{ADMIN_USER}</Username><Password><Value>{password}</Value></Password>\
-         <Enabled>true</Enabled><LogonCount>1</LogonCount></AutoLogon>"
-    );
-    let command = |order: u8, what: &str, line: &str| {
-        format!(
-            "<SynchronousCommand><Description>{what}</Description><CommandLine>{line}</CommandLine>\
-             <Order>{order}</Order></SynchronousCommand>"
-        )
-    };
-    let copy = r#"cmd /c "copy C:\AzureData\CustomData.bin C:\init.ps1""#;
-    let run = r"powershell.exe -NonInteractive -ExecutionPolicy Bypass -File C:\init.ps1";
-    let commands = command(11, "make the user data a script", copy) + &command(12, "run it", run);
-    let setting = |name: &str, content: String| UnattendContent {
-        pass_name: Some("OobeSystem".into()),
-        component_name: Some("Microsoft-Windows-Shell-Setup".into()),
-        setting_name: Some(name.into()),
-        content: Some(content),
-        ..UnattendContent::default()
-    };
-    vec![
-        setting("AutoLogon", logon),
-        setting(
-            "FirstLogonCommands",
-            format!("<FirstLogonCommands>{commands}</FirstLogonCommands>"),
-        ),
-    ]
-}
-
-/// The spec carries the key base64-encoded; a plain one is taken as it is.
-fn decoded(key: &str) -> String {
-    use base64::Engine as _;
-    let bytes = base64::engine::general_purpose::STANDARD.decode(key.trim()).ok();
-    bytes
-        .and_then(|bytes| String::from_utf8(bytes).ok())
-        .unwrap_or_else(|| key.to_owned())
 }
 
 fn network_profile(names: &Names) -> NetworkProfile {

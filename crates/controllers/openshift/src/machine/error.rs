@@ -1,5 +1,6 @@
 //! Why a reconcile of a machine failed.
 
+use capstan_core::machine::failure::Failure;
 use capstan_core::{Class, Classified};
 
 #[derive(Debug, thiserror::Error)]
@@ -26,14 +27,14 @@ impl Error {
         move |source| Self::Azure { doing, source }
     }
 
-    /// Whether nothing was sent, because an earlier answer of Azure asked for a pause.
-    pub fn is_throttled_locally(&self) -> bool {
-        matches!(self, Self::Azure { source, .. } if matches!(source, capstan_azure::Error::Throttled { .. }))
-    }
-
-    /// Whether an interface could not be deleted because a virtual machine uses it.
-    pub fn is_interface_in_use(&self) -> bool {
-        matches!(self, Self::Azure { source, .. } if super::network::is_in_use(source))
+    /// Returns what decisions about the machine depend on.
+    pub fn failure(&self) -> Failure {
+        Failure {
+            of_cluster: matches!(self, Self::Kube(_)),
+            class: self.class(),
+            is_paused: matches!(self, Self::Azure { source, .. } if matches!(source, capstan_azure::Error::Throttled { .. })),
+            is_interface_in_use: matches!(self, Self::Azure { source, .. } if super::network::is_in_use(source)),
+        }
     }
 
     /// The same error, retried whatever its class: for what no change of the spec can mend.

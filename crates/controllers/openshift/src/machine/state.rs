@@ -57,6 +57,13 @@ impl State {
         self.operation_over = false;
     }
 
+    /// The virtual machine came after all: a request for it was carried out late.
+    pub fn begin_teardown_anew(&mut self) {
+        self.teardown = None;
+        self.operation = None;
+        self.operation_over = true;
+    }
+
     /// The virtual machine was observed.
     pub fn observed(&mut self, machine: &Machine, now: Instant) {
         self.observation = Some(Observation {

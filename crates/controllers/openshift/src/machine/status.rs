@@ -1,13 +1,17 @@
 //! The status of a machine. Pure changes of the object; the writer sends only what differs.
 
+mod read;
+
+pub use read::*;
+
 use super::disks;
 use super::ids::Ids as _;
 use capstan_api::common::Condition;
 use capstan_api::openshift::{
     AzureMachineProviderSpec, AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus,
 };
-use capstan_azure::model::{NetworkInterface, VirtualMachine};
-use capstan_azure::{Operation, ResourceId};
+use capstan_azure::Operation;
+use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::disks::{Attached, recorded};
 use capstan_core::machine::names::Names;
 use capstan_core::machine::{self, describe_hooks, phase};
@@ -44,43 +48,6 @@ pub const TERMINABLE: &str = "Terminable";
 /// Cluster API's migration waits for it.
 const PAUSED: &str = "Paused";
 
-pub fn of(machine: &Machine) -> MachineStatus {
-    machine.status.clone().unwrap_or_default()
-}
-
-pub fn provider(machine: &Machine) -> AzureMachineProviderStatus {
-    let raw = machine
-        .status
-        .as_ref()
-        .and_then(|status| status.provider_status.as_ref());
-    raw.and_then(|raw| AzureMachineProviderStatus::from_raw(raw).ok())
-        .unwrap_or_default()
-}
-
-pub fn vm_id(machine: &Machine) -> Option<String> {
-    provider(machine).vm_id.filter(|id| !id.is_empty())
-}
-
-/// Whether something may be in Azure for this machine: it names a virtual machine, or one was recorded for it.
-pub fn may_have_vm(machine: &Machine) -> bool {
-    let identified = machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty());
-    identified || vm_id(machine).is_some()
-}
-
-/// Returns the virtual machine that this controller, or the one before it, recorded as this machine's. Users write
-/// `spec.providerID`; only controllers write the status.
-pub fn recorded_vm(machine: &Machine) -> Option<ResourceId> {
-    let id: ResourceId = vm_id(machine)?.parse().ok()?;
-    id.kind().eq_ignore_ascii_case("virtualMachines").then_some(id)
-}
-
-/// Whether the controller before this one worked on the machine: it set a condition in the provider's status, and it
-/// drops our mark there.
-pub fn is_inherited(machine: &Machine) -> bool {
-    let provider = provider(machine);
-    !provider.conditions.is_empty() && !provider.extra.contains_key(CONDITIONS_BY)
-}
-
 /// Sets the condition of the provider's status that others read for the reason why there is no virtual machine.
 fn set_created(provider: &mut AzureMachineProviderStatus, result: Result<(), &str>, now: Timestamp) {
     let (status, reason, message) = match result {
@@ -104,34 +71,6 @@ fn set_created(provider: &mut AzureMachineProviderStatus, result: Result<(), &st
     };
     provider.conditions.retain(|condition| condition.type_ != CREATED);
     provider.conditions.push(condition);
-}
-
-/// Returns what `vmId` holds for a virtual machine: its resource id, as upstream has it.
-pub fn id_of(vm: &VirtualMachine) -> Option<String> {
-    vm.id.clone()
-}
-
-/// Whether the machine may have a public address although its spec asks for none: it shows one, no virtual machine was
-/// ever recorded for it, or somebody changed its spec. The API server counts changes of the spec: the creation is the
-/// first, then the controller sets the provider id, then the deletion counts.
-pub fn may_have_public_ip(machine: &Machine) -> bool {
-    let shown = machine.status.iter().flat_map(|status| &status.addresses);
-    let shown = shown.into_iter().any(|address| address.type_ == "ExternalIP");
-    let own =
-        1 + i64::from(machine.spec.provider_id.is_some()) + i64::from(machine.metadata.deletion_timestamp.is_some());
-    shown || recorded_vm(machine).is_none() || machine.metadata.generation.unwrap_or_default() > own
-}
-
-/// Returns the operation that an earlier process was polling.
-pub fn operation(machine: &Machine) -> Option<Operation> {
-    serde_json::from_value(provider(machine).extra.get(OPERATION)?.clone()).ok()
-}
-
-/// Returns the disks that the virtual machine is known to have had.
-pub fn attached(machine: &Machine) -> Vec<Attached> {
-    let kept = provider(machine).extra.get(DATA_DISKS).cloned();
-    kept.and_then(|kept| serde_json::from_value(kept).ok())
-        .unwrap_or_default()
 }
 
 fn set_provider(status: &mut MachineStatus, change: impl FnOnce(&mut AzureMachineProviderStatus)) {
@@ -323,25 +262,6 @@ pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectRefere
     stamped(machine, status, now)
 }
 
-/// Returns the virtual machine's state in the words of `vmState`: its provisioning state, else its power state. `None`
-/// where Azure shows neither.
-pub fn state_of(vm: &VirtualMachine) -> Option<String> {
-    let provisioning = vm.provisioning_state();
-    if !matches!(provisioning.as_str(), "Succeeded" | "") {
-        return Some(provisioning.to_string());
-    }
-    let state = match vm.power_state()?.as_str() {
-        "starting" => "Starting",
-        "running" => "Running",
-        "stopping" => "Stopping",
-        "stopped" => "Stopped",
-        "deallocating" => "Deallocating",
-        "deallocated" => "Deallocated",
-        _ => "Unknown",
-    };
-    Some(state.to_owned())
-}
-
 /// Azure showed the virtual machine.
 pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
     let mut status = of(machine);
@@ -480,119 +400,5 @@ pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machi
     stamped(machine, status, now)
 }
 
-/// Returns a machine's addresses: its name, and those of its interface and its public address.
-pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) -> Vec<NodeAddress> {
-    let address = |kind: &str, value: &str| NodeAddress {
-        type_: kind.to_owned(),
-        address: value.to_owned(),
-    };
-    let mut list = vec![address("Hostname", machine), address("InternalDNS", machine)];
-    let dns = nic
-        .properties
-        .as_ref()
-        .and_then(|properties| properties.dns_settings.as_ref());
-    if let Some(suffix) = dns.and_then(|dns| dns.internal_domain_name_suffix.as_deref()) {
-        list.push(address("InternalDNS", &format!("{machine}.{suffix}")));
-    }
-    list.extend(nic.private_addresses().iter().map(|ip| address("InternalIP", ip)));
-    list.extend(public.map(|ip| address("ExternalIP", ip)));
-    list
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rstest::rstest;
-    use serde_json::json;
-
-    const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
-
-    #[test]
-    fn others_read_from_the_providers_status_whether_the_virtual_machine_was_created() {
-        let created = |machine: &Machine| {
-            let condition = provider(machine)
-                .conditions
-                .into_iter()
-                .find(|one| one.type_ == "MachineCreated");
-            condition.map(|one| (one.status, one.reason, one.message))
-        };
-        let text = |text: &str| text.to_owned();
-        let machine = Machine::new("m", Default::default());
-        assert_eq!(created(&machine), None);
-        let waits = create_failed(&machine, "QuotaExceeded: none left", NOW);
-        let expected = (
-            text("False"),
-            text("MachineCreationFailed"),
-            text("QuotaExceeded: none left"),
-        );
-        assert_eq!(created(&waits), Some(expected));
-        assert!(
-            !is_inherited(&waits),
-            "our own condition is no sign of another controller"
-        );
-        let made = provisioned(&waits, "Running", NOW);
-        let expected = (
-            text("True"),
-            text("MachineCreationSucceeded"),
-            text("machine successfully created"),
-        );
-        assert_eq!(created(&made), Some(expected));
-        let refused = failed(&machine, "InvalidConfiguration", "no such size", NOW);
-        assert_eq!(created(&refused).map(|(status, ..)| status).as_deref(), Some("False"));
-        let gone = failed(&made, "UpdateError", "can't find created instance", NOW);
-        assert_eq!(created(&gone).map(|(status, ..)| status).as_deref(), Some("True"));
-        let old: Machine = serde_json::from_value(
-            json!({"metadata": {"name": "m"}, "spec": {}, "status": {"providerStatus":
-            {"conditions": [{"type": "MachineCreated", "status": "True", "reason": "MachineCreationSucceeded",
-                             "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}}),
-        )
-        .unwrap();
-        assert!(is_inherited(&old));
-    }
-
-    #[rstest]
-    #[case::no_migration(None, None, None)]
-    #[case::ours(Some("MachineAPI"), Some("MachineAPI"), Some("False"))]
-    #[case::new_mirror(Some("ClusterAPI"), None, Some("True"))]
-    #[case::handed_over(Some("ClusterAPI"), Some("ClusterAPI"), Some("True"))]
-    #[case::migrating(Some("ClusterAPI"), Some("Migrating"), Some("True"))]
-    fn an_object_that_cluster_api_manages_is_paused(
-        #[case] spec: Option<&str>,
-        #[case] status: Option<&str>,
-        #[case] paused: Option<&str>,
-    ) {
-        let authority = |text: Option<&str>| -> Option<MachineAuthority> {
-            text.map(|text| serde_json::from_value(json!(text)).unwrap())
-        };
-        let (spec, status) = (authority(spec), authority(status));
-        let found = super::paused(&[], spec.as_ref(), status.as_ref(), NOW);
-        let shown = found
-            .as_ref()
-            .and_then(|conditions| conditions::get(conditions, "Paused"));
-        assert_eq!(shown.map(|condition| condition.status.as_str()), paused);
-    }
-
-    #[rstest]
-    #[case::runs("Succeeded", Some("running"), Some("Running"))]
-    #[case::stopped("Succeeded", Some("stopped"), Some("Stopped"))]
-    #[case::deallocated("Succeeded", Some("deallocated"), Some("Deallocated"))]
-    #[case::starts("Succeeded", Some("starting"), Some("Starting"))]
-    #[case::odd("Succeeded", Some("hibernating"), Some("Unknown"))]
-    #[case::changed("Updating", Some("running"), Some("Updating"))]
-    #[case::not_told("Succeeded", None, None)]
-    fn the_state_is_what_is_done_to_it_or_else_how_it_runs(
-        #[case] provisioning: &str,
-        #[case] power: Option<&str>,
-        #[case] state: Option<&str>,
-    ) {
-        let statuses: Vec<_> = power
-            .iter()
-            .map(|power| json!({"code": format!("PowerState/{power}")}))
-            .collect();
-        let vm: VirtualMachine = serde_json::from_value(json!({"properties": {
-            "provisioningState": provisioning, "instanceView": {"statuses": statuses},
-        }}))
-        .unwrap();
-        assert_eq!(state_of(&vm).as_deref(), state);
-    }
-}
+mod tests;

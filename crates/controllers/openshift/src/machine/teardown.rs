@@ -18,6 +18,7 @@ use capstan_azure::client::When;
 use capstan_azure::{Owned, Progress as Polled, Request};
 use capstan_core::drain::{Drained, NotNeeded, Reason};
 use capstan_core::machine::disks::{self as disposition, Known};
+use capstan_core::machine::failure::{self, Report};
 use capstan_core::machine::{self, Progress};
 use capstan_kube::objects;
 use capstan_kube::runtime::{Outcome, Scope};
@@ -75,39 +76,34 @@ impl Teardown {
 }
 
 impl Controller {
-    /// Judges a step of the deletion: what failed is reported and tried again, whatever it is.
+    /// Reports the failure of a step of the deletion, as [`failure::of_deletion`] decides, for the retry.
     pub(super) async fn deleted(
         &self,
         result: Result<Outcome, Error>,
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
-        let error = match result {
-            Ok(outcome) => return Ok(outcome),
-            Err(error) => error,
-        };
-        if error.is_interface_in_use() {
-            // The virtual machine came after all: a request for it was carried out late.
-            state.teardown = None;
-            state.operation = None;
-            state.operation_over = true;
+        let Err(error) = result else { return result };
+        let failure::Deletion { begin_anew, report } = failure::of_deletion(error.failure());
+        if begin_anew {
+            state.begin_teardown_anew();
         }
         let error = error.retryable();
-        if matches!(error, Error::Kube(_)) {
-            return Err(error);
-        }
-        // A pause that Azure asked for was reported when it did.
-        let reported = !error.is_throttled_locally();
-        // A namespace in deletion takes no events: the status has the error too.
         let why = error.to_string();
+        let shown = match report {
+            Report::Nothing => return Err(error),
+            Report::Phase => None,
+            // A namespace in deletion takes no events: the status has the reason, too.
+            Report::Reason => Some(why.as_str()),
+        };
         let deletion = Deletion {
-            error: reported.then_some(why.as_str()),
+            error: shown,
             ..Deletion::default()
         };
         let after = status::deleting(&scope.object, &deletion, scope.now());
         self.write_status(scope, &after).await?;
-        if reported {
-            let text = format!("DeleteError: failed to delete machine {:?}: {error}", scope.name());
+        if let Some(why) = shown {
+            let text = format!("DeleteError: failed to delete machine {:?}: {why}", scope.name());
             self.metrics
                 .failed("FailedDelete", scope.object.as_ref(), "DeleteError");
             self.events.warning(scope.object.as_ref(), "FailedDelete", text).await;

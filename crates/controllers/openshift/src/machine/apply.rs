@@ -1,5 +1,6 @@
 //! Carries out the steps of a plan, and reports what could not be done.
 
+use super::create::Part;
 use super::error::Error;
 use super::ids::Ids as _;
 use super::state::State;
@@ -44,11 +45,11 @@ impl Controller {
                 self.created(result, scope, state).await
             }
             Step::EnsureAddress => {
-                let result = self.ensure_address(observed, scope, state).await;
+                let result = self.ensure(Part::Address, observed, scope, state).await;
                 self.created(result, scope, state).await
             }
             Step::EnsureInterfaceAndDisks => {
-                let result = self.ensure_interface_and_disks(observed, scope, state).await;
+                let result = self.ensure(Part::InterfaceAndDisks, observed, scope, state).await;
                 self.created(result, scope, state).await
             }
             Step::CreateVm => {

@@ -22,6 +22,12 @@ use kube::ResourceExt as _;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// The dependencies that are requested together.
+pub(super) enum Part {
+    Address,
+    InterfaceAndDisks,
+}
+
 impl Controller {
     /// Checks everything, and reads what the requests need, before the first resource is made.
     pub(super) async fn prepare(
@@ -65,8 +71,10 @@ impl Controller {
         Ok(Outcome::Observe)
     }
 
-    pub(super) async fn ensure_address(
+    /// Advances a part of the dependencies.
+    pub(super) async fn ensure(
         &self,
+        part: Part,
         observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
@@ -76,22 +84,10 @@ impl Controller {
             return Ok(Outcome::Observe);
         };
         let inherited = status::is_inherited(&scope.object);
-        let result = dependencies.ensure_address(&target, inherited).await;
-        self.ensured(result, state)
-    }
-
-    pub(super) async fn ensure_interface_and_disks(
-        &self,
-        observed: &mut Observed,
-        scope: &mut Scope<Machine>,
-        state: &mut State,
-    ) -> Result<Outcome, Error> {
-        let target = self.target(scope, observed).await?;
-        let Some(dependencies) = state.dependencies.as_mut() else {
-            return Ok(Outcome::Observe);
+        let result = match part {
+            Part::Address => dependencies.ensure_address(&target, inherited).await,
+            Part::InterfaceAndDisks => dependencies.ensure_interface_and_disks(&target, inherited).await,
         };
-        let inherited = status::is_inherited(&scope.object);
-        let result = dependencies.ensure_interface_and_disks(&target, inherited).await;
         self.ensured(result, state)
     }
 

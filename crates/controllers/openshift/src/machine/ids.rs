@@ -132,21 +132,28 @@ pub fn names(
 pub(crate) mod tests {
     use super::*;
 
+    fn key() -> ObjectKey {
+        ObjectKey {
+            namespace: "ns".into(),
+            name: "m1".into(),
+            uid: "u1".into(),
+        }
+    }
+
+    /// The names of machine `ns/m1` of cluster `c`.
     pub(crate) fn sample() -> Names {
-        Names {
+        let mut machine = Machine::new("m1", Default::default());
+        machine.labels_mut().insert(CLUSTER_ID_LABEL.into(), "c".into());
+        let spec = AzureMachineProviderSpec {
+            network_resource_group: Some("net".into()),
+            ..AzureMachineProviderSpec::default()
+        };
+        let place = Place {
             subscription: "SUB".into(),
             group: "Group".into(),
-            network_group: "net".into(),
             location: "eastus".into(),
-            machine: "m1".into(),
-            namespace: "ns".into(),
-            uid: "u1".into(),
-            created: None,
-            cluster: "c".into(),
-            labelled: "c".into(),
-            cluster_tags: Default::default(),
-            set: None,
-        }
+        };
+        names(&key(), &machine, &spec, &place, Cluster::default())
     }
 
     #[test]
@@ -166,11 +173,7 @@ pub(crate) mod tests {
             group: "other".into(),
             location: "eastus".into(),
         };
-        let key = ObjectKey {
-            namespace: "ns".into(),
-            name: "m1".into(),
-            uid: "u1".into(),
-        };
+        let key = key();
         let mut machine = Machine::new("m1", Default::default());
         assert_eq!(
             names(&key, &machine, &spec, &place, Cluster::default()).group,

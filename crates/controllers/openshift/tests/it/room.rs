@@ -318,3 +318,28 @@ async fn a_volume_that_is_detached_while_a_disk_is_spared_stays_detached() -> Re
     assert_eq!(still.resources("disks"), ["m_data", "pvc-1"]);
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_virtual_machine_that_runs_although_its_guest_was_late_is_not_requested_again() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let late = Action::FailProvisioning {
+        code: "OSProvisioningTimedOut".into(),
+        message: "as the test asks".into(),
+    };
+    still
+        .azure
+        .fault(Fault::new(late).path("virtualMachines/m$").times(1))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still
+        .until("a provider id", |still| {
+            let machine = still.get(API, "machines", "m").unwrap_or_default();
+            !machine["spec"]["providerID"].is_null()
+        })
+        .await;
+    tokio::time::sleep(MINUTE * 30).await;
+    let sent = still.azure.arm_requests();
+    let requests = sent.iter().filter(|request| request.policy == "PutVM").count();
+    assert_eq!(requests, 1, "the virtual machine runs");
+    Ok(())
+}

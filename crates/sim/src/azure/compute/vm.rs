@@ -347,7 +347,9 @@ impl World {
         let Some(doc) = self.docs.get_mut(key) else { return };
         match fail {
             Some(fail) => {
-                doc.hide("power", "stopped");
+                // A guest that is late to report runs all the same.
+                let late = fail.code.starts_with("OSProvisioning");
+                doc.hide("power", if late { "running" } else { "stopped" });
                 doc.hide("error", serde_json::to_value(&fail).unwrap_or_default());
                 doc.set_state("Failed");
             }

@@ -73,10 +73,16 @@ fn what_an_earlier_machine_of_the_same_name_left_is_not_ours() {
 
 #[test]
 fn disks_made_for_a_virtual_machine_that_never_came_go_whatever_their_policy() {
-    let own = Some(sample().tags(&spec()));
+    let mut own = sample().tags(&spec());
+    own.insert(POLICY_TAG.to_owned(), "Detach".to_owned());
+    let own = Some(own);
     let disposition = decide(&spec(), &sample(), &listing(&ALL, own.clone()), NEVER_HAD_VM);
     assert_eq!(deleted(&disposition), ALL);
     assert!(disposition.keep.is_empty());
+    // Azure made this one together with a virtual machine, and gave it the same tags: it was attached.
+    let with_vm = Some(sample().tags(&spec()));
+    let disposition = decide(&spec(), &sample(), &listing(&["m1_kept"], with_vm), NEVER_HAD_VM);
+    assert_eq!((deleted(&disposition), disposition.keep.len()), (vec![], 1));
     let disposition = decide(&spec(), &sample(), &listing(&ALL, own), HAD_VM);
     assert_eq!(
         deleted(&disposition),

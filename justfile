@@ -23,7 +23,7 @@ explore SEEDS="300" *ARGS:
 test *ARGS:
     cargo test --workspace --locked {{ ARGS }}
 
-# Run the tests against the controllers that Capstan replaces; builds CAPV and CAPZ with Go.
+# Run the tests against the controllers that Capstan replaces and with clusterctl; builds CAPV, CAPZ and clusterctl with Go.
 peers:
     cargo test --workspace --locked --test it peers -- --ignored --test-threads=1
 
@@ -38,6 +38,18 @@ up *ARGS:
 # Write deploy/crds from the types.
 crds:
     UPDATE_CRDS=1 cargo test --locked -p capstan-api --test it crds
+
+# Write docs/reference.md from the program and its sources.
+reference:
+    UPDATE_REFERENCE=1 cargo test --locked -p capstan --test it docs::reference
+
+# Build the book of docs/ into target/book; needs mdbook.
+book:
+    mdbook build docs
+
+# Write a repository for clusterctl to target/clusterctl; needs kubectl.
+clusterctl VERSION="v0.1.0" IMAGE="localhost/capstan:0.1.0":
+    deploy/clusterctl/release.sh "${CARGO_TARGET_DIR:-target}/clusterctl" {{ VERSION }} {{ IMAGE }}
 
 # Check the dependencies for known vulnerabilities; needs cargo-deny and a network.
 advisories:

@@ -227,6 +227,30 @@ pub static CLUSTER_API: Part = always_built(
      -X sigs.k8s.io/cluster-api/version.gitMajor=1 -X sigs.k8s.io/cluster-api/version.gitMinor=14",
 );
 
+static CLUSTERCTL_MODULE: Module = module!("clusterctl": "go.mod", "go.sum");
+
+/// Installs, upgrades and moves what Cluster API manages.
+pub static CLUSTERCTL: Part = always_built(
+    "clusterctl",
+    &CLUSTERCTL_MODULE,
+    "sigs.k8s.io/cluster-api/cmd/clusterctl",
+    "-X sigs.k8s.io/cluster-api/version.gitVersion=v1.14.2 \
+     -X sigs.k8s.io/cluster-api/version.gitMajor=1 -X sigs.k8s.io/cluster-api/version.gitMinor=14",
+);
+
+/// The kinds of kubeadm's providers.
+pub static KUBEADM_CRDS: Part = Part {
+    name: "kubeadm-crds",
+    module: &CLUSTERCTL_MODULE,
+    source: Source::Files {
+        of: "sigs.k8s.io/cluster-api",
+        paths: &[
+            "bootstrap/kubeadm/config/crd/bases/",
+            "controlplane/kubeadm/config/crd/bases/",
+        ],
+    },
+};
+
 /// The kinds of `cluster.x-k8s.io` and its neighbours.
 pub static CLUSTER_API_CRDS: Part = Part {
     name: "cluster-api-crds",

@@ -6,6 +6,8 @@
 mod capv;
 mod played;
 
+mod clusterctl;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;

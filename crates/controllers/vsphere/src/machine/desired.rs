@@ -349,4 +349,24 @@ mod tests {
         assert!(made.labels().contains_key("cluster.x-k8s.io/control-plane"));
         assert_eq!(made.owner_references()[0].uid, "u");
     }
+
+    #[test]
+    fn a_vm_has_the_watch_filter_of_its_machine_and_follows_it() {
+        let machine: Machine =
+            serde_json::from_value(json!({"metadata": {"name": "m"}, "spec": {"clusterName": "c"}})).unwrap();
+        let made = |filter: Option<&str>| {
+            let mut owner = owner(json!({}));
+            owner.metadata.labels = filter.map(|value| [(WATCH_FILTER_LABEL.to_owned(), value.to_owned())].into());
+            vm("m", &owner, "u", &machine, &VSphereCluster::default(), None)
+        };
+        let filter = |vm: &VSphereVM| vm.labels().get(WATCH_FILTER_LABEL).cloned();
+        assert_eq!(filter(&made(Some("a"))).as_deref(), Some("a"));
+        for (before, after) in [(None, Some("a")), (Some("a"), Some("b")), (Some("a"), None)] {
+            let followed = follow(&made(before), &made(after));
+            assert_eq!(filter(&followed).as_deref(), after);
+        }
+        // Without the label nothing is written.
+        let plain = made(None);
+        assert_eq!(follow(&plain, &plain), plain);
+    }
 }

@@ -188,3 +188,36 @@ async fn the_image_runs_in_a_pod_with_the_files_and_the_rights_that_the_installa
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }
+
+#[test]
+fn the_containerfile_and_image_sh_agree() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).with_context(|| file.to_owned());
+    let (containerfile, script) = (read("Containerfile")?, read("deploy/image.sh")?);
+    let both = [
+        ("USER 65532:65532", "--config.user 65532:65532"),
+        ("ENV MALLOC_ARENA_MAX=1", "--config.env MALLOC_ARENA_MAX=1"),
+        ("ENTRYPOINT [\"/capstan\"]", "--config.entrypoint /capstan"),
+        (
+            "CMD [\"run\", \"--log-format=json\"]",
+            "--config.cmd run --config.cmd --log-format=json",
+        ),
+        ("image.licenses=\"Apache-2.0\"", "image.licenses=Apache-2.0"),
+        (
+            "image.description=\"Runs the machines under Kubernetes clusters\"",
+            "image.description=Runs the machines under Kubernetes clusters",
+        ),
+    ];
+    for (line, flag) in both {
+        ensure!(containerfile.contains(line), "no {line} in the Containerfile");
+        ensure!(script.contains(flag), "no {flag} in deploy/image.sh");
+    }
+    let toolchain = read("rust-toolchain.toml")?;
+    let channel = toolchain.split('"').nth(1).context("no channel")?;
+    let version = channel.rsplit_once('.').map_or(channel, |(version, _)| version);
+    ensure!(
+        containerfile.contains(&format!("/rust:{version}-")),
+        "the Containerfile does not build with Rust {version}"
+    );
+    Ok(())
+}

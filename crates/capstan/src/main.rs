@@ -10,6 +10,7 @@ mod duration;
 mod logs;
 mod manager;
 mod manifest;
+mod orphans;
 mod peer_flags;
 mod run;
 mod serve;
@@ -51,6 +52,7 @@ enum Command {
         vsphere_v1beta2: Option<String>,
     },
     Check(check::Check),
+    Orphans(orphans::Orphans),
     /// Print user data that partitions, formats and mounts data disks
     #[command(subcommand)]
     Disks(disks::Disks),
@@ -122,6 +124,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         } => crds(cluster_class, vsphere_v1beta2.as_deref())?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Orphans(args) => {
+            if !until_done(orphans::run(&args))? {
                 return Ok(ExitCode::FAILURE);
             }
         }

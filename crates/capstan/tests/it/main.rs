@@ -18,6 +18,7 @@ mod hostile;
 mod image;
 mod metrics;
 mod offline;
+mod orphans;
 mod peers;
 mod product;
 mod program;

@@ -169,6 +169,7 @@ fn every_command_explains_itself() {
         (&["sim", "azure"], "Azure"),
         (&["crds"], "kubectl apply --server-side"),
         (&["check"], "Examples:"),
+        (&["orphans"], "whose Machine is gone"),
         (&["disks"], "data disks"),
         (&["disks", "ignition"], "--mount"),
         (&["disks", "cloud-init"], "--mount"),

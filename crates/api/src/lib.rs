@@ -18,5 +18,5 @@ mod schema;
 pub mod vsphere;
 
 pub use common::{ApiEndpoint, ClusterFailureDomain, Condition, MachineAddress, Quantity, TemplateMeta, V1Beta2Status};
-pub use crds::{crds, crds_for_cluster_class, file_name, manifest, template_policy};
+pub use crds::{crds, file_name, manifest, template_policy};
 pub use duration::Duration;

@@ -106,11 +106,13 @@ macro_rules! string_enum {
 }
 
 /// A custom resource: `metadata`, `spec` and, where there is one, `status`.
+///
+/// `"v1beta1" as "v1beta2"`: the fields are those of v1beta1, and objects are requested and written as v1beta2.
 macro_rules! resource {
     (
         $(#[$meta:meta])*
         pub struct $name:ident { spec: $spec:ty $(, status: $status:ty)? $(,)? }
-        $scope:ident $group:literal / $version:literal / $plural:literal
+        $scope:ident $group:literal / $version:literal $(as $wire:literal)? / $plural:literal
     ) => {
         $(#[$meta])*
         #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,8 +124,8 @@ macro_rules! resource {
 
         impl $name {
             pub const GROUP: &'static str = $group;
-            pub const VERSION: &'static str = $version;
-            pub const API_VERSION: &'static str = concat!($group, "/", $version);
+            pub const VERSION: &'static str = resource!(@wire $version $($wire)?);
+            pub const API_VERSION: &'static str = concat!($group, "/", resource!(@wire $version $($wire)?));
             pub const KIND: &'static str = stringify!($name);
             pub const PLURAL: &'static str = $plural;
 
@@ -194,14 +196,14 @@ macro_rules! resource {
                     $(#[serde(skip_serializing_if = "Option::is_none")]
                     status: &'a Option<$status>,)?
                 }
-                Wire {
-                    api_version: Self::API_VERSION,
+                let wire = Wire {
+                    api_version: concat!($group, "/", $version),
                     kind: Self::KIND,
                     metadata: &self.metadata,
                     spec: &self.spec,
                     $(status: resource!(@second $status, &self.status),)?
-                }
-                .serialize(serializer)
+                };
+                resource!(@write wire, serializer $(, $wire)?)
             }
         }
 
@@ -216,11 +218,19 @@ macro_rules! resource {
                     $(#[serde(default)]
                     status: Option<$status>,)?
                 }
-                let wire = Wire::deserialize(deserializer)?;
+                let wire: Wire = resource!(@read deserializer $(, $wire)?)?;
                 Ok(Self { metadata: wire.metadata, spec: wire.spec, $(status: resource!(@second $status, wire.status))? })
             }
         }
     };
+    (@wire $version:literal) => { $version };
+    (@wire $version:literal $wire:literal) => { $wire };
+    (@write $object:ident, $serializer:ident) => { $object.serialize($serializer) };
+    (@write $object:ident, $serializer:ident, $wire:literal) => {
+        crate::vsphere::v1beta2::write(&$object, Self::API_VERSION, $serializer)
+    };
+    (@read $deserializer:ident) => { Wire::deserialize($deserializer) };
+    (@read $deserializer:ident, $wire:literal) => { crate::vsphere::v1beta2::read(Self::KIND, $deserializer) };
     (@scope NamespaceResourceScope) => { "Namespaced" };
     (@scope ClusterResourceScope) => { "Cluster" };
     (@second $_:ty, $value:expr) => { $value };

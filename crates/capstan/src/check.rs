@@ -81,8 +81,9 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
 
 /// Returns the problems of an object; none for kinds of others.
 fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
-    let Served { versions, schema } = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
-    if !versions.iter().any(|version| version == object.api_version()) {
+    let served = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
+    let Some(schema) = served.get(object.api_version()) else {
+        let versions: Vec<&str> = served.keys().map(String::as_str).collect();
         let detail = format!("not served; write it as {}", versions.join(" or "));
         return Some(Findings {
             errors: vec![validate::FieldError::invalid(
@@ -92,7 +93,7 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
             )],
             warnings: Vec::new(),
         });
-    }
+    };
     let errors = validate::schema::check(schema, &object.value);
     if !errors.is_empty() {
         // Rules speak of values, and make sense only once these have the right shape.
@@ -134,29 +135,25 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
     Some(result.unwrap_or_else(|error| unreadable(&error)))
 }
 
-/// A kind with its schema.
-struct Served {
-    /// Group and version, as in `apiVersion`.
-    versions: Vec<String>,
-    schema: Value,
-}
+/// The schemas of a kind by group and version, as in `apiVersion`.
+type Served = BTreeMap<String, Value>;
 
 type Schemas = BTreeMap<(String, String), Served>;
 
-/// The schemas that `capstan crds` installs, by group and kind.
+/// Returns the schemas that `capstan crds` installs, by group and kind.
 fn schemas() -> anyhow::Result<Schemas> {
     let mut schemas = Schemas::new();
     for crd in capstan_api::crds() {
         let spec = crd.spec;
-        let served = spec.versions.iter().filter(|version| version.served);
-        let versions = served.map(|version| format!("{}/{}", spec.group, version.name));
-        let versions = versions.collect();
-        let schema = spec
-            .versions
-            .into_iter()
-            .find_map(|version| version.schema?.open_api_v3_schema);
-        let schema = serde_json::to_value(schema)?;
-        schemas.insert((spec.group, spec.names.kind), Served { versions, schema });
+        let mut served = Served::new();
+        for version in spec.versions.into_iter().filter(|version| version.served) {
+            let schema = version.schema.and_then(|schema| schema.open_api_v3_schema);
+            served.insert(
+                format!("{}/{}", spec.group, version.name),
+                serde_json::to_value(schema)?,
+            );
+        }
+        schemas.insert((spec.group, spec.names.kind), served);
     }
     Ok(schemas)
 }

@@ -20,6 +20,15 @@ pub enum Name {
 impl Name {
     pub const ALL: [Self; 3] = [Self::Openshift, Self::AzurePools, Self::Vsphere];
 
+    /// Returns the version of its kinds that the controller requests.
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::Openshift => capstan_api::openshift::Machine::VERSION,
+            Self::AzurePools => capstan_api::azure::AzureMachinePool::VERSION,
+            Self::Vsphere => capstan_api::vsphere::VSphereMachine::VERSION,
+        }
+    }
+
     /// Returns the definition that the controller waits for.
     pub fn crd(self) -> &'static str {
         match self {

@@ -41,15 +41,15 @@ enum Command {
     #[cfg(feature = "dev")]
     #[command(subcommand)]
     Sim(Sim),
-    /// Print the CustomResourceDefinitions, for example: capstan crds | kubectl apply --server-side -f -
+    /// Print the CustomResourceDefinitions and the admission policy of VSphereMachineTemplates, for example: capstan crds | kubectl apply --server-side -f -
     Crds {
-        /// Print definitions for clusters with a ClusterClass: an admission policy instead of a CEL rule keeps vSphere
-        /// templates unchanged, so that dry runs of Cluster API pass
-        #[arg(long)]
-        cluster_class: bool,
-        /// Serve the vSphere kinds in v1beta2, too. Capstan converts them: run it with --convert-vsphere behind this Service
-        #[arg(long, value_name = "NAMESPACE/SERVICE", num_args = 0..=1, default_missing_value = "capstan-system/capstan-webhook")]
-        vsphere_v1beta2: Option<String>,
+        /// Let the API server convert the vSphere kinds through this Service of Capstan
+        #[arg(
+            long,
+            value_name = "NAMESPACE/NAME",
+            default_value = "capstan-system/capstan-webhook"
+        )]
+        webhook_service: String,
     },
     Check(check::Check),
     Orphans(orphans::Orphans),
@@ -118,10 +118,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => until_done(run::run(*args))?,
         #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
-        Command::Crds {
-            cluster_class,
-            vsphere_v1beta2,
-        } => crds(cluster_class, vsphere_v1beta2.as_deref())?,
+        Command::Crds { webhook_service } => crds(&webhook_service)?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
@@ -155,28 +152,20 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     result
 }
 
-fn crds(cluster_class: bool, conversion_service: Option<&str>) -> anyhow::Result<()> {
+fn crds(webhook_service: &str) -> anyhow::Result<()> {
+    let (namespace, name) = webhook_service
+        .split_once('/')
+        .with_context(|| format!("--webhook-service {webhook_service:?} is not NAMESPACE/NAME"))?;
     let mut out = std::io::stdout().lock();
     let mut print = |manifest: String| writeln!(out, "---\n{}", manifest.trim_start_matches("---\n").trim_end());
-    let mut crds = if cluster_class {
-        capstan_api::crds_for_cluster_class()
-    } else {
-        capstan_api::crds()
-    };
-    if let Some(service) = conversion_service {
-        let (namespace, name) = service
-            .split_once('/')
-            .with_context(|| format!("--vsphere-v1beta2 {service:?} is not NAMESPACE/SERVICE"))?;
-        crds = capstan_api::vsphere::v1beta2::serve_v1beta2(crds, namespace, name);
-    }
+    let mut crds = capstan_api::crds();
+    capstan_api::vsphere::v1beta2::set_service(&mut crds, namespace, name);
     for crd in crds {
         print(capstan_api::manifest(&crd)?)?;
     }
-    if cluster_class {
-        let (policy, binding) = capstan_api::template_policy();
-        print(capstan_api::manifest(&policy)?)?;
-        print(capstan_api::manifest(&binding)?)?;
-    }
+    let (policy, binding) = capstan_api::template_policy();
+    print(capstan_api::manifest(&policy)?)?;
+    print(capstan_api::manifest(&binding)?)?;
     Ok(())
 }
 

@@ -12,8 +12,9 @@ use anyhow::{Context as _, Result};
 use capstan_azure::Clients;
 use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::lease::{Elector, Fence};
+use capstan_kube::webhook::{self, Conversion, Hook};
 use capstan_kube::{Context, Options, lease};
-use capstan_openshift::webhook;
+use capstan_openshift::webhook as admission;
 use kube::Client;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -41,8 +42,12 @@ pub struct Manager {
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
-    /// Where OpenShift's machines are admitted, if at all.
+    /// Where webhooks are served, if at all.
     pub webhook: Option<webhook::Options>,
+    /// How OpenShift's machines are admitted.
+    pub admission: admission::Options,
+    /// Whether the definitions of vSphere's kinds are pointed at the webhook of this process.
+    pub convert: bool,
     /// The access that creates and deletes the webhook configurations, where no installation provides them.
     pub registrar: Option<kube::Config>,
     pub status: Arc<Status>,
@@ -59,37 +64,50 @@ impl Manager {
             interceptors: interceptors.clone(),
             ..self.azure.clone()
         })?;
-        let admission = self.admit(azure.clone(), stop.clone())?;
+        let webhooks = self.serve_webhooks(azure.clone(), stop.clone())?;
         let result = self.terms(fence, interceptors, azure, stop).await;
-        if let Some(admission) = admission {
-            let _ = tokio::time::timeout(STOP_GRACE, admission).await;
+        if let Some(webhooks) = webhooks {
+            let _ = tokio::time::timeout(STOP_GRACE, webhooks).await;
         }
         result
     }
 
-    /// Every replica answers admission, the leader and the standbys: the Service spreads requests over all of them.
-    fn admit(&self, azure: Clients, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
-        let Some(mut options) = self.webhook.clone() else {
+    /// Every replica answers webhooks, the leader and the standbys: the Service spreads requests over all of them.
+    fn serve_webhooks(&self, azure: Clients, stop: CancellationToken) -> Result<Option<JoinHandle<()>>> {
+        let Some(options) = self.webhook.clone() else {
             return Ok(None);
         };
-        options.admission = self.controllers.contains(&Name::Openshift);
-        options.conversion &= self.controllers.contains(&Name::Vsphere);
-        if !options.admission && !options.conversion {
+        let (openshift, convert) = (self.runs(Name::Openshift), self.convert && self.runs(Name::Vsphere));
+        if !openshift && !convert {
             return Ok(None);
         }
-        options.azure = Some(azure);
+        let admission = admission::Options {
+            azure: Some(azure),
+            ..self.admission.clone()
+        };
         let context = Options {
             namespace: self.namespace.clone(),
             shutdown: stop,
             ..Options::default()
         };
         let config = self.registrar.as_ref().unwrap_or(&self.config).clone();
-        let context = Context::new(config, context).context("cannot make a client for admission")?;
+        let context = Context::new(config, context).context("cannot make a client for the webhooks")?;
         Ok(Some(tokio::spawn(async move {
-            if let Err(error) = webhook::run(context, options).await {
-                error!(%error, "the webhook does not run: only the controller rejects invalid machines");
+            let mut hooks: Vec<Arc<dyn Hook>> = Vec::new();
+            if convert {
+                hooks.push(Arc::new(Conversion::default()));
+            }
+            if openshift {
+                hooks.push(Arc::new(admission::Admission::new(&context, admission).await));
+            }
+            if let Err(error) = webhook::run(context, options, hooks).await {
+                error!(%error, "webhooks are not served: only the controller rejects invalid machines, and v1beta1 of vSphere's kinds cannot be read");
             }
         })))
+    }
+
+    fn runs(&self, name: Name) -> bool {
+        self.controllers.contains(&name)
     }
 
     async fn terms(
@@ -214,6 +232,8 @@ async fn is_served(name: Name, client: &Client) -> bool {
     let Some((plural, group)) = name.crd().split_once('.') else {
         return false;
     };
-    let resources = client.list_api_group_resources(&format!("{group}/v1beta1")).await;
+    let resources = client
+        .list_api_group_resources(&format!("{group}/{}", name.version()))
+        .await;
     resources.is_ok_and(|list| list.resources.iter().any(|resource| resource.name == plural))
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use capstan_azure_pools::{Namespaces, SignIn};
 use capstan_kube::lease::{self, Identity};
 use capstan_kube::serve::Server;
-use capstan_openshift::webhook;
+use capstan_kube::webhook;
 use clap::{ArgAction, Args};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -90,7 +90,7 @@ pub struct Run {
     #[command(flatten)]
     vsphere: Vsphere,
     #[command(flatten)]
-    admission: Admission,
+    webhooks: Webhooks,
     #[command(flatten)]
     peers: PeerFlags,
 }
@@ -268,15 +268,15 @@ impl Vsphere {
     }
 }
 
-/// The port of the admission webhook in a cluster.
+/// The port of the webhooks in a cluster.
 const WEBHOOK_PORT: u16 = 9443;
 /// The Service in front of it, in the namespace of Capstan.
 const WEBHOOK_SERVICE: &str = "capstan-webhook";
 
 #[derive(Args)]
 #[command(next_help_heading = "Webhooks")]
-struct Admission {
-    /// Serve the webhook at this address; "0" for none [default: :9443 in a cluster, a free port if the API server is on
+struct Webhooks {
+    /// Serve webhooks (admission of OpenShift's machines, conversion of vSphere's kinds) at this address; "0" for none [default: :9443 in a cluster, a free port if the API server is on
     /// this machine, else none]
     #[arg(long, alias = "webhook-port", value_parser = webhook_address, value_name = "ADDRESS")]
     webhook: Option<Address>,
@@ -286,12 +286,9 @@ struct Admission {
     /// Let the API server reach the webhook at this host and port
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "webhook_service")]
     webhook_host: Option<String>,
-    /// Convert vSphere objects between v1beta1 and v1beta2, for definitions of "capstan crds --vsphere-v1beta2"
-    #[arg(long)]
-    convert_vsphere: bool,
 }
 
-impl Admission {
+impl Webhooks {
     fn options(&self, config: &kube::Config, no_kubeconfig: bool) -> Result<Option<webhook::Options>> {
         let in_cluster = no_kubeconfig && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let host = config.cluster_url.host().unwrap_or_default();
@@ -320,7 +317,6 @@ impl Admission {
             listen,
             address,
             secret_namespace,
-            conversion: self.convert_vsphere,
             ..webhook::Options::default()
         }))
     }
@@ -365,7 +361,9 @@ pub async fn run(args: Run) -> Result<()> {
         vsphere,
         resync: args.resync,
         lease: args.election.settings(&config)?,
-        webhook: args.admission.options(&config, args.kubeconfig.is_none())?,
+        webhook: args.webhooks.options(&config, args.kubeconfig.is_none())?,
+        admission: capstan_openshift::webhook::Options::default(),
+        convert: true,
         registrar: None,
         status,
         config,

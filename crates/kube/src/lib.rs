@@ -24,6 +24,7 @@ pub mod serve;
 mod served;
 #[cfg(test)]
 mod stub;
+pub mod webhook;
 pub mod workload;
 
 pub use cache::Cache;

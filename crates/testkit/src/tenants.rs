@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
+const VSPHERE: &str = "infrastructure.cluster.x-k8s.io/v1beta2";
 const CLUSTER_API: &str = "cluster.x-k8s.io/v1beta2";
 
 /// A vCenter and an account there.
@@ -67,15 +68,14 @@ impl Tenant {
         let cluster = json!({"apiVersion": CLUSTER_API, "kind": "Cluster", "metadata": {"name": name}, "spec": {"infrastructureRef": reference}});
         let cluster = self.create(&format!("{CLUSTER_API}/clusters"), &cluster).await?;
         let object = json!({
-            "apiVersion": INFRASTRUCTURE, "kind": "VSphereCluster",
+            "apiVersion": VSPHERE, "kind": "VSphereCluster",
             "metadata": {"name": name, "labels": labels(name), "ownerReferences": [owner(&cluster)]},
             "spec": {
                 "server": vcenter.server, "identityRef": {"kind": "Secret", "name": secret},
                 "controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443},
             },
         });
-        self.create(&format!("{INFRASTRUCTURE}/vsphereclusters"), &object)
-            .await?;
+        self.create(&format!("{VSPHERE}/vsphereclusters"), &object).await?;
         let url = format!(
             "/apis/{CLUSTER_API}/namespaces/{}/clusters/{name}/status",
             self.namespace
@@ -107,7 +107,7 @@ impl Tenant {
             "name": machine["metadata"]["name"], "labels": machine["metadata"]["labels"], "ownerReferences": [owner(machine)],
         });
         let object = json!({
-            "apiVersion": INFRASTRUCTURE, "kind": "VSphereMachine", "metadata": meta,
+            "apiVersion": VSPHERE, "kind": "VSphereMachine", "metadata": meta,
             "spec": {
                 "template": "pvscsi", "datacenter": "DC0", "cloneMode": "linkedClone", "numCPUs": 2, "memoryMiB": 4096,
                 "datastore": "LocalDS_0", "resourcePool": "/DC0/host/DC0_C0/Resources", "folder": "/DC0/vm",
@@ -115,7 +115,7 @@ impl Tenant {
                 "dataDisks": disks,
             },
         });
-        self.create(&format!("{INFRASTRUCTURE}/vspheremachines"), &object)
+        self.create(&format!("{VSPHERE}/vspheremachines"), &object)
             .await
             .map(drop)
     }

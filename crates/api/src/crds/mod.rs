@@ -1,16 +1,17 @@
 //! The CustomResourceDefinitions that Capstan ships, made from the types.
 
-mod cluster_class;
 mod definition;
 mod kinds;
+mod template_policy;
 
-pub use cluster_class::{crds_for_cluster_class, template_policy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
+pub use template_policy::template_policy;
 
 /// Every definition, in the order in which they are listed in the documentation.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    kinds::all().into_iter().map(definition::Definition::build).collect()
+    let all = kinds::all().into_iter().map(definition::Definition::build).collect();
+    crate::vsphere::v1beta2::serve_v1beta2(all)
 }
 
 /// The file that a definition is kept in under `deploy/crds`.

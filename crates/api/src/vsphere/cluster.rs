@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 resource! {
     /// The vSphere side of a cluster.
     pub struct VSphereCluster { spec: VSphereClusterSpec, status: VSphereClusterStatus }
-    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vsphereclusters"
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vsphereclusters"
 }
 
 resource! {
     /// A template that VSphereClusters are made from.
     pub struct VSphereClusterTemplate { spec: VSphereClusterTemplateSpec }
-    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vsphereclustertemplates"
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vsphereclustertemplates"
 }
 
 resource! {
     /// Who Capstan is towards vCenter.
     pub struct VSphereClusterIdentity { spec: VSphereClusterIdentitySpec, status: VSphereClusterIdentityStatus }
-    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vsphereclusteridentities"
+    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vsphereclusteridentities"
 }
 
 string_enum! {

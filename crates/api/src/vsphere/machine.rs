@@ -1,7 +1,7 @@
 //! VSphereMachine and its template.
 
 use super::clone::{VirtualMachineCloneSpec, power_rules};
-use crate::cel::{Rule, immutable, rule};
+use crate::cel::{Rule, rule};
 use crate::common::{Condition, MachineAddress, TemplateMeta, V1Beta2Status, is_default};
 use crate::duration::{Duration, lenient};
 use schemars::JsonSchema;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 resource! {
     /// One machine of a cluster on vSphere.
     pub struct VSphereMachine { spec: VSphereMachineSpec, status: VSphereMachineStatus }
-    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vspheremachines"
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheremachines"
 }
 
 resource! {
     /// A template that machines are made from.
     pub struct VSphereMachineTemplate { spec: VSphereMachineTemplateSpec }
-    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vspheremachinetemplates"
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheremachinetemplates"
 }
 
 string_enum! {
@@ -131,7 +131,6 @@ pub struct VSphereMachineTemplateSpec {
 fn template_rules() -> Vec<Rule> {
     const NO_ADDRESSES: &str = "self.network.devices.all(device, !has(device.ipAddrs) || size(device.ipAddrs) == 0)";
     let own = [
-        immutable(super::TEMPLATE_FROZEN),
         rule("self.?providerID.orValue('') == ''", "cannot be set in templates")
             .at(".providerID")
             .forbidden(),

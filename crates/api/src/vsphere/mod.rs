@@ -1,4 +1,4 @@
-//! `infrastructure.cluster.x-k8s.io/v1beta1`, the vSphere half: clusters, machines, virtual machines, topology.
+//! `infrastructure.cluster.x-k8s.io`, the vSphere half, with the fields of v1beta1: clusters, machines, virtual machines, topology.
 
 mod clone;
 mod cluster;

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 resource! {
     /// A place in vCenter that fails as one.
     pub struct VSphereFailureDomain { spec: VSphereFailureDomainSpec }
-    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vspherefailuredomains"
+    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspherefailuredomains"
 }
 
 resource! {
     /// A failure domain that machines may be put into.
     pub struct VSphereDeploymentZone { spec: VSphereDeploymentZoneSpec, status: VSphereDeploymentZoneStatus }
-    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vspheredeploymentzones"
+    ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheredeploymentzones"
 }
 
 string_enum! {

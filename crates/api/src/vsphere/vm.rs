@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 resource! {
     /// The virtual machine behind a VSphereMachine.
     pub struct VSphereVM { spec: VSphereVMSpec, status: VSphereVMStatus }
-    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "vspherevms"
+    NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspherevms"
 }
 
 /// A virtual machine as it is to be.

@@ -86,3 +86,23 @@ fn every_kind_has_a_schema_with_spec_and_the_contract_of_its_group() {
     }
     assert_eq!(crds().len(), 14);
 }
+
+#[test]
+fn the_policy_in_deploy_is_the_one_of_the_code() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/controllers/vsphere/template-policy.yaml");
+    let (policy, binding) = capstan_api::template_policy();
+    let text = [
+        capstan_api::manifest(&policy).unwrap(),
+        capstan_api::manifest(&binding).unwrap(),
+    ]
+    .join("---\n");
+    if std::env::var_os("UPDATE_CRDS").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == text,
+        "{} is out of date: run UPDATE_CRDS=1 cargo test -p capstan-api",
+        path.display()
+    );
+}

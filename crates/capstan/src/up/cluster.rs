@@ -13,10 +13,11 @@ use super::standin::Part;
 use crate::controllers::Name;
 use crate::run::cluster;
 
-/// The rights that all controllers need.
-const BASE: [&str; 2] = [
+/// The rights that all controllers need, and the Secret of the webhooks.
+const BASE: [&str; 3] = [
     include_str!("../../../../deploy/base/namespace.yaml"),
     include_str!("../../../../deploy/base/rbac.yaml"),
+    include_str!("../../../../deploy/base/webhook.yaml"),
 ];
 
 /// Returns the rights of one controller: those that an installation gives it.
@@ -51,7 +52,7 @@ pub struct Cluster {
     pub admin: Config,
     pub client: Client,
     /// A local control plane ends with this value.
-    _plane: Option<ControlPlane>,
+    plane: Option<ControlPlane>,
 }
 
 impl Cluster {
@@ -72,7 +73,7 @@ impl Cluster {
             admin: config.clone(),
             config,
             client,
-            _plane: None,
+            plane: None,
         })
     }
 
@@ -100,8 +101,13 @@ impl Cluster {
             config,
             admin,
             client,
-            _plane: Some(plane),
+            plane: Some(plane),
         })
+    }
+
+    /// Whether the control plane runs on this machine for this command alone.
+    pub fn is_local(&self) -> bool {
+        self.plane.is_some()
     }
 
     /// Installs what is missing, and answers whose part has to be played beside the controllers.
@@ -111,6 +117,10 @@ impl Cluster {
             objects.extend(manifests::parse(&capstan_api::manifest(&crd)?)?);
         }
         manifests::install_crds(&self.client, objects).await?;
+        let (policy, binding) = capstan_api::template_policy();
+        let mut policies = manifests::parse(&capstan_api::manifest(&policy)?)?;
+        policies.extend(manifests::parse(&capstan_api::manifest(&binding)?)?);
+        manifests::apply(&self.client, ACCOUNT_NAMESPACE, &policies).await?;
         if controllers.iter().all(|name| *name == Name::Openshift) {
             return Ok(None);
         }

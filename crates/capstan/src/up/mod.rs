@@ -278,11 +278,14 @@ fn start_manager(
         resync: None,
         // Nobody else runs here.
         lease: None,
-        webhook: Some(webhook::Options {
+        webhook: Some(capstan_kube::webhook::Options::default()),
+        admission: webhook::Options {
             // An installation has the default name, and reaches the webhook through a Service.
             name: "capstan-up".to_owned(),
             ..webhook::Options::default()
-        }),
+        },
+        // The definitions of an existing cluster may point at an installation.
+        convert: cluster.is_local(),
         registrar: Some(cluster.admin.clone()),
         status: Arc::new(Status::default()),
     };

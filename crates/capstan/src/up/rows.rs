@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use capstan_api::vsphere::VSphereMachine;
 use futures::StreamExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::WatchStreamExt;
@@ -24,6 +25,12 @@ pub const KINDS: [(&str, &str); 6] = [
     (INFRASTRUCTURE, "VSphereMachine"),
     (INFRASTRUCTURE, "VSphereVM"),
 ];
+
+/// The version in which a kind is watched.
+pub fn version(kind: &str) -> &'static str {
+    let vsphere = kind.starts_with("VSphere");
+    if vsphere { VSphereMachine::VERSION } else { "v1beta1" }
+}
 
 /// Which object: place of the kind in [`KINDS`], namespace, name.
 pub type Key = (usize, String, String);
@@ -59,7 +66,7 @@ impl Rows {
         };
         let mut tasks = JoinSet::new();
         for (place, (group, kind)) in KINDS.into_iter().enumerate() {
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1beta1", kind));
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version(kind), kind));
             let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
             tasks.spawn(rows.clone().follow(place, api));
         }
@@ -160,7 +167,8 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
         }
         "Machine" => (phase.clone(), phase == "Running"),
         _ => {
-            let ready = status["ready"].as_bool().unwrap_or_default();
+            let provisioned = status["initialization"]["provisioned"].as_bool();
+            let ready = status["ready"].as_bool().or(provisioned).unwrap_or_default();
             (phase.clone(), ready && !says_unready(status))
         }
     };

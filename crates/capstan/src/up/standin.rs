@@ -21,9 +21,10 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 use tracing::warn;
 
+use super::rows;
+
 const GROUP: &str = "cluster.x-k8s.io";
 const VERSION: &str = "v1beta2";
-const INFRASTRUCTURE_VERSION: &str = "v1beta1";
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
@@ -198,7 +199,7 @@ async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str
     let group = reference["apiGroup"]
         .as_str()
         .unwrap_or("infrastructure.cluster.x-k8s.io");
-    let gvk = GroupVersionKind::gvk(group, INFRASTRUCTURE_VERSION, child_kind);
+    let gvk = GroupVersionKind::gvk(group, rows::version(child_kind), child_kind);
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&gvk));
     let Some(child) = wait_for(&api, name).await? else {
         return Ok(());

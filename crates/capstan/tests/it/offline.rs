@@ -78,10 +78,11 @@ fn check_finds_a_field_that_the_schema_does_not_know() {
 fn check_refuses_a_version_that_the_cluster_would_not_take_and_names_the_one_that_it_does() {
     let machine = machine_set("").replace("machine.openshift.io/v1beta1", "machine.openshift.io/v1");
     let vm =
-        "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\nkind: VSphereMachine\nmetadata: {name: m}\nspec: {}\n";
+        "apiVersion: infrastructure.cluster.x-k8s.io/v1alpha4\nkind: VSphereMachine\nmetadata: {name: m}\nspec: {}\n";
     let out = capstan(&["check", "-f", "-"], &format!("{machine}---\n{vm}"));
     let expected = "-: MachineSet openshift-machine-api/workers: apiVersion: Invalid value: \"machine.openshift.io/v1\": not served; write it as machine.openshift.io/v1beta1\n\
-        -: VSphereMachine m: apiVersion: Invalid value: \"infrastructure.cluster.x-k8s.io/v1beta2\": not served; write it as infrastructure.cluster.x-k8s.io/v1beta1\n\
+        -: VSphereMachine m: apiVersion: Invalid value: \"infrastructure.cluster.x-k8s.io/v1alpha4\": not served; write it as infrastructure.cluster.x-k8s.io/v1beta1 or \
+        infrastructure.cluster.x-k8s.io/v1beta2\n\
         2 checked, 2 errors, 0 warnings\n";
     assert_eq!(text(&out.stdout), expected);
     assert_eq!(out.status.code(), Some(1));
@@ -200,7 +201,12 @@ fn crds_prints_what_is_in_deploy_and_does_not_mind_a_reader_that_leaves() {
     let printed = capstan_testkit::manifests::parse(&text(&capstan(&["crds"], "").stdout)).unwrap();
     let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
     let mut kept = capstan_testkit::manifests::read_dir(&deploy).unwrap();
-    let name = |object: &kube::api::DynamicObject| object.metadata.name.clone();
+    let policy = include_str!("../../../../deploy/controllers/vsphere/template-policy.yaml");
+    kept.extend(capstan_testkit::manifests::parse(policy).unwrap());
+    let name = |object: &kube::api::DynamicObject| {
+        let kind = object.types.as_ref().map(|types| types.kind.clone());
+        (object.metadata.name.clone(), kind)
+    };
     kept.sort_by_key(name);
     let mut sorted = printed;
     sorted.sort_by_key(name);

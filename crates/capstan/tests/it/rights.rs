@@ -12,6 +12,7 @@ use crate::program::{self, LIMIT, Started, Up, build_parts, capstan, kubectl, ku
 
 const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
 const BASE: &str = include_str!("../../../../deploy/base/rbac.yaml");
+const WEBHOOK: &str = include_str!("../../../../deploy/base/webhook.yaml");
 /// For Prometheus; Capstan does not have it.
 const READER: &str = "capstan-metrics-reader";
 
@@ -113,7 +114,13 @@ fn list(rights: impl Iterator<Item = Right>) -> String {
     lines.join("\n")
 }
 
-/// Runs `capstan run` with the controllers' own account until it leads: the Lease, and the webhook of an installation.
+fn vsphere_definitions() -> Vec<String> {
+    let all = capstan_api::crds().into_iter();
+    let converted = all.filter(|crd| crd.spec.conversion.is_some());
+    converted.filter_map(|crd| crd.metadata.name).collect()
+}
+
+/// Runs `capstan run` with the controllers' own account until it leads: the Lease, and the webhooks of an installation.
 async fn lead(up: &Up, controller: &str) -> Result<()> {
     let text = std::fs::read_to_string(up.kubeconfig())?;
     let text = text.replace("user:\n", &format!("user:\n    as: {ACCOUNT}\n"));
@@ -141,6 +148,15 @@ async fn lead(up: &Up, controller: &str) -> Result<()> {
     let mut child = Started(child);
     let text = || std::fs::read_to_string(&log).unwrap_or_default();
     program::until(|| text().contains("\"message\":\"starting\"")).with_context(text)?;
+    if controller == "vsphere" {
+        let rewritten = || text().matches("rewrote all objects").count();
+        program::until(|| rewritten() == vsphere_definitions().len()).with_context(text)?;
+        for definition in vsphere_definitions() {
+            let crd = format!("crd/{definition}");
+            let bundle = "jsonpath={.spec.conversion.webhook.clientConfig.caBundle}";
+            kubectl_until(&up.kubeconfig(), &["get", &crd, "-o", bundle], |text| !text.is_empty()).await?;
+        }
+    }
     if controller == "openshift" {
         let secret = [
             "get",
@@ -177,7 +193,7 @@ async fn lead(up: &Up, controller: &str) -> Result<()> {
 }
 
 /// Compares the rights in these manifests with those that the run in `up` used.
-async fn compare(up: Up, controller: &str, manifest: &str) -> Result<()> {
+async fn compare(up: Up, controller: &str, manifests: &[&str]) -> Result<()> {
     let dir = up.dir.clone();
     ensure!(up.end("-INT").await?.success());
     let audit = audit(&dir.join("audit.log"))?;
@@ -186,7 +202,7 @@ async fn compare(up: Up, controller: &str, manifest: &str) -> Result<()> {
         "rights are missing:\n{}",
         audit.refused.join("\n")
     );
-    let granted = granted(&[BASE, manifest])?;
+    let granted = granted(&[&[BASE], manifests].concat())?;
     let unseen: BTreeSet<Right> = UNSEEN.iter().map(|(g, r, v)| right(g, r, v)).collect();
     let unused = granted
         .iter()
@@ -327,7 +343,10 @@ async fn the_openshift_controller_has_the_rights_that_it_uses_and_no_more() -> R
     compare(
         up,
         "openshift",
-        include_str!("../../../../deploy/controllers/openshift/rbac.yaml"),
+        &[
+            include_str!("../../../../deploy/controllers/openshift/rbac.yaml"),
+            WEBHOOK,
+        ],
     )
     .await
 }
@@ -373,7 +392,7 @@ async fn the_pool_controller_has_the_rights_that_it_uses_and_no_more() -> Result
     compare(
         up,
         "azure-pools",
-        include_str!("../../../../deploy/controllers/azure-pools/rbac.yaml"),
+        &[include_str!("../../../../deploy/controllers/azure-pools/rbac.yaml")],
     )
     .await
 }
@@ -385,7 +404,7 @@ kind: Secret
 metadata: {name: shared, namespace: capstan-system}
 stringData: {username: \"${VSPHERE_USERNAME}\", password: \"${VSPHERE_PASSWORD}\"}
 ---
-apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereClusterIdentity
 metadata:
   name: shared
@@ -393,15 +412,17 @@ metadata:
   finalizers: [vsphereclusteridentity/infrastructure.cluster.x-k8s.io]
 spec: {secretName: shared, allowedNamespaces: {selector: {matchLabels: {kubernetes.io/metadata.name: vsphere}}}}
 ---
-apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereFailureDomain
-metadata: {name: east}
+metadata:
+  name: east
+  annotations: {capstan.dev/v1beta1-fields: '{\"region.autoConfigure\":true,\"zone.autoConfigure\":true}'}
 spec:
-  region: {name: east, type: Datacenter, tagCategory: region, autoConfigure: true}
-  zone: {name: east-1, type: ComputeCluster, tagCategory: zone, autoConfigure: true}
+  region: {name: east, type: Datacenter, tagCategory: region}
+  zone: {name: east-1, type: ComputeCluster, tagCategory: zone}
   topology: {datacenter: DC0, computeCluster: DC0_C0, datastore: LocalDS_0, networks: [DC0_DVPG0]}
 ---
-apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereDeploymentZone
 metadata: {name: east, labels: {zone: east}, finalizers: [vspheredeploymentzone.infrastructure.cluster.x-k8s.io]}
 spec:
@@ -410,7 +431,7 @@ spec:
   controlPlane: true
   placementConstraint: {resourcePool: /DC0/host/DC0_C0/Resources, folder: /DC0/vm}
 ---
-apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereCluster
 metadata: {name: annex, namespace: vsphere}
 spec:
@@ -425,7 +446,7 @@ kind: Cluster
 metadata: {name: annex, namespace: vsphere}
 spec: {infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: VSphereCluster, name: annex}}
 ---
-apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereMachine
 metadata: {name: fixed, namespace: vsphere, labels: {cluster.x-k8s.io/cluster-name: annex}}
 spec:
@@ -453,6 +474,26 @@ spec:
   infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: VSphereMachine, name: fixed}
 ";
 
+const TEMPLATES: &str = "
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereMachineTemplate
+metadata: {name: old, namespace: default}
+spec: {template: {spec: {template: pvscsi, network: {devices: []}}}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereClusterTemplate
+metadata: {name: old, namespace: default}
+spec: {template: {spec: {server: vcenter}}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereFailureDomain
+metadata: {name: old}
+spec:
+  region: {name: r, type: Datacenter, tagCategory: r}
+  zone: {name: z, type: ComputeCluster, tagCategory: z}
+  topology: {datacenter: DC0, computeCluster: DC0_C0}
+";
+
 const ADDRESS: &str = "
 apiVersion: ipam.cluster.x-k8s.io/v1beta2
 kind: IPAddress
@@ -469,6 +510,14 @@ spec:
 async fn the_vsphere_controller_has_the_rights_that_it_uses_and_no_more() -> Result<()> {
     let up = start("vsphere", &[]).await?;
     let kubeconfig = up.kubeconfig();
+    // An earlier version has stored objects as v1beta1. Capstan has no other right on templates than to store them anew.
+    apply(&up, TEMPLATES).await?;
+    for definition in vsphere_definitions() {
+        let stored = "{\"status\":{\"storedVersions\":[\"v1beta1\",\"v1beta2\"]}}";
+        let crd = format!("crd/{definition}");
+        let patch = ["patch", &crd, "--subresource=status", "--type=merge", "-p", stored];
+        kubectl(&kubeconfig, &patch).await?;
+    }
     lead(&up, "vsphere").await?;
     apply(&up, include_str!("../../../../examples/vsphere.yaml")).await?;
     apply(&up, ANNEX).await?;
@@ -492,7 +541,7 @@ async fn the_vsphere_controller_has_the_rights_that_it_uses_and_no_more() -> Res
             &up,
             "vsphere",
             &format!("vspheremachine/{machine}"),
-            "{.status.ready}",
+            "{.status.initialization.provisioned}",
             |ready| ready == "true",
         )
         .await?;
@@ -577,7 +626,10 @@ async fn the_vsphere_controller_has_the_rights_that_it_uses_and_no_more() -> Res
     compare(
         up,
         "vsphere",
-        include_str!("../../../../deploy/controllers/vsphere/rbac.yaml"),
+        &[
+            include_str!("../../../../deploy/controllers/vsphere/rbac.yaml"),
+            WEBHOOK,
+        ],
     )
     .await
 }

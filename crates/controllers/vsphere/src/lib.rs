@@ -11,6 +11,7 @@ mod desired;
 mod error;
 mod ipam;
 mod machine;
+pub mod migration;
 mod observed;
 
 mod conditions;
@@ -144,6 +145,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         ),
         cluster::zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
         cluster::identity::run(&context, identities, credentials),
+        migration::run(&context),
     );
     sessions.close().await;
     all.1.and(all.2).and(all.3)

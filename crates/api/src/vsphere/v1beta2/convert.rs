@@ -10,7 +10,8 @@ use crate::duration::Duration;
 
 /// Holds the values of v1beta1 that v1beta2 has no place for, by their paths, on objects in v1beta2.
 const KEPT: &str = "capstan.dev/v1beta1-fields";
-/// CAPV writes this annotation on objects in v1beta1 to tell unset fields from false ones. Our conversion does not need it.
+/// CAPV's conversion writes the object of v1beta2 into this annotation of the object in v1beta1. Clients with Go types of v1beta1
+/// write no field that is false, 0 or empty: the annotation tells whether v1beta2 had it so, or not at all.
 const CONVERSION_DATA: &str = "cluster.x-k8s.io/conversion-data";
 
 /// An object that cannot be converted.
@@ -46,8 +47,8 @@ pub fn convert(mut object: Value, desired: &str) -> Result<Value, Unconvertible>
     Ok(object)
 }
 
-fn up(object: &mut Value, kind: &fields::Kind) {
-    annotation(object, CONVERSION_DATA);
+pub(super) fn up(object: &mut Value, kind: &fields::Kind) {
+    let known = annotation(object, CONVERSION_DATA).and_then(|text| serde_json::from_str(&text).ok());
     let mut kept = Map::new();
     if let Some(spec) = at(object, kind.spec) {
         move_all(spec, kind.fields, |field, value| match field.form {
@@ -75,9 +76,51 @@ fn up(object: &mut Value, kind: &fields::Kind) {
     if !kept.is_empty() {
         annotate(object, KEPT, Value::Object(kept).to_string());
     }
+    if let Some(known) = known {
+        restore_empty(object, &known);
+    }
 }
 
-fn down(object: &mut Value, kind: &fields::Kind) {
+/// Sets the fields of the spec that `known` has with an empty value and the object has not.
+fn restore_empty(object: &mut Value, known: &Value) {
+    if let (Some(spec), Some(known)) = (object.get_mut("spec"), known.get("spec")) {
+        fill_empty(spec, known);
+    }
+}
+
+fn fill_empty(value: &mut Value, known: &Value) {
+    match (value, known) {
+        (Value::Object(fields), Value::Object(known)) => {
+            for (name, known) in known {
+                match fields.get_mut(name) {
+                    Some(field) => fill_empty(field, known),
+                    None if is_empty(known) => drop(fields.insert(name.clone(), known.clone())),
+                    None => {}
+                }
+            }
+        }
+        // Items have no names. In a list of another length they are not those of before.
+        (Value::Array(items), Value::Array(known)) if items.len() == known.len() => {
+            items
+                .iter_mut()
+                .zip(known)
+                .for_each(|(item, known)| fill_empty(item, known));
+        }
+        _ => {}
+    }
+}
+
+/// Whether Go's `omitempty` leaves the value out.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Bool(set) => !set,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Null | Value::Array(_) | Value::Object(_) => false,
+    }
+}
+
+pub(super) fn down(object: &mut Value, kind: &fields::Kind) {
     let kept = annotation(object, KEPT).and_then(|text| serde_json::from_str(&text).ok());
     let kept: Map<String, Value> = kept.unwrap_or_default();
     if let Some(spec) = at(object, kind.spec) {

@@ -16,14 +16,42 @@ pub const CONVERTED_LABEL: &str = "capstan.dev/conversion";
 /// Cluster API reads objects in the version that the newest contract label names.
 const CONTRACT: &str = "cluster.x-k8s.io/v1beta2";
 
-/// Adds v1beta2 to the definitions of the vSphere kinds. The API server converts through the webhook behind this Service; the
-/// running program adds the CA to trust.
-pub fn serve_v1beta2(
-    crds: Vec<CustomResourceDefinition>,
-    namespace: &str,
-    service: &str,
-) -> Vec<CustomResourceDefinition> {
-    let conversion = CustomResourceConversion {
+/// The value of the label.
+pub const CONVERTED: &str = "webhook";
+/// The Service in front of the webhook, where nothing else is said: its namespace and its name.
+const SERVICE: (&str, &str) = ("capstan-system", "capstan-webhook");
+
+/// Adds v1beta2 to the definitions of the vSphere kinds, as the version that is stored. The API server converts through the
+/// webhook; the running program adds the CA to trust.
+pub fn serve_v1beta2(crds: Vec<CustomResourceDefinition>) -> Vec<CustomResourceDefinition> {
+    let add = |mut crd: CustomResourceDefinition| {
+        let Some(kind) = fields::of(&crd.spec.names.kind) else {
+            return crd;
+        };
+        let Some(first) = crd.spec.versions.iter_mut().find(|version| version.name == V1BETA1) else {
+            return crd;
+        };
+        first.storage = false;
+        let second = second_version(first, kind);
+        crd.spec.versions.push(second);
+        crd.spec.conversion = Some(conversion(SERVICE.0, SERVICE.1));
+        let labels = crd.metadata.labels.get_or_insert_default();
+        labels.insert(CONTRACT.to_owned(), V1BETA2.to_owned());
+        labels.insert(CONVERTED_LABEL.to_owned(), CONVERTED.to_owned());
+        crd
+    };
+    crds.into_iter().map(add).collect()
+}
+
+/// Names the Service in front of the webhook in all definitions that are converted.
+pub fn set_service(crds: &mut [CustomResourceDefinition], namespace: &str, name: &str) {
+    for crd in crds.iter_mut().filter(|crd| crd.spec.conversion.is_some()) {
+        crd.spec.conversion = Some(conversion(namespace, name));
+    }
+}
+
+fn conversion(namespace: &str, service: &str) -> CustomResourceConversion {
+    CustomResourceConversion {
         strategy: "Webhook".to_owned(),
         webhook: Some(WebhookConversion {
             client_config: Some(WebhookClientConfig {
@@ -37,28 +65,12 @@ pub fn serve_v1beta2(
             }),
             conversion_review_versions: vec!["v1".to_owned()],
         }),
-    };
-    let add = |mut crd: CustomResourceDefinition| {
-        let Some(kind) = fields::of(&crd.spec.names.kind) else {
-            return crd;
-        };
-        let stored = crd.spec.versions.iter().find(|version| version.name == V1BETA1);
-        let Some(second) = stored.map(|stored| second_version(stored, kind)) else {
-            return crd;
-        };
-        crd.spec.versions.push(second);
-        crd.spec.conversion = Some(conversion.clone());
-        let labels = crd.metadata.labels.get_or_insert_default();
-        labels.insert(CONTRACT.to_owned(), V1BETA2.to_owned());
-        labels.insert(CONVERTED_LABEL.to_owned(), "webhook".to_owned());
-        crd
-    };
-    crds.into_iter().map(add).collect()
+    }
 }
 
-fn second_version(stored: &CustomResourceDefinitionVersion, kind: &fields::Kind) -> CustomResourceDefinitionVersion {
-    let mut version = stored.clone();
-    (version.name, version.storage) = (V1BETA2.to_owned(), false);
+fn second_version(first: &CustomResourceDefinitionVersion, kind: &fields::Kind) -> CustomResourceDefinitionVersion {
+    let mut version = first.clone();
+    (version.name, version.storage) = (V1BETA2.to_owned(), true);
     let provisioned = kind.status.iter().any(|field| field.v1beta1 == "ready");
     for column in version.additional_printer_columns.iter_mut().flatten() {
         if provisioned && column.json_path == ".status.ready" {
@@ -185,8 +197,10 @@ mod tests {
     use super::*;
 
     fn schema(kind: &str, version: &str) -> Value {
-        let crds = serve_v1beta2(crate::crds(), "ns", "svc");
-        let crd = crds.into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
+        let crd = crate::crds()
+            .into_iter()
+            .find(|crd| crd.spec.names.kind == kind)
+            .unwrap();
         let mut versions = crd.spec.versions.into_iter();
         let version = versions.find(|found| found.name == version).unwrap();
         serde_json::to_value(version.schema.unwrap().open_api_v3_schema.unwrap()).unwrap()
@@ -198,11 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn every_vsphere_kind_is_served_in_both_versions_and_stored_once() {
-        for crd in serve_v1beta2(crate::crds(), "ns", "svc") {
+    fn every_vsphere_kind_is_served_in_both_versions_and_stored_as_v1beta2() {
+        for crd in crate::crds() {
             let vsphere = crd.spec.names.kind.starts_with("VSphere");
             assert_eq!(crd.spec.versions.len(), if vsphere { 2 } else { 1 });
-            assert_eq!(crd.spec.versions.iter().filter(|version| version.storage).count(), 1);
+            let stored: Vec<_> = crd.spec.versions.iter().filter(|version| version.storage).collect();
+            assert_eq!(stored.len(), 1);
+            assert_eq!(stored[0].name, if vsphere { V1BETA2 } else { V1BETA1 });
             assert_eq!(crd.spec.conversion.is_some(), vsphere);
             let contract = crd.metadata.labels.as_ref().and_then(|labels| labels.get(CONTRACT));
             assert_eq!(contract.is_some(), vsphere);

@@ -74,4 +74,24 @@ pub fn with(base: &Value, pointer: &str, value: Value) -> Value {
 }
 
 /// Made once: schemas of fourteen kinds take a while without optimisation.
-pub static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(crds);
+pub static CRDS: LazyLock<Vec<CustomResourceDefinition>> =
+    LazyLock::new(|| crds().into_iter().map(v1beta1_alone).collect());
+
+/// The rules of v1beta1 are judged without a conversion webhook: the kinds with another version have definitions of their own
+/// here, with v1beta1 alone.
+fn v1beta1_alone(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    let spec = &mut crd.spec;
+    if spec.conversion.take().is_none() {
+        return crd;
+    }
+    spec.versions.retain(|version| version.name == "v1beta1");
+    spec.versions.iter_mut().for_each(|version| version.storage = true);
+    "admission.example.com".clone_into(&mut spec.group);
+    let names = &mut spec.names;
+    (names.short_names, names.categories) = (None, None);
+    names.plural = format!("old{}", names.plural);
+    names.singular = names.singular.take().map(|name| format!("old{name}"));
+    crd.metadata.name = Some(format!("{}.{}", names.plural, spec.group));
+    crd.metadata.labels = None;
+    crd
+}

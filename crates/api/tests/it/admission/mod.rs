@@ -9,7 +9,7 @@ mod vsphere;
 
 use anyhow::{Context, Result, bail};
 use capstan_api::azure::AzureMachinePoolMachine;
-use capstan_testkit::ControlPlane;
+use capstan_testkit::{ControlPlane, manifests};
 use case::{CRDS, Case};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::{
@@ -118,9 +118,12 @@ fn check(case: &Case, answer: Option<&str>) -> Result<()> {
 /// Asks for every case, and looks whether every rule of the kinds has been seen to accept and to refuse.
 async fn run(prefix: &str, cases: Vec<Case>) -> Result<()> {
     let plane = ControlPlane::shared().await?;
-    plane.install_crds().await?;
-    let namespace = plane.namespace(prefix).await?;
-    let client = plane.client().await?;
+    let (namespace, client) = (plane.namespace(prefix).await?, plane.client().await?);
+    let definitions: Result<Vec<DynamicObject>, _> = CRDS
+        .iter()
+        .map(|crd| serde_json::from_value(serde_json::to_value(crd)?))
+        .collect();
+    manifests::install_crds(&client, definitions?).await?;
     let made = make(&client, &namespace, &cases).await?;
     let answers = stream::iter(&cases)
         .map(|case| answer(&client, &namespace, &made, case))
@@ -179,7 +182,7 @@ async fn kubectl_explains_and_gets_every_kind() -> Result<()> {
     let namespace = plane.namespace("kubectl").await?;
     let run = async {
         let mut names = Vec::new();
-        for crd in CRDS.iter() {
+        for crd in capstan_api::crds() {
             let name = format!("{}.{}", crd.spec.names.plural, crd.spec.group);
             let explained = explain(&plane, &name).await;
             assert!(

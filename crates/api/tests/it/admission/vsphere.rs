@@ -1,7 +1,6 @@
 //! Machines, their templates, virtual machines, clusters and topology on vSphere.
 
 use super::case::{CRDS, Case, changing, creating, with};
-use capstan_api::vsphere::TEMPLATE_FROZEN;
 use serde_json::{Value, json};
 
 const MACHINE: &str = "VSphereMachine";
@@ -201,18 +200,6 @@ fn template_cases() -> Vec<Case> {
             template.clone(),
             with(&template, "/template/metadata", json!({ "labels": { "a": "b" } })),
         ),
-        changing(
-            TEMPLATE,
-            template.clone(),
-            with(&template, "/template/spec/numCPUs", json!(8)),
-        )
-        .refused(&["spec.template.spec: Invalid value", TEMPLATE_FROZEN]),
-        changing(
-            TEMPLATE,
-            template.clone(),
-            with(&template, "/template/spec/dataDisks", Value::Null),
-        )
-        .refused(&["spec.template.spec: Invalid value", TEMPLATE_FROZEN]),
         creating(
             TEMPLATE,
             in_template(with(&clone_spec(), "/network/devices/0/ipAddrs", json!([]))),

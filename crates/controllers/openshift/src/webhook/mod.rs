@@ -1,168 +1,115 @@
 //! Admission for Machines and MachineSets: the rules of `capstan_core::validate::openshift` as an admission webhook.
-//!
-//! Invariant: the webhook needs no setup: it makes its certificate, renews it, and keeps the webhook
-//! configurations pointed at itself. Several copies share one certificate through a Secret.
 
-mod certificate;
 mod configuration;
-mod conversion;
 pub mod review;
 mod serve;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use capstan_azure::Clients;
-use capstan_kube::serve::ServerCertificate;
+use capstan_kube::webhook::{Address, Error, Hook};
 use capstan_kube::{Context, backoff};
-use jiff::Timestamp;
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::ResourceExt;
-use kube::api::{Api, PostParams};
+use futures::future::BoxFuture;
 
 use crate::platform::Platform;
 use crate::sizes::Sizes;
-use certificate::Certificate;
 use configuration::Registration;
 
-/// How often the configurations and the certificate are checked: others may change or remove them.
-const CHECK_INTERVAL: Duration = Duration::from_secs(300);
-/// The API server has heard of a new CA after this long; until then the certificate before it is served, which the new
-/// bundle trusts as well.
-const NOTICE: Duration = Duration::from_secs(5);
-/// How long taking the configurations away may hold up the end of the program.
-const END: Duration = Duration::from_secs(3);
-const RENEW_ANNOTATION: &str = "capstan.dev/renew-after";
-const SECRET: &str = "capstan-webhook";
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Kube(#[from] capstan_kube::Error),
-    #[error("cannot make or read the webhook's certificate: {0}")]
-    Certificate(String),
-    #[error("cannot listen on {address} for the webhook: {reason}")]
-    Listen { address: SocketAddr, reason: String },
-}
-
-/// Where the API server finds the webhook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// `host:port`; an empty host's port 0 stands for the one that was bound.
-    Url(String),
-    Service {
-        namespace: String,
-        name: String,
-        port: u16,
-    },
-}
+/// How long to wait for the cluster's platform where the error says nothing.
+const PLATFORM_RETRY: Duration = Duration::from_secs(300);
 
 #[derive(Clone)]
 pub struct Options {
-    pub listen: SocketAddr,
-    /// `None`: the address bound, for an API server on the same machine.
-    pub address: Option<Address>,
-    /// Keep the certificate in a Secret of this namespace, for all copies of the program; in memory only when `None`.
-    pub secret_namespace: Option<String>,
     /// Name of the two webhook configurations.
     pub name: String,
     /// The cluster's name, for the label of new machines that do not name their cluster.
     pub cluster_id: String,
     /// Whom to ask about VM sizes, for warnings.
     pub azure: Option<Clients>,
-    /// How often the certificate and the configurations are checked.
-    pub check_interval: Duration,
-    /// Whether Machines and MachineSets are admitted here.
-    pub admission: bool,
-    /// Whether the vSphere kinds are converted here.
-    pub conversion: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            address: None,
-            secret_namespace: None,
             name: "capstan-machine-api".to_owned(),
             cluster_id: String::new(),
             azure: None,
-            check_interval: CHECK_INTERVAL,
-            admission: true,
-            conversion: false,
         }
     }
 }
 
-impl std::fmt::Debug for Options {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
-            .field("listen", &self.listen)
-            .field("address", &self.address)
-            .finish_non_exhaustive()
-    }
+/// The admission of Machines and MachineSets.
+pub struct Admission {
+    rules: serve::Rules,
+    name: String,
+    namespace: Option<String>,
 }
 
-/// Serve until the context's shutdown.
-pub async fn run(context: Context, mut options: Options) -> Result<(), Error> {
-    if let Some(namespace) = &context.namespace {
-        // Copies that work in different namespaces of one cluster do not take each other's place.
-        options.name = format!("{}-{namespace}", options.name);
-    }
-    let mut operator = false;
-    if let Platform::Azure(cluster) = read_platform(&context).await {
-        operator = true;
-        if options.cluster_id.is_empty() {
-            options.cluster_id = cluster.name.clone();
+impl Admission {
+    /// Reads the cluster's platform first, until the API server answers.
+    pub async fn new(context: &Context, mut options: Options) -> Self {
+        if let Some(namespace) = &context.namespace {
+            // Copies that work in different namespaces of one cluster do not take each other's place.
+            options.name = format!("{}-{namespace}", options.name);
         }
-        options.azure = options
-            .azure
-            .and_then(|clients| crate::platform::clients(&clients, &cluster).ok());
-    }
-    let current = Arc::new(ServerCertificate::default());
-    let rules = serve::Rules {
-        cluster_id: options.cluster_id.as_str().into(),
-        operator,
-        sizes: options
-            .azure
-            .clone()
-            .map(|clients| Sizes::new(context.client.clone(), clients, context.clock)),
-    };
-    let bound = serve::start(options.listen, rules, current.clone(), context.shutdown.clone()).await?;
-    let address = options
-        .address
-        .clone()
-        .unwrap_or_else(|| Address::Url(bound.to_string()));
-    tracing::info!(%bound, ?address, "serving webhooks");
-    let mut keeper = Keeper {
-        context: context.clone(),
-        options,
-        address,
-        current,
-        held: None,
-    };
-    let mut failures = 0;
-    loop {
-        let wait = match keeper.ensure(context.clock.now()).await {
-            Ok(()) => {
-                failures = 0;
-                keeper.options.check_interval
+        let mut operator = false;
+        if let Platform::Azure(cluster) = read_platform(context).await {
+            operator = true;
+            if options.cluster_id.is_empty() {
+                options.cluster_id = cluster.name.clone();
             }
-            Err(error) => {
-                failures += 1;
-                tracing::warn!(%error, "webhook not registered");
-                backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(CHECK_INTERVAL)
-            }
+            options.azure = options
+                .azure
+                .and_then(|clients| crate::platform::clients(&clients, &cluster).ok());
+        }
+        let rules = serve::Rules {
+            cluster_id: options.cluster_id.as_str().into(),
+            operator,
+            sizes: options
+                .azure
+                .map(|clients| Sizes::new(context.client.clone(), clients, context.clock)),
         };
-        tokio::select! {
-            () = context.shutdown.cancelled() => return keeper.end().await,
-            () = context.clock.sleep(wait) => {}
+        Self {
+            rules,
+            name: options.name,
+            namespace: context.namespace.clone(),
         }
     }
+}
+
+impl Hook for Admission {
+    fn routes(&self) -> Router {
+        serve::routes(self.rules.clone())
+    }
+
+    fn register<'a>(
+        &'a self,
+        client: &'a kube::Client,
+        address: &'a Address,
+        bundle: &'a str,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let registration = Registration {
+                name: &self.name,
+                address,
+                namespace: self.namespace.as_deref(),
+                bundle,
+            };
+            registration.apply(client).await
+        })
+    }
+
+    fn remove<'a>(&'a self, client: &'a kube::Client) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(configuration::remove(client, &self.name))
+    }
+}
+
+/// Serves the admission until the context's shutdown.
+pub async fn run(context: Context, server: capstan_kube::webhook::Options, options: Options) -> Result<(), Error> {
+    let admission = Arc::new(Admission::new(&context, options).await);
+    capstan_kube::webhook::run(context, server, vec![admission]).await
 }
 
 /// Reads the cluster's platform until the API server answers: machines need the cluster's name from the first one on.
@@ -173,165 +120,11 @@ async fn read_platform(context: &Context) -> Platform {
             Err(error) => error,
         };
         tracing::warn!(%error, "cannot read the cluster's Infrastructure object");
-        let wait = backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(CHECK_INTERVAL);
+        let wait = backoff::delay(capstan_core::Class::Transient, failures, 1.0).unwrap_or(PLATFORM_RETRY);
         tokio::select! {
             () = context.shutdown.cancelled() => break,
             () = context.clock.sleep(wait) => {}
         }
     }
     Platform::Plain
-}
-
-struct Keeper {
-    context: Context,
-    options: Options,
-    address: Address,
-    current: Arc<ServerCertificate>,
-    held: Option<Certificate>,
-}
-
-impl Keeper {
-    /// Ensures that the certificate is valid, served and trusted. It is trusted before it is served. A replica that wrote
-    /// an older bundle than the shared one, because both checked at once, sees that and writes the newer.
-    async fn ensure(&mut self, now: Timestamp) -> Result<(), Error> {
-        let mut certificate = self.certificate(now).await?;
-        if self.held.is_none() {
-            self.serve(&certificate)?;
-        }
-        self.register(&certificate).await?;
-        if let Some(namespace) = &self.options.secret_namespace {
-            let newest = self.shared(namespace, now).await?;
-            if newest != certificate {
-                self.register(&newest).await?;
-                certificate = newest;
-            }
-        }
-        let renewed = self.held.replace(certificate.clone());
-        if renewed.is_some_and(|before| before != certificate) {
-            tracing::info!(renew_after = %certificate.renew_after, "the webhook has a new certificate");
-            tokio::select! {
-                () = self.context.clock.sleep(NOTICE) => {}
-                () = self.context.shutdown.cancelled() => {}
-            }
-        }
-        self.serve(&certificate)
-    }
-
-    fn serve(&self, certificate: &Certificate) -> Result<(), Error> {
-        let (chain, key) = (certificate.certificate.as_bytes(), certificate.key.as_bytes());
-        let replaced = self.current.replace(chain, key);
-        replaced.map_err(|error| Error::Certificate(error.to_string()))
-    }
-
-    /// The certificate to serve, made or renewed if it is time.
-    async fn certificate(&self, now: Timestamp) -> Result<Certificate, Error> {
-        match (&self.options.secret_namespace, &self.held) {
-            (Some(namespace), _) => self.shared(namespace, now).await,
-            (None, Some(held)) if now < held.renew_after => Ok(held.clone()),
-            (None, held) => self.made(held.as_ref(), now),
-        }
-    }
-
-    fn made(&self, before: Option<&Certificate>, now: Timestamp) -> Result<Certificate, Error> {
-        certificate::make(&self.hosts(), before.map(|before| before.bundle.as_str()), now)
-    }
-
-    async fn register(&self, certificate: &Certificate) -> Result<(), Error> {
-        let registration = Registration {
-            name: &self.options.name,
-            address: &self.address,
-            namespace: self.context.namespace.as_deref(),
-            bundle: &certificate.bundle,
-        };
-        if self.options.admission {
-            registration.apply(&self.context.client).await?;
-        }
-        if self.options.conversion {
-            conversion::register(&self.context.client, &self.address, &certificate.bundle).await?;
-        }
-        Ok(())
-    }
-
-    /// Returns the certificate that all replicas share. The first replica that finds it missing or old renews it.
-    async fn shared(&self, namespace: &str, now: Timestamp) -> Result<Certificate, Error> {
-        let api: Api<Secret> = Api::namespaced(self.context.client.clone(), namespace);
-        let found = api.get_opt(SECRET).await.map_err(capstan_kube::Error::from)?;
-        let read = found.as_ref().and_then(from_secret);
-        if let Some(certificate) = read.clone().filter(|certificate| now < certificate.renew_after) {
-            return Ok(certificate);
-        }
-        // After the Secret was deleted, the bundle still trusts the certificate that other replicas serve.
-        let made = self.made(read.as_ref().or(self.held.as_ref()), now)?;
-        let secret = to_secret(&made, found.as_ref());
-        let written = match &secret.metadata.resource_version {
-            Some(_) => api.replace(SECRET, &PostParams::default(), &secret).await,
-            None => api.create(&PostParams::default(), &secret).await,
-        };
-        match written.map_err(capstan_kube::Error::from) {
-            Ok(_) => Ok(made),
-            // Another copy was first: its certificate is as good.
-            Err(error) if error.is_conflict() => {
-                let found = api.get(SECRET).await.map_err(capstan_kube::Error::from)?;
-                from_secret(&found).ok_or(Error::Kube(error))
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// A certificate held in memory ends with the program, and so does what points at it.
-    async fn end(&self) -> Result<(), Error> {
-        if self.options.secret_namespace.is_none() && self.held.is_some() && self.options.admission {
-            let removed = configuration::remove(&self.context.client, &self.options.name);
-            return tokio::time::timeout(END, removed).await.unwrap_or(Ok(()));
-        }
-        Ok(())
-    }
-
-    fn hosts(&self) -> Vec<String> {
-        match &self.address {
-            Address::Url(url) => {
-                let host = url.rsplit_once(':').map_or(url.as_str(), |(host, _)| host);
-                vec![host.trim_matches(['[', ']']).to_owned()]
-            }
-            Address::Service { namespace, name, .. } => {
-                vec![
-                    format!("{name}.{namespace}.svc"),
-                    format!("{name}.{namespace}.svc.cluster.local"),
-                ]
-            }
-        }
-    }
-}
-
-/// The API server refuses to change the type of the Secret that `found` is.
-fn to_secret(certificate: &Certificate, found: Option<&Secret>) -> Secret {
-    let text = |text: &str| ByteString(text.as_bytes().to_vec());
-    let data = BTreeMap::from([
-        ("tls.crt".to_owned(), text(&certificate.certificate)),
-        ("tls.key".to_owned(), text(&certificate.key)),
-        ("ca.crt".to_owned(), text(&certificate.bundle)),
-    ]);
-    let annotations = BTreeMap::from([(RENEW_ANNOTATION.to_owned(), certificate.renew_after.to_string())]);
-    Secret {
-        metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
-            annotations: Some(annotations),
-            resource_version: found.and_then(ResourceExt::resource_version),
-            ..ObjectMeta::default()
-        },
-        type_: found.and_then(|found| found.type_.clone()),
-        data: Some(data),
-        ..Secret::default()
-    }
-}
-
-fn from_secret(secret: &Secret) -> Option<Certificate> {
-    let data = secret.data.as_ref()?;
-    let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
-    Some(Certificate {
-        certificate: text("tls.crt")?,
-        key: text("tls.key")?,
-        bundle: text("ca.crt")?,
-        renew_after: secret.annotations().get(RENEW_ANNOTATION)?.parse().ok()?,
-    })
 }

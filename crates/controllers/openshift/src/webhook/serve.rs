@@ -1,26 +1,17 @@
 //! The HTTPS side: answers reviews of the API server.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
-use capstan_api::vsphere::v1beta2::CONVERT_PATH;
-use capstan_kube::serve::{Server, ServerCertificate};
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
-use tokio_util::sync::CancellationToken;
 
-use super::Error;
 use super::configuration::{MUTATE, VALIDATE};
-use super::conversion;
 use super::review::{self, Request};
 use crate::sizes::Sizes;
 use capstan_api::openshift::AzureMachineProviderSpec;
-
-/// The API server sends all objects of a list in one review: thousands of objects of some KiB each.
-const LONGEST_CONVERSION: usize = 64 << 20;
 
 #[derive(Clone)]
 pub struct Rules {
@@ -30,14 +21,10 @@ pub struct Rules {
     pub sizes: Option<Sizes>,
 }
 
-fn routes(rules: Rules) -> Router {
+pub fn routes(rules: Rules) -> Router {
     Router::new()
         .route(MUTATE, post(mutate))
         .route(VALIDATE, post(validate))
-        .route(
-            CONVERT_PATH,
-            post(conversion::convert).layer(DefaultBodyLimit::max(LONGEST_CONVERSION)),
-        )
         .with_state(rules)
 }
 
@@ -100,20 +87,6 @@ fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
     })
     .chain(placement)
     .collect()
-}
-
-/// Listens, and answers until the shutdown. Returns the address bound.
-pub async fn start(
-    listen: SocketAddr,
-    rules: Rules,
-    certificate: Arc<ServerCertificate>,
-    shutdown: CancellationToken,
-) -> Result<SocketAddr, Error> {
-    let server = Server::new(routes(rules), shutdown).https(certificate);
-    server.listen(listen).await.map_err(|error| Error::Listen {
-        address: listen,
-        reason: error.to_string(),
-    })
 }
 
 #[cfg(test)]

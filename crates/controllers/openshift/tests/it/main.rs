@@ -6,7 +6,6 @@
     reason = "a test that cannot go on should say where"
 )]
 
-mod conversion;
 mod crashes;
 mod disks;
 mod edges;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use capstan_api::openshift::Machine;
+use capstan_kube::webhook as server;
 use capstan_kube::{Context, Options};
 use capstan_openshift::webhook;
 use capstan_testkit::ControlPlane;
@@ -62,12 +63,18 @@ impl World {
     }
 
     fn serve(&self, context: &Context) {
-        tokio::spawn(webhook::run(context.clone(), self.options()));
+        tokio::spawn(webhook::run(context.clone(), self.server(), self.options()));
+    }
+
+    fn server(&self) -> server::Options {
+        server::Options {
+            secret_namespace: Some(self.namespace.clone()),
+            ..server::Options::default()
+        }
     }
 
     fn options(&self) -> webhook::Options {
         webhook::Options {
-            secret_namespace: Some(self.namespace.clone()),
             cluster_id: "demo".into(),
             azure: self.azure.clone(),
             ..webhook::Options::default()
@@ -370,22 +377,22 @@ async fn a_secret_is_not_used_for_a_request_of_somebody_who_cannot_read_it() -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_copies_behind_a_service_renew_their_certificate_once_and_no_machine_slips_through() -> Result<()> {
     let world = World::unserved().await?;
-    let service = |port: u16| webhook::Options {
-        address: Some(webhook::Address::Service {
+    let service = |port: u16| server::Options {
+        address: Some(server::Address::Service {
             namespace: world.namespace.clone(),
             name: "capstan-webhook".into(),
             port,
         }),
         check_interval: Duration::from_millis(300),
-        ..world.options()
+        ..world.server()
     };
     let port = loop {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let leader = webhook::Options {
+        let leader = server::Options {
             listen: ([127, 0, 0, 1], port).into(),
             ..service(port)
         };
-        let mut serving = tokio::spawn(webhook::run(world.context.clone(), leader));
+        let mut serving = tokio::spawn(webhook::run(world.context.clone(), leader, world.options()));
         // It ends only if somebody else has taken the port meanwhile.
         if tokio::time::timeout(Duration::from_secs(2), &mut serving)
             .await
@@ -402,7 +409,7 @@ async fn two_copies_behind_a_service_renew_their_certificate_once_and_no_machine
     let services = Api::namespaced(world.client.clone(), &world.namespace);
     services.create(&Default::default(), &leads).await?;
     let standby = world.another().await?;
-    tokio::spawn(webhook::run(standby.clone(), service(port)));
+    tokio::spawn(webhook::run(standby.clone(), service(port), world.options()));
     world.registered().await?;
 
     let secrets: Api<Secret> = Api::namespaced(world.client.clone(), &world.namespace);

@@ -278,7 +278,7 @@ async fn a_machine_cannot_name_another_server_than_its_cluster() -> Result<()> {
     world.until::<VSphereMachine>("m", refused).await?;
     assert!(world.api::<VSphereVM>().get_opt("m").await?.is_none());
     let vm = json!({
-        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereVM",
+        "kind": "VSphereVM",
         "metadata": {"name": "by-hand", "labels": {"cluster.x-k8s.io/cluster-name": "c"}},
         "spec": spec("pvscsi", json!({"server": "attacker.example"})),
     });
@@ -309,7 +309,7 @@ async fn a_cluster_that_cannot_sign_in_does_not_keep_a_zone_from_the_next_one() 
     });
     world.create::<Secret>(wrong).await?;
     let first = json!({
-        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster", "metadata": {"name": "a"},
+        "kind": "VSphereCluster", "metadata": {"name": "a"},
         "spec": {
             "server": world.vcsim.server, "thumbprint": world.vcsim.thumbprint,
             "identityRef": {"kind": "Secret", "name": "wrong"},

@@ -666,7 +666,7 @@ async fn a_foreign_vm_is_not_adopted_by_a_bios_uuid_that_somebody_wrote() -> Res
         .await?;
     let foreign = vcenter.vm(&made.context("no VM")?).await?;
     let adopting = json!({
-        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereVM",
+        "kind": "VSphereVM",
         "metadata": {
             "name": "database", "labels": {"cluster.x-k8s.io/cluster-name": "c"},
             "finalizers": ["vspherevm.infrastructure.cluster.x-k8s.io"],

@@ -8,6 +8,7 @@
 
 mod affinity;
 mod clusters;
+mod conversion;
 mod costs;
 mod crash;
 mod ends;

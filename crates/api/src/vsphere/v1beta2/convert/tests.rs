@@ -63,18 +63,33 @@ fn failure_domains_are_a_list_by_name_in_v1beta2() {
 }
 
 #[test]
-fn capvs_own_annotation_does_not_reach_v1beta2_and_metadata_stays() {
-    let mut old = object(
-        OLD,
-        "VSphereVM",
-        json!({"bootstrapRef": {"name": "b", "kind": "Secret"}}),
-        json!({}),
-    );
-    old["metadata"]["annotations"] = json!({CONVERSION_DATA: "{}", "mine": "1"});
+fn capvs_own_annotation_tells_false_from_unset_and_does_not_reach_v1beta2() {
+    let device = |extra: Value| {
+        let mut device = json!({"networkName": "n"});
+        extra
+            .as_object()
+            .unwrap()
+            .iter()
+            .for_each(|(key, value)| device[key] = value.clone());
+        device
+    };
+    let spec = json!({"template": "t", "bootstrapRef": {"name": "b", "kind": "Secret"},
+        "network": {"devices": [device(json!({})), device(json!({"dhcp4": true}))]}});
+    let mut old = object(OLD, "VSphereVM", spec, json!({}));
+    // CAPV wrote the annotation when the object was read; the user has set dhcp4 of the second device since.
+    let before = json!({"spec": {"template": "t", "numCoresPerSocket": 0, "folder": "removed",
+        "network": {"devices": [device(json!({"dhcp4": false})), device(json!({"dhcp4": false, "dhcp6": false}))]}}});
+    old["metadata"]["annotations"] = json!({CONVERSION_DATA: before.to_string(), "mine": "1"});
     let new = convert(old, NEW).unwrap();
     assert_eq!(new["metadata"]["annotations"]["mine"], "1");
     assert_eq!(new["metadata"]["annotations"].get(CONVERSION_DATA), None);
-    assert_eq!(new["spec"], json!({"bootstrapRef": {"name": "b"}}));
+    let devices = [
+        device(json!({"dhcp4": false})),
+        device(json!({"dhcp4": true, "dhcp6": false})),
+    ];
+    let expected = json!({"template": "t", "bootstrapRef": {"name": "b"}, "numCoresPerSocket": 0,
+        "network": {"devices": devices}});
+    assert_eq!(new["spec"], expected);
 }
 
 #[test]
@@ -161,5 +176,32 @@ proptest! {
     fn an_object_of_v1beta2_is_the_same_after_v1beta1(new in any_object(NEW)) {
         let old = convert(new.clone(), OLD).unwrap();
         prop_assert_eq!(convert(old, NEW).unwrap(), new);
+    }
+
+    /// A client with Go types reads v1beta1 from CAPV's conversion, drops what is empty, and writes the rest to Capstan.
+    #[test]
+    fn an_object_of_v1beta2_survives_clients_that_drop_empty_fields(new in any_object(NEW), dhcp in any::<Option<bool>>()) {
+        let mut new = new;
+        let spec = new["kind"] == "VSphereVM";
+        if let (true, Some(dhcp)) = (spec, dhcp) {
+            put(&mut new, "spec.network.devices", json!([{"networkName": "n", "dhcp4": dhcp, "skipIPAllocation": false}]));
+        }
+        let mut old = convert(new.clone(), OLD).unwrap();
+        annotate(&mut old, CONVERSION_DATA, new.to_string());
+        if let Some(spec) = old.get_mut("spec") {
+            drop_empty(spec);
+        }
+        prop_assert_eq!(convert(old, NEW).unwrap(), new);
+    }
+}
+
+fn drop_empty(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !is_empty(field));
+            fields.values_mut().for_each(drop_empty);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_empty),
+        _ => {}
     }
 }

@@ -167,7 +167,7 @@ impl World {
             }))
             .await?;
         self.create::<VSphereCluster>(json!({
-            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereCluster",
+            "kind": "VSphereCluster",
             "metadata": {"name": "c", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "ownerReferences": [owner(&cluster, &self.core_version(), "Cluster")]},
             "spec": {
                 "server": self.vcsim.server, "thumbprint": self.vcsim.thumbprint,
@@ -218,7 +218,7 @@ impl World {
             }))
             .await?;
         self.create::<VSphereMachine>(json!({
-            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "VSphereMachine",
+            "kind": "VSphereMachine",
             "metadata": {"name": name, "labels": labels, "ownerReferences": [owner(&machine, &self.core_version(), "Machine")]},
             "spec": spec,
         }))

@@ -139,6 +139,10 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		if m := soapMethod.FindSubmatch(body); m != nil {
 			name = string(m[1])
 		}
+		if err := outOfOrder(body); err != nil && strings.HasPrefix(r.URL.Path, "/sdk") {
+			http.Error(out, "vcsim: the request is not as the WSDL has it: "+err.Error(), http.StatusBadRequest)
+			return
+		}
 	}
 	w.count(name)
 	if ms := w.delay(name); ms > 0 {

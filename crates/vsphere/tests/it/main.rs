@@ -8,5 +8,6 @@
 
 mod groups;
 mod hostile;
+mod order;
 mod vcsim;
 mod watching;

@@ -71,6 +71,7 @@ impl Poll {
             vcenter.fail_all(error);
         }
         let mut poll = poll?;
+        let _counted = vcenter.0.metrics.poll();
         drop(vcenter);
         let mut wait: Option<Wait> = None;
         loop {

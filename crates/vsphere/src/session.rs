@@ -14,6 +14,7 @@ use capstan_core::interceptor::Interceptors;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::metrics::Metrics;
 use crate::vcenter::Vcenter;
 
 /// A refused login is not tried again for this long: accounts are locked after a handful of failures within minutes. Every
@@ -53,6 +54,7 @@ impl std::fmt::Debug for Login {
 pub struct Settings {
     pub interceptors: Interceptors,
     pub clock: Clock,
+    pub metrics: Metrics,
 }
 
 /// All sessions of the process. Cheap to clone.

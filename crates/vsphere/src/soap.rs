@@ -117,7 +117,9 @@ impl Vcenter {
         obey(self.0.interceptors.before(&effect), method).await?;
         let began = self.0.clock.instant();
         let result = request.await;
-        tracing::trace!(method, target, took = ?self.0.clock.since(began), "vCenter answered");
+        let took = self.0.clock.since(began);
+        tracing::trace!(method, target, ?took, "vCenter answered");
+        self.0.metrics.called(method, &result, took);
         if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
             *self.0.answered.lock() = self.0.clock.instant();
             self.0.circuit.answered();

@@ -61,6 +61,8 @@ impl Task {
     /// Waits until the task has ended, through lost sessions and restarts of vCenter; costs nothing while it waits.
     /// Gives what the task made. A failure is [`Error::TaskFailed`], a task that vCenter has dropped [`Error::TaskGone`].
     pub async fn wait(&self) -> Result<Option<MoRef>> {
+        let (clock, metrics) = (self.vcenter.0.clock, &self.vcenter.0.metrics);
+        let (began, _counted) = (clock.instant(), metrics.task());
         let mut interest = self.vcenter.interest(&self.reference);
         loop {
             match interest.next().await? {
@@ -72,8 +74,12 @@ impl Task {
                 Update::Object(object) => {
                     let info = TaskInfo::read(&object);
                     match info.state {
-                        TaskState::Success => return Ok(info.result),
+                        TaskState::Success => {
+                            metrics.task_ended(&info.name, true, clock.since(began));
+                            return Ok(info.result);
+                        }
                         TaskState::Error(fault) => {
+                            metrics.task_ended(&info.name, false, clock.since(began));
                             let task = self.reference.clone();
                             return Err(Error::TaskFailed {
                                 task,

@@ -17,6 +17,7 @@ use crate::circuit::Circuit;
 use crate::content::{About, Content};
 use crate::error::{Error, Result};
 use crate::groups::Queues;
+use crate::metrics::{Counted, Metrics};
 use crate::rest::Rest;
 use crate::session::{Login, Refusal, Settings};
 use crate::soap::Call;
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     pub base: String,
     pub interceptors: Interceptors,
     pub clock: Clock,
+    pub metrics: Metrics,
+    open: OnceLock<Counted>,
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
     /// The last refusal to renew the session; also keeps two renewals apart.
@@ -87,6 +90,8 @@ impl Vcenter {
             http,
             interceptors: settings.interceptors,
             clock: settings.clock,
+            metrics: settings.metrics,
+            open: OnceLock::new(),
             content: OnceLock::new(),
             session: RwLock::default(),
             renewing: tokio::sync::Mutex::default(),
@@ -109,6 +114,7 @@ impl Vcenter {
         let content = content.map_err(|error| vcenter.unquoted(error))?;
         let _ = vcenter.0.content.set(content);
         vcenter.renew(0).await?;
+        let _ = vcenter.0.open.set(vcenter.0.metrics.session());
         vcenter.keep_alive();
         Ok(vcenter)
     }
@@ -246,6 +252,7 @@ impl Vcenter {
             .exchange(&Call::hello("Login", &manager, body.finish()), None)
             .await;
         let result = result.map_err(|error| self.login_error(error));
+        self.0.metrics.logged_in(&result);
         refusal.note(self.0.clock.instant(), &result);
         let (_, cookie) = result?;
         let generation = {

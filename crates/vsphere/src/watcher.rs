@@ -156,11 +156,13 @@ async fn run(inner: Weak<Inner>) {
             }
         }
         let (clock, started) = (vcenter.0.clock, vcenter.0.clock.instant());
+        let metrics = vcenter.0.metrics.clone();
         let result = tokio::select! {
             () = closed.cancelled() => return,
             result = Poll::run(vcenter) => result,
         };
         let Err(error) = result else { return };
+        metrics.poll_failed();
         if clock.since(started) > RETRY_MAX {
             retry = RETRY;
         }

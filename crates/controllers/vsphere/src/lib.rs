@@ -81,9 +81,14 @@ impl Options {
 
 /// Runs all controllers for vSphere until the context's shutdown token is cancelled; then logs out everywhere.
 pub async fn run(context: Context, options: Options) -> Result<(), Error> {
+    let metrics = capstan_vsphere::Metrics::default();
+    // The section ends with this call: the controllers may be started again.
+    let section = context.metrics.section();
+    section.register(|registry| metrics.register(registry));
     let sessions = Sessions::new(Settings {
         interceptors: context.interceptors.clone(),
         clock: context.clock,
+        metrics,
     });
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
     let credentials = Credentials::new(
@@ -148,5 +153,6 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         migration::run(&context),
     );
     sessions.close().await;
+    drop(section);
     all.1.and(all.2).and(all.3)
 }

@@ -60,9 +60,28 @@ pub struct Render {
     /// Give the printed Secret this name
     #[arg(long, requires = "secret")]
     name: Option<String>,
-    /// vSphere: the template has this many disks
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    template_disks: i32,
+    #[command(flatten)]
+    template: Template,
+}
+
+/// The hardware of the template, which the manifest does not show.
+#[derive(Args, Clone, Copy)]
+struct Template {
+    /// vSphere: the template has this many disks [default: 1, and one for each of additionalDisksGiB]
+    #[arg(long = "template-disks", value_name = "N")]
+    disks: Option<i32>,
+    /// vSphere: the disks of the template are on a controller of this type
+    #[arg(long = "template-controller", value_name = "TYPE", default_value = "PVSCSI", value_parser = controller)]
+    controller: units::ControllerKind,
+}
+
+fn controller(text: &str) -> Result<units::ControllerKind, String> {
+    // As `dataDisks[].controller.type` has them: "LSI Logic SCSI" is LSILogic there.
+    let name = |kind: &units::ControllerKind| kind.to_string().replace(" SCSI", "").replace(' ', "");
+    let all = units::ControllerKind::ALL;
+    let found = all.into_iter().find(|kind| name(kind).eq_ignore_ascii_case(text));
+    let names: Vec<String> = all.iter().map(name).collect();
+    found.ok_or_else(|| format!("{text:?} is none of {}", names.join(", ")))
 }
 
 /// Adds mounts to user data.
@@ -73,7 +92,7 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
         Disks::Ignition(render) => (render, init::merge_ignition),
         Disks::CloudInit(render) => (render, init::merge_cloud_init),
     };
-    let disks = known_disks(&render.filename, render.template_disks)?;
+    let disks = known_disks(&render.filename, render.template)?;
     let mounts = init::resolve(&render.mount, &disks)?;
     let out = match &render.secret {
         Some(path) => into_secret(path, render.name.as_deref(), |data| merge(data, &mounts))?,
@@ -90,9 +109,9 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
 }
 
 /// Returns the data disks of the first object in the file that has some.
-fn known_disks(path: &Path, template_disks: i32) -> anyhow::Result<Vec<KnownDisk>> {
+fn known_disks(path: &Path, template: Template) -> anyhow::Result<Vec<KnownDisk>> {
     for object in manifest::read(path)? {
-        if let Some(disks) = disks_of(&object, template_disks)? {
+        if let Some(disks) = disks_of(&object, template)? {
             return Ok(disks);
         }
     }
@@ -102,8 +121,8 @@ fn known_disks(path: &Path, template_disks: i32) -> anyhow::Result<Vec<KnownDisk
     )
 }
 
-fn disks_of(object: &Object, template_disks: i32) -> anyhow::Result<Option<Vec<KnownDisk>>> {
-    let vsphere = |disks: &[vsphere::DataDisk]| vsphere_disks(disks, template_disks);
+fn disks_of(object: &Object, template: Template) -> anyhow::Result<Option<Vec<KnownDisk>>> {
+    let vsphere = |spec: &vsphere::VirtualMachineCloneSpec| vsphere_disks(spec, template);
     Ok(Some(match object.kind() {
         "Machine" if object.group() == openshift::Machine::GROUP => {
             openshift_disks(object, object.typed::<openshift::Machine>()?.spec.provider_spec.value)?
@@ -129,18 +148,15 @@ fn disks_of(object: &Object, template_disks: i32) -> anyhow::Result<Option<Vec<K
                 .map(|(i, d)| KnownDisk::azure(lun(i, d), &d.name_suffix))
                 .collect()
         }
-        vsphere::VSphereMachine::KIND => {
-            vsphere(&object.typed::<vsphere::VSphereMachine>()?.spec.clone_spec.data_disks)?
-        }
-        vsphere::VSphereVM::KIND => vsphere(&object.typed::<vsphere::VSphereVM>()?.spec.clone_spec.data_disks)?,
+        vsphere::VSphereMachine::KIND => vsphere(&object.typed::<vsphere::VSphereMachine>()?.spec.clone_spec)?,
+        vsphere::VSphereVM::KIND => vsphere(&object.typed::<vsphere::VSphereVM>()?.spec.clone_spec)?,
         vsphere::VSphereMachineTemplate::KIND => vsphere(
             &object
                 .typed::<vsphere::VSphereMachineTemplate>()?
                 .spec
                 .template
                 .spec
-                .clone_spec
-                .data_disks,
+                .clone_spec,
         )?,
         _ => return Ok(None),
     }))
@@ -156,16 +172,20 @@ fn openshift_disks(object: &Object, value: Option<Value>) -> anyhow::Result<Vec<
         .collect())
 }
 
-/// Where the disks will be when the template has a paravirtual controller with its own disks first, as most have.
-fn vsphere_disks(disks: &[vsphere::DataDisk], template_disks: i32) -> anyhow::Result<Vec<KnownDisk>> {
+/// Returns the places of the disks on a clone of such a template.
+fn vsphere_disks(spec: &vsphere::VirtualMachineCloneSpec, template: Template) -> anyhow::Result<Vec<KnownDisk>> {
     const CONTROLLER: i32 = 1000;
+    /// Limits are those of the newest hardware; the controller knows the template and refuses what it cannot have.
+    const NEWEST_HARDWARE: u32 = 21;
     let controller = units::Controller {
         key: CONTROLLER,
-        kind: units::ControllerKind::ParaVirtual,
+        kind: template.controller,
         bus: 0,
         own_unit: None,
         pci_slot: None,
     };
+    let sized = i32::try_from(spec.additional_disks_gib.len())?;
+    let template_disks = template.disks.unwrap_or(1 + sized);
     let own = (0..template_disks).map(|unit| units::Device {
         key: 2000 + unit,
         controller_key: CONTROLLER,
@@ -173,11 +193,11 @@ fn vsphere_disks(disks: &[vsphere::DataDisk], template_disks: i32) -> anyhow::Re
         disk: Some(units::Disk::default()),
     });
     let hardware = units::Hardware {
-        version: 0,
+        version: NEWEST_HARDWARE,
         controllers: vec![controller],
         devices: own.collect(),
     };
-    let wanted: Vec<units::DataDisk> = disks.iter().map(units::DataDisk::from).collect();
+    let wanted: Vec<units::DataDisk> = spec.data_disks.iter().map(units::DataDisk::from).collect();
     let placed = units::allocate(&hardware, &wanted)?;
     placed
         .placements

@@ -89,6 +89,34 @@ fn check_refuses_a_version_that_the_cluster_would_not_take_and_names_the_one_tha
 }
 
 #[test]
+fn the_disks_of_a_vsphere_template_are_counted_and_its_controller_is_known() {
+    let template = |more: &str, disks: usize| {
+        let disks: Vec<String> = (0..disks).map(|n| format!("{{name: d{n}, sizeGiB: 1}}")).collect();
+        format!(
+            "apiVersion: infrastructure.cluster.x-k8s.io/v1beta2\nkind: VSphereMachineTemplate\nmetadata: {{name: t}}\n\
+             spec: {{template: {{spec: {{template: t, network: {{devices: []}}, {more} dataDisks: [{}]}}}}}}\n",
+            disks.join(", ")
+        )
+    };
+    let mount = |manifest: &str, disk: &str, flags: &[&str]| {
+        let mount = format!("{disk}:/var/lib/data:xfs");
+        let args = [&["disks", "ignition", "-f", "-", "--mount", &mount], flags].concat();
+        let out = capstan(&args, manifest);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let path = |slot: &str, unit: u32| format!("/dev/disk/by-path/pci-0000:{slot}:00.0-scsi-0:0:{unit}:0");
+    assert!(mount(&template("", 1), "d0", &[]).contains(&path("03", 1)));
+    // Two more disks of the template have sizes of their own.
+    assert!(mount(&template("additionalDisksGiB: [10, 20],", 1), "d0", &[]).contains(&path("03", 3)));
+    assert!(mount(&template("", 1), "d0", &["--template-disks", "2"]).contains(&path("03", 2)));
+    // A paravirtual controller of today takes 64 disks.
+    assert!(mount(&template("", 20), "d19", &[]).contains(&path("03", 21)));
+    let lsi = mount(&template("", 1), "d0", &["--template-controller", "lsilogic"]);
+    assert!(lsi.contains("scsi-0:0:1:0") && !lsi.contains(&path("03", 1)), "{lsi}");
+}
+
+#[test]
 fn disks_are_merged_into_a_user_data_secret() {
     let file = std::env::temp_dir().join(format!("capstan-offline-{}.yaml", std::process::id()));
     std::fs::write(

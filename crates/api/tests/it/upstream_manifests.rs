@@ -1,5 +1,5 @@
-//! Manifests that users have keep working: the cluster templates that cluster-api-provider-azure ships for them, and those
-//! that it is tested with, are taken by the API server with our definitions, every field known.
+//! Manifests that users have keep working: the API server accepts the cluster templates that cluster-api-provider-azure and
+//! cluster-api-provider-vsphere ship for them, and those that the former is tested with, with our definitions, every field known.
 
 use crate::support;
 
@@ -10,9 +10,12 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams, ValidationDirective},
 };
 use std::{fs, time::Duration};
+use support::templates::{self, filled_in};
 use support::{module, say};
 
 const MODULE: &str = "sigs.k8s.io/cluster-api-provider-azure";
+/// The group in which the tests of admission define vSphere's kinds in v1beta1 alone, so that no webhook converts them.
+const OLD_VSPHERE: &str = "admission.example.com";
 const TIMEOUT: Duration = Duration::from_secs(300);
 const KINDS: [&str; 3] = ["AzureMachinePool", "AzureCluster", "AzureClusterIdentity"];
 const FOLDERS: [&str; 4] = [
@@ -29,30 +32,16 @@ fn ours(template: &str) -> Result<Vec<DynamicObject>> {
         kind.is_some_and(|kind| KINDS.contains(&kind.trim()))
     };
     let texts: Vec<&str> = template.split("\n---\n").filter(is_ours).collect();
-    manifests::parse(&filled_in(&texts.join("\n---\n")))
+    manifests::parse(&filled_in(&texts.join("\n---\n"), value))
 }
 
-/// Fills in `${NAME}`, `${NAME:=default}` and `${NAME:-default}` as clusterctl would, from the last one on: a default may
-/// name a variable itself.
-fn filled_in(template: &str) -> String {
-    let mut text = template.to_owned();
-    while let Some(start) = text.rfind("${") {
-        let end = start + text[start..].find('}').expect("a closed variable");
-        let variable = &text[start + 2..end];
-        let name = variable.split([':', '=', '-', '/']).next().unwrap_or_default();
-        let default = variable[name.len()..]
-            .trim_start_matches([':', '=', '-', '/'])
-            .trim_matches('"');
-        let value = match (name, default) {
-            ("AZURE_EXTENDEDLOCATION_TYPE", _) => "EdgeZone".to_owned(),
-            ("AZURE_SUBSCRIPTION_ID", _) => "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b".to_owned(),
-            (name, _) if name.starts_with("AZURE_LOCATION") => "eastus".to_owned(),
-            (_, "") => name.to_lowercase().replace('_', "-"),
-            (_, default) => default.to_owned(),
-        };
-        text.replace_range(start..=end, &value);
+fn value(name: &str) -> Option<&'static str> {
+    match name {
+        "AZURE_EXTENDEDLOCATION_TYPE" => Some("EdgeZone"),
+        "AZURE_SUBSCRIPTION_ID" => Some("5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b"),
+        name if name.starts_with("AZURE_LOCATION") => Some("eastus"),
+        _ => None,
     }
-    text
 }
 
 async fn take(client: &Client, namespace: &str, mut object: DynamicObject) -> Result<()> {
@@ -62,6 +51,10 @@ async fn take(client: &Client, namespace: &str, mut object: DynamicObject) -> Re
         kind => format!("{}s", kind.to_lowercase()),
     };
     let (group, version) = types.api_version.split_once('/').context("a group and a version")?;
+    let plural = match group {
+        OLD_VSPHERE => format!("old{plural}"),
+        _ => plural,
+    };
     let resource = ApiResource {
         group: group.to_owned(),
         version: version.to_owned(),
@@ -113,6 +106,39 @@ async fn the_templates_of_the_replaced_controller_are_taken_as_they_are() -> Res
         }
         say(&format!("{taken} objects of {MODULE}'s templates taken"));
         anyhow::ensure!(taken > 100, "only {taken} objects were found");
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(TIMEOUT, all)
+        .await
+        .context("the templates took too long")?
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_templates_of_the_vsphere_provider_are_accepted_as_they_are() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    plane.install_crds().await?;
+    crate::admission::install(&plane.client().await?).await?;
+    let namespace = plane.namespace("upstream-vsphere").await?;
+    let client = plane.client().await?;
+    let found = tokio::task::spawn_blocking(templates::vsphere).await?;
+    let all = async {
+        let mut accepted = 0;
+        for (name, text) in &found {
+            let objects = manifests::parse(text).with_context(|| name.clone())?;
+            for mut object in objects {
+                let types = object.types.as_mut().context("an object without a kind")?;
+                match types.api_version.as_str() {
+                    "infrastructure.cluster.x-k8s.io/v1beta2" => {}
+                    "infrastructure.cluster.x-k8s.io/v1beta1" => types.api_version = format!("{OLD_VSPHERE}/v1beta1"),
+                    _ => continue,
+                }
+                let done = take(&client, &namespace, object).await;
+                done.with_context(|| name.clone())?;
+                accepted += 1;
+            }
+        }
+        say(&format!("{accepted} objects of {} templates accepted", found.len()));
+        anyhow::ensure!(found.is_empty() || accepted >= 14, "only {accepted} objects were found");
         anyhow::Ok(())
     };
     tokio::time::timeout(TIMEOUT, all)

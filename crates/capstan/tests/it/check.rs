@@ -6,6 +6,9 @@ mod azure;
 mod case;
 #[path = "../../../api/tests/it/admission/openshift.rs"]
 mod openshift;
+#[path = "../../../api/tests/it/support/mod.rs"]
+#[allow(dead_code, reason = "the tests of capstan-api use the rest")]
+mod support;
 #[path = "../../../api/tests/it/admission/vsphere.rs"]
 mod vsphere;
 
@@ -23,8 +26,12 @@ fn cases() -> Vec<Case> {
 
 fn object(index: usize, case: &Case) -> Value {
     let crd = CRDS.iter().find(|crd| crd.spec.names.kind == case.kind).unwrap();
+    let group = match case.kind.starts_with("VSphere") {
+        true => capstan_api::vsphere::VSphereMachine::GROUP,
+        false => &crd.spec.group,
+    };
     json!({
-        "apiVersion": format!("{}/{}", crd.spec.group, crd.spec.versions[0].name),
+        "apiVersion": format!("{group}/{}", crd.spec.versions[0].name),
         "kind": case.kind,
         "metadata": { "name": case.name.unwrap_or("case"), "namespace": format!("case-{index}") },
         "spec": case.spec,
@@ -81,4 +88,20 @@ fn what_the_api_server_refuses_is_found_before_and_what_it_takes_is_not_complain
         cases.len(),
         faults.join("\n")
     );
+}
+
+#[test]
+fn the_templates_of_the_replaced_vsphere_controller_have_no_errors() {
+    for (name, text) in support::templates::vsphere() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
+            .args(["check", "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        let printed = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success(), "{name}:\n{printed}");
+    }
 }

@@ -115,15 +115,20 @@ fn check(case: &Case, answer: Option<&str>) -> Result<()> {
     }
 }
 
-/// Asks for every case, and looks whether every rule of the kinds has been seen to accept and to refuse.
-async fn run(prefix: &str, cases: Vec<Case>) -> Result<()> {
-    let plane = ControlPlane::shared().await?;
-    let (namespace, client) = (plane.namespace(prefix).await?, plane.client().await?);
+/// Installs the definitions that the cases are judged by.
+pub async fn install(client: &Client) -> Result<()> {
     let definitions: Result<Vec<DynamicObject>, _> = CRDS
         .iter()
         .map(|crd| serde_json::from_value(serde_json::to_value(crd)?))
         .collect();
-    manifests::install_crds(&client, definitions?).await?;
+    manifests::install_crds(client, definitions?).await
+}
+
+/// Asks for every case, and looks whether every rule of the kinds has been seen to accept and to refuse.
+async fn run(prefix: &str, cases: Vec<Case>) -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    let (namespace, client) = (plane.namespace(prefix).await?, plane.client().await?);
+    install(&client).await?;
     let made = make(&client, &namespace, &cases).await?;
     let answers = stream::iter(&cases)
         .map(|case| answer(&client, &namespace, &made, case))

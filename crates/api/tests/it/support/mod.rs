@@ -1,5 +1,7 @@
 //! The replaced controllers' modules, as pinned in `tools/crds`.
 
+pub mod templates;
+
 use serde_json::Value;
 use std::{
     fs,
@@ -22,9 +24,15 @@ pub fn module(path: &str) -> Option<PathBuf> {
         .find_map(|line| line.trim().strip_prefix(path))
         .expect("the module is pinned")
         .trim();
+    module_at(path, pin)
+}
+
+/// The directory of a module in this version.
+pub fn module_at(path: &str, version: &str) -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/crds");
     let output = Command::new("go")
         .current_dir(&tools)
-        .args(["mod", "download", "-json", &format!("{path}@{pin}")])
+        .args(["mod", "download", "-json", &format!("{path}@{version}")])
         .output();
     let answer: Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
     if let Some(error) = answer.get("Error") {

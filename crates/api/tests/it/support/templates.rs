@@ -1,0 +1,61 @@
+//! The cluster templates that the replaced controllers ship for their users.
+
+use super::{module_at, say};
+use std::fs;
+
+const VSPHERE: &str = "sigs.k8s.io/cluster-api-provider-vsphere";
+/// The last version that stores v1beta1, and one that stores v1beta2.
+const VERSIONS: [&str; 2] = ["v1.14.0", "v1.16.1"];
+
+/// Fills in `${NAME}`, `${NAME:=default}` and `${NAME:-default}` as clusterctl would, from the last one on: a default may
+/// name a variable itself. A variable without a value and a default gets its own name.
+pub fn filled_in(template: &str, value: impl Fn(&str) -> Option<&'static str>) -> String {
+    let mut text = template.to_owned();
+    while let Some(start) = text.rfind("${") {
+        let end = start + text[start..].find('}').expect("a closed variable");
+        let variable = &text[start + 2..end];
+        let name = variable.split([':', '=', '-', '/']).next().unwrap_or_default();
+        let default = variable[name.len()..]
+            .trim_start_matches([':', '=', '-', '/'])
+            .trim_matches('"');
+        let value = match (value(name), default) {
+            (Some(value), _) => value.to_owned(),
+            (None, "") => name.to_lowercase().replace('_', "-"),
+            (None, default) => default.to_owned(),
+        };
+        text.replace_range(start..=end, &value);
+    }
+    text
+}
+
+/// Returns the templates of cluster-api-provider-vsphere by version and file; none without Go or a network.
+pub fn vsphere() -> Vec<(String, String)> {
+    let value = |name: &str| match name {
+        "CONTROL_PLANE_MACHINE_COUNT" | "WORKER_MACHINE_COUNT" => Some("3"),
+        "CONTROL_PLANE_ENDPOINT_IP" | "NAMESERVER" => Some("10.0.0.9"),
+        "VSPHERE_SERVER" => Some("vcenter.example.com"),
+        "VSPHERE_TLS_THUMBPRINT" => Some("AA:BB:CC:DD:EE:FF:00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD"),
+        "VSPHERE_STORAGE_POLICY" => Some(""),
+        "NODE_IPAM_POOL_API_GROUP" => Some("ipam.cluster.x-k8s.io"),
+        "NODE_IPAM_POOL_KIND" => Some("InClusterIPPool"),
+        "KUBERNETES_VERSION" => Some("v1.34.0"),
+        _ => None,
+    };
+    let mut found = Vec::new();
+    for version in VERSIONS {
+        let Some(dir) = module_at(VSPHERE, version) else {
+            say(&format!(
+                "SKIPPED: the templates of {VSPHERE} {version} were not tried: neither the module nor Go is there"
+            ));
+            continue;
+        };
+        for entry in fs::read_dir(dir.join("templates")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "yaml") {
+                let name = format!("{version} {}", path.file_name().unwrap_or_default().display());
+                found.push((name, filled_in(&fs::read_to_string(&path).unwrap(), value)));
+            }
+        }
+    }
+    found
+}

@@ -244,7 +244,7 @@ pub struct VirtualMachineCloneSpec {
     pub resource_pool: Option<String>,
     /// Its network.
     pub network: NetworkSpec,
-    /// Number of CPUs; the template's when unset.
+    /// Number of CPUs; 2 when unset or less.
     #[serde(rename = "numCPUs", skip_serializing_if = "Option::is_none")]
     pub num_cpus: Option<i32>,
     /// Cores per socket; the template's when unset.
@@ -253,7 +253,7 @@ pub struct VirtualMachineCloneSpec {
     /// Reservations, limits and shares.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resources: VirtualMachineResources,
-    /// Memory in MiB; the template's when unset.
+    /// Memory in MiB; 2048 when unset.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<i64>,
     /// Size of the first disk in GiB; the template's when unset, never less than it.

@@ -45,7 +45,7 @@ pub fn desired(vm: &VSphereVM, uid: &str) -> DesiredVm {
         networks: spec.network.devices.iter().map(network).collect(),
         routes: spec.network.routes.iter().map(route).collect(),
         cpus,
-        cores_per_socket: Some(spec.num_cores_per_socket.filter(|cores| *cores > 0).unwrap_or(cpus)),
+        cores_per_socket: spec.num_cores_per_socket.filter(|cores| *cores > 0),
         memory_mib: spec
             .memory_mib
             .filter(|memory| *memory > 0)

@@ -113,6 +113,20 @@ pub fn check_template(desired: &DesiredVm, hardware: &Hardware, linked: bool) ->
     }
 }
 
+/// Returns the sizes of the spec that have no effect: the disks of a linked clone cannot grow.
+pub fn ignored_sizes(desired: &DesiredVm, hardware: &Hardware, linked: bool) -> Vec<String> {
+    let disks: Vec<&Device> = hardware.devices.iter().filter(|device| device.disk.is_some()).collect();
+    let larger = sizes(desired, &disks).filter(|(_, has, wants)| linked && wants > has);
+    larger
+        .map(|(field, has, wants)| {
+            let (has, wants) = (has / KIB_PER_GIB, wants / KIB_PER_GIB);
+            format!(
+                "{field}: {wants} has no effect: the disk of a linked clone keeps the template's {has} GiB; use cloneMode fullClone"
+            )
+        })
+        .collect()
+}
+
 /// Field, capacity and desired capacity of each template disk that the spec gives a size for.
 fn sizes<'a>(desired: &'a DesiredVm, disks: &'a [&Device]) -> impl Iterator<Item = (String, i64, i64)> + 'a {
     disks.iter().enumerate().filter_map(|(index, device)| {

@@ -16,7 +16,7 @@ mod report;
 mod teardown;
 mod types;
 
-pub use changes::{Changes, changes, check_template, template_disks};
+pub use changes::{Changes, changes, check_template, ignored_sizes, template_disks};
 pub use datastore::choose as choose_datastore;
 pub use guestinfo::{METADATA, at_clone};
 pub use metadata::render as metadata;

@@ -333,6 +333,13 @@ fn template_disks_grow_after_a_full_clone_only() {
     };
     assert_eq!(grow(false), [(2000, 20 * KIB_PER_GIB)]);
     assert_eq!(grow(true), []);
+    let ignored = |linked| ignored_sizes(&desired, &finished().hardware, linked);
+    assert_eq!(ignored(false), Vec::<String>::new());
+    assert!(
+        ignored(true)[0].starts_with("diskGiB: 20 has no effect"),
+        "{:?}",
+        ignored(true)
+    );
 }
 
 #[rstest]

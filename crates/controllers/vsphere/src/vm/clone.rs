@@ -70,6 +70,10 @@ impl Controller {
         let spec = self
             .location(desired, vcenter, &datacenter, &template, snapshot.clone(), config)
             .await?;
+        let kept = plan::ignored_sizes(desired, &hardware, snapshot.is_some());
+        if !kept.is_empty() {
+            state.events.push(EventNote::warning("DiskNotGrown", kept.join("; ")));
+        }
         let ignored = capstan_core::validate::vsphere::ignored(&vm.spec.clone_spec);
         if !ignored.is_empty() {
             state

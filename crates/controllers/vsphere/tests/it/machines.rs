@@ -221,7 +221,7 @@ async fn modes_become_backing_flags_in_full_and_linked_clones() -> Result<()> {
 async fn a_linked_clone_grows_from_the_snapshot_named_and_becomes_full_where_there_is_none() -> Result<()> {
     let world = World::start(Options::default()).await?;
     for (name, snapshot) in [("named", "base"), ("unknown", "no-such-snapshot")] {
-        let wanted = json!({"snapshot": snapshot, "dataDisks": [{"name": "a", "sizeGiB": 1}]});
+        let wanted = json!({"snapshot": snapshot, "diskGiB": 500, "dataDisks": [{"name": "a", "sizeGiB": 1}]});
         world.machine(name, spec("pvscsi", wanted)).await?;
     }
     let vcenter = world.vcenter().await?;
@@ -242,6 +242,10 @@ async fn a_linked_clone_grows_from_the_snapshot_named_and_becomes_full_where_the
     let events = world.events("unknown").await?;
     let told = |(reason, text): &(String, String)| reason == "SnapshotNotFound" && text.contains("no-such-snapshot");
     assert!(events.iter().any(told), "{events:?}");
+    let not_grown = |(reason, text): &(String, String)| reason == "DiskNotGrown" && text.contains("diskGiB: 500");
+    assert!(!events.iter().any(not_grown), "a full clone grows: {events:?}");
+    let events = world.events("named").await?;
+    assert!(events.iter().any(not_grown), "{events:?}");
     Ok(())
 }
 
@@ -625,8 +629,8 @@ async fn settings_and_devices_of_hosts_are_taken_over_and_the_host_is_told_to_th
     let (_, vm, info) = world.ready("m").await?;
     assert_eq!(
         (info.num_cpus, info.cores_per_socket),
-        (4, 4),
-        "one socket when nothing is said"
+        (4, 1),
+        "the cores per socket are the template's"
     );
     assert_eq!(
         (info.cpu_allocation.reservation, info.cpu_allocation.limit),

@@ -22,6 +22,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use capstan_api::vsphere::v1beta2::{self, V1BETA1, V1BETA2};
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Runs the machines under Kubernetes clusters: OpenShift machines on Azure, Azure machine pools, vSphere machines
@@ -50,6 +51,10 @@ enum Command {
             default_value = "capstan-system/capstan-webhook"
         )]
         webhook_service: String,
+        /// Store the vSphere kinds in this version: v1beta1 for the way back to Cluster API's vSphere provider before 1.16.
+        /// Capstan stores all objects anew when it is started the next time
+        #[arg(long, value_name = "VERSION", default_value = V1BETA2, value_parser = [V1BETA1, V1BETA2])]
+        stored_version: String,
     },
     Check(check::Check),
     Orphans(orphans::Orphans),
@@ -118,7 +123,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => until_done(run::run(*args))?,
         #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
-        Command::Crds { webhook_service } => crds(&webhook_service)?,
+        Command::Crds {
+            webhook_service,
+            stored_version,
+        } => crds(&webhook_service, &stored_version)?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
@@ -152,14 +160,15 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     result
 }
 
-fn crds(webhook_service: &str) -> anyhow::Result<()> {
+fn crds(webhook_service: &str, stored_version: &str) -> anyhow::Result<()> {
     let (namespace, name) = webhook_service
         .split_once('/')
         .with_context(|| format!("--webhook-service {webhook_service:?} is not NAMESPACE/NAME"))?;
     let mut out = std::io::stdout().lock();
     let mut print = |manifest: String| writeln!(out, "---\n{}", manifest.trim_start_matches("---\n").trim_end());
     let mut crds = capstan_api::crds();
-    capstan_api::vsphere::v1beta2::set_service(&mut crds, namespace, name);
+    v1beta2::set_service(&mut crds, namespace, name);
+    v1beta2::store_as(&mut crds, stored_version);
     for crd in crds {
         print(capstan_api::manifest(&crd)?)?;
     }

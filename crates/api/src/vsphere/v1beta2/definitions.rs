@@ -50,6 +50,15 @@ pub fn set_service(crds: &mut [CustomResourceDefinition], namespace: &str, name:
     }
 }
 
+/// Stores the kinds of both versions in this one, for the way back to a controller that knows v1beta1 alone.
+pub fn store_as(crds: &mut [CustomResourceDefinition], version: &str) {
+    for crd in crds.iter_mut().filter(|crd| crd.spec.conversion.is_some()) {
+        for found in &mut crd.spec.versions {
+            found.storage = found.name == version;
+        }
+    }
+}
+
 fn conversion(namespace: &str, service: &str) -> CustomResourceConversion {
     CustomResourceConversion {
         strategy: "Webhook".to_owned(),

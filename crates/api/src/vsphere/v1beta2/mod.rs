@@ -10,7 +10,7 @@ mod fields;
 mod wire;
 
 pub use convert::{Unconvertible, convert};
-pub use definitions::{CONVERT_PATH, CONVERTED, CONVERTED_LABEL, serve_v1beta2, set_service};
+pub use definitions::{CONVERT_PATH, CONVERTED, CONVERTED_LABEL, serve_v1beta2, set_service, store_as};
 pub use wire::{read, write};
 
 pub const V1BETA1: &str = "v1beta1";

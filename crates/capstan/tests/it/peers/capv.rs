@@ -213,15 +213,16 @@ impl World {
     }
 
     async fn capstan(&self, stores_v1beta2: bool) -> Result<Capstan> {
-        let mut args = vec!["--controllers", "vsphere", "--webhook", "127.0.0.1:0"];
-        if stores_v1beta2 {
-            self.management
-                .install_definitions(&["--vsphere-v1beta2", "default/capstan-webhook"])
-                .await?;
-            args.push("--convert-vsphere");
-        } else {
-            self.management.install_definitions(&[]).await?;
-        }
+        let args = ["--controllers", "vsphere", "--webhook", "127.0.0.1:0"];
+        let version = if stores_v1beta2 { "v1beta2" } else { "v1beta1" };
+        self.management
+            .install_definitions(&[
+                "--webhook-service",
+                "default/capstan-webhook",
+                "--stored-version",
+                version,
+            ])
+            .await?;
         Capstan::start(&self.management.plane, &args, &[])
     }
 

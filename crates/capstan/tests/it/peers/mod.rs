@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use capstan_testkit::{ControlPlane, manifests};
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::program::{LIMIT, Started, capstan, signal, wait};
@@ -107,7 +108,12 @@ impl Management {
     async fn install_definitions(&self, args: &[&str]) -> Result<()> {
         let out = capstan().arg("crds").args(args).output()?;
         ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let crds = manifests::parse(&String::from_utf8(out.stdout)?)?;
+        let mut crds = manifests::parse(&String::from_utf8(out.stdout)?)?;
+        let is_crd = |object: &DynamicObject| {
+            let types = object.types.as_ref();
+            types.is_some_and(|types| types.kind == "CustomResourceDefinition")
+        };
+        crds.retain(is_crd);
         manifests::install_crds(&self.plane.client().await?, crds).await
     }
 

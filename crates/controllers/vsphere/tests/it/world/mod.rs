@@ -5,7 +5,9 @@ mod tail;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
+use capstan_api::vsphere::{
+    VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM, v1beta2,
+};
 use capstan_core::interceptor::{Effect, Interceptors, System};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_testkit::interceptors::Ledger;
@@ -122,6 +124,12 @@ impl World {
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         K: serde::Serialize + DeserializeOwned + Clone + std::fmt::Debug,
     {
+        let mut value = value;
+        // Tests write vSphere's kinds with the fields of v1beta1.
+        if K::kind(&()).starts_with("VSphere") && value.get("apiVersion").is_none() {
+            value["apiVersion"] = json!("infrastructure.cluster.x-k8s.io/v1beta1");
+            value = v1beta2::convert(value, VSphereMachine::API_VERSION)?;
+        }
         let url = self.path::<K>(None);
         let request = http::Request::post(url).header("content-type", "application/json");
         Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)

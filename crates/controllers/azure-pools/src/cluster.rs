@@ -1,7 +1,7 @@
 //! AzureCluster: ready when the network that it names exists.
 //!
-//! Others manage its network. Invariant: an AzureCluster that another manager reconciles (`cluster.x-k8s.io/managed-by`) is
-//! never written.
+//! Others manage its network. Invariant: an AzureCluster that another manager reconciles (`cluster.x-k8s.io/managed-by`, or CAPZ
+//! beside Capstan) is never written.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use crate::error::Error;
 
 const NETWORK_READY: &str = "NetworkInfrastructureReady";
 const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
+const CAPZ_FINALIZER: &str = "azurecluster.infrastructure.cluster.x-k8s.io";
 /// Nobody reports that a network was created: Capstan checks this often.
 const RECHECK: Duration = Duration::from_secs(30);
 
@@ -51,11 +52,8 @@ impl Reconcile for Clusters {
         let Some(cluster) = owner(&self.0, object) else {
             return Ok(None);
         };
-        let left_alone = [MANAGED_BY, PAUSED_ANNOTATION]
-            .iter()
-            .any(|name| object.annotations().contains_key(*name));
         let ready = object.status.as_ref().is_some_and(|status| status.ready);
-        if scope.is_deleting() || left_alone || cluster.is_paused() || ready {
+        if scope.is_deleting() || is_left_alone(object) || cluster.is_paused() || ready {
             return Ok(None);
         }
         network(&self.0, object, &cluster.name_any()).await.map(Some)
@@ -103,6 +101,15 @@ impl Reconcile for Clusters {
             ..Report::of(after)
         }
     }
+}
+
+/// Whether somebody else reports the status: an external controller, or CAPZ, which puts its finalizer on every AzureCluster that
+/// it reconciles.
+fn is_left_alone(object: &AzureCluster) -> bool {
+    let annotated = [MANAGED_BY, PAUSED_ANNOTATION]
+        .iter()
+        .any(|name| object.annotations().contains_key(*name));
+    annotated || object.finalizers().iter().any(|finalizer| finalizer == CAPZ_FINALIZER)
 }
 
 /// Returns the Cluster that owns it. Core sets the owner reference; without core the Cluster itself refers to it.
@@ -168,4 +175,23 @@ async fn network(controller: &Controller, object: &AzureCluster, cluster_name: &
         }
     }
     Ok(Network::Exists)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    #[rstest]
+    #[case::alone(json!({}), false)]
+    #[case::external(json!({"annotations": {"cluster.x-k8s.io/managed-by": "terraform"}}), true)]
+    #[case::paused(json!({"annotations": {"cluster.x-k8s.io/paused": ""}}), true)]
+    #[case::capz(json!({"finalizers": ["azurecluster.infrastructure.cluster.x-k8s.io"]}), true)]
+    #[case::somebody(json!({"finalizers": ["example.com/keep"]}), false)]
+    fn an_azure_cluster_of_somebody_else_is_left_alone(#[case] metadata: Value, #[case] expected: bool) {
+        let object: AzureCluster =
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"location": "eastus"}})).unwrap();
+        assert_eq!(is_left_alone(&object), expected);
+    }
 }

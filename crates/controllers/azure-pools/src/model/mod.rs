@@ -37,6 +37,10 @@ pub const HASH_TAG: &str = "capstan-model";
 /// The tag that carries the hash of the custom data, tokens and all, that new instances get.
 pub const CUSTOM_DATA_TAG: &str = "capstan-custom-data";
 
+/// The tag by which CAPZ knows whether the custom data has changed. Without it, CAPZ would replace the machines of a pool that
+/// it gets back.
+pub const PEER_DATA_TAG: &str = "capz-custom-data-hash";
+
 /// A Windows computer has 15 letters for its name, six of which are Azure's.
 const LONGEST_WINDOWS_NAME: usize = 9;
 /// Flexible sets want to be told by which version of the network API their interfaces are made.
@@ -176,6 +180,7 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
     let tags = set.tags.get_or_insert_default();
     tags.insert(HASH_TAG.to_owned(), hash.clone());
     tags.insert(CUSTOM_DATA_TAG.to_owned(), custom_data_hash.clone());
+    tags.insert(PEER_DATA_TAG.to_owned(), peer_digest(input.bootstrap));
     Ok(Model {
         group: input.group(),
         name: input.name(),
@@ -251,7 +256,7 @@ fn identity(input: &Input<'_>) -> Option<ManagedIdentities> {
 }
 
 /// Tags that are about the model, and not the user's.
-pub const OWN_TAGS: [&str; 2] = [HASH_TAG, CUSTOM_DATA_TAG];
+pub const OWN_TAGS: [&str; 3] = [HASH_TAG, CUSTOM_DATA_TAG, PEER_DATA_TAG];
 /// The tag that shows which cluster owns a resource begins so; its value is `owned`.
 pub const CLUSTER_TAG_PREFIX: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_";
 
@@ -286,6 +291,9 @@ struct Hashed<'a> {
     zones: Vec<String>,
     /// The Kubernetes version, where it chooses the image.
     version: Option<&'a str>,
+    /// The edition of Windows Server that the annotation names, where it chooses the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    windows: Option<&'a str>,
     /// The subnets and backend pools of the network interfaces.
     network: Vec<String>,
 }
@@ -323,6 +331,7 @@ fn model_hash(input: &Input<'_>, set: &ScaleSet) -> String {
         zone_balance: spec.zone_balance,
         zones: input.zones(),
         version: version.filter(|_| spec.template.image.is_none()),
+        windows: profile::windows_annotation(input.pool).filter(|_| spec.template.image.is_none()),
         network: network_ids(set),
     };
     // A value of plain data always serializes.
@@ -350,6 +359,12 @@ fn network_ids(set: &ScaleSet) -> Vec<String> {
             .filter_map(|resource| resource.id.clone())
     });
     ids.collect()
+}
+
+/// Returns the hash that CAPZ takes of custom data: SHA-256 of its base64 text.
+fn peer_digest(bootstrap: &[u8]) -> String {
+    let hash = Sha256::digest(BASE64.encode(bootstrap));
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn digest(bytes: &[u8]) -> String {
@@ -410,5 +425,7 @@ fn encode(bytes: &[u8]) -> String {
     BASE64.encode(bytes)
 }
 
+#[cfg(test)]
+mod peer;
 #[cfg(test)]
 mod tests;

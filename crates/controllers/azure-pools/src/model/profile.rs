@@ -1,7 +1,8 @@
 //! The parts of the virtual machine profile.
 
 use capstan_api::azure::{
-    BootDiagnosticsStorage, Image, ManagedDisk, NetworkInterface, SpotEvictionPolicy, SubnetRole, SubnetSpec,
+    AzureMachinePool, BootDiagnosticsStorage, Image, ManagedDisk, NetworkInterface, SpotEvictionPolicy, SubnetRole,
+    SubnetSpec,
 };
 use capstan_azure::model::{
     BillingProfile, BootDiagnostics, DiagnosticsProfile, DiffDiskSettings, DiskSecurityProfile, Extension,
@@ -11,6 +12,8 @@ use capstan_azure::model::{
     ScaleSetStorageProfile, ScheduledEventsProfile, SecurityProfile, SshConfiguration, SshPublicKey, SubResource,
     TerminateNotificationProfile, UefiSettings, VirtualMachineProfile, WindowsConfiguration,
 };
+
+use kube::ResourceExt;
 
 use super::{Input, NETWORK_API, encode};
 use crate::error::Error;
@@ -22,6 +25,11 @@ const LINUX_PREFIX: usize = 58;
 const WINDOWS_PREFIX: usize = 9;
 /// Where Cluster API publishes images for every Kubernetes version.
 const COMMUNITY_GALLERY: &str = "ClusterAPI-f72ceb4f-5159-4c26-a0fe-2ea738f0d019";
+
+/// Names the edition of Windows Server for the default image, as CAPZ has it.
+const WINDOWS_ANNOTATION: &str = "windowsServerVersion";
+/// The edition of Windows Server where the pool names none.
+const DEFAULT_WINDOWS: &str = "2022";
 
 /// The image as the user means it, as Azure wants it, and the plan that it is sold under.
 pub fn image(input: &Input<'_>) -> Result<(Image, ImageReference, Option<Plan>), Error> {
@@ -50,19 +58,41 @@ fn default_image(input: &Input<'_>) -> Result<Image, Error> {
     }
     let windows = input.pool.spec.template.os_disk.os_type.as_deref() == Some("Windows");
     let name = if windows {
-        "capi-win-2022-containerd"
+        let year = windows_year(input.pool)?;
+        format!("capi-win-{year}-containerd")
     } else {
-        "capi-ubun2-2404"
+        "capi-ubun2-2404".to_owned()
     };
     Ok(Image {
         compute_gallery: Some(capstan_api::azure::ComputeGalleryImage {
             gallery: COMMUNITY_GALLERY.to_owned(),
-            name: name.to_owned(),
+            name,
             version: version.to_owned(),
             ..Default::default()
         }),
         ..Default::default()
     })
+}
+
+/// Returns the annotation that names the edition of Windows Server, if it counts: it is about default images of Windows.
+pub fn windows_annotation(pool: &AzureMachinePool) -> Option<&str> {
+    let windows = pool.spec.template.os_disk.os_type.as_deref() == Some("Windows");
+    let text = pool.annotations().get(WINDOWS_ANNOTATION)?;
+    Some(text.as_str()).filter(|text| windows && !text.is_empty())
+}
+
+/// Returns the edition of Windows Server that the annotation of the pool names, as CAPZ reads it: `windows-2019`.
+fn windows_year(pool: &AzureMachinePool) -> Result<&str, Error> {
+    let Some(text) = windows_annotation(pool) else {
+        return Ok(DEFAULT_WINDOWS);
+    };
+    let year = text.strip_prefix("windows-").unwrap_or_default();
+    if year.len() == 4 && year.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(year);
+    }
+    Err(Error::Invalid(format!(
+        "metadata.annotations[{WINDOWS_ANNOTATION}]: Invalid value: {text:?}: write it as windows-2022"
+    )))
 }
 
 fn reference(image: &Image, subscription: &str) -> Result<(ImageReference, Option<Plan>), Error> {
@@ -188,6 +218,7 @@ pub fn storage(input: &Input<'_>, image: ImageReference) -> ScaleSetStorageProfi
     let taken: Vec<i32> = template.data_disks.iter().filter_map(|disk| disk.lun).collect();
     let mut free = (0..).filter(|lun| !taken.contains(lun));
     let disks = template.data_disks.iter().map(|disk| ScaleSetDataDisk {
+        name: Some(format!("{}_{}", input.name(), disk.name_suffix)),
         lun: disk.lun.or_else(|| free.next()),
         create_option: Some("Empty".to_owned()),
         caching: disk.caching_type.as_ref().map(ToString::to_string),
@@ -420,16 +451,12 @@ pub fn spot(input: &Input<'_>) -> Result<VirtualMachineProfile, Error> {
     let Some(spot) = &input.pool.spec.template.spot_vm_options else {
         return Ok(VirtualMachineProfile::default());
     };
-    let price = match spot
-        .max_price
-        .as_ref()
-        .map(ToString::to_string)
-        .filter(|price| !price.is_empty())
-    {
+    let price = match spot.max_price.as_ref().filter(|price| !price.to_string().is_empty()) {
         None => None,
-        Some(text) => Some(text.parse::<f64>().map_err(|_| {
+        Some(price) => Some(price.value().ok_or_else(|| {
+            let text = price.to_string();
             Error::Invalid(format!(
-                "spec.template.spotVMOptions.maxPrice: Invalid value: {text:?}: must be a number"
+                "spec.template.spotVMOptions.maxPrice: Invalid value: {text:?}: must be a number, such as 0.25 or 250m"
             ))
         })?),
     };

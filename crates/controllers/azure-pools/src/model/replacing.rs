@@ -141,6 +141,13 @@ fn storage(new: &mut ScaleSetStorageProfile, old: &ScaleSetStorageProfile) {
     if !carries(new) && carries(old) {
         new.data_disks = Some(Vec::new());
     }
+    // Azure refuses to rename the disks of a scale set.
+    for disk in new.data_disks.iter_mut().flatten() {
+        let before = old.data_disks.iter().flatten().find(|before| before.lun == disk.lun);
+        if let Some(before) = before {
+            disk.name.clone_from(&before.name);
+        }
+    }
     // Of an image's names those of another kind: the new one has all that it needs.
     if let (Some(new), Some(old)) = (new.image_reference.as_mut(), old.image_reference.as_ref()) {
         end!(new, old, id: "id", publisher: "publisher", offer: "offer", sku: "sku", version: "version",

@@ -95,7 +95,7 @@ fn a_scale_set_is_made_of_pool_cluster_and_machine_pool() {
     set.tags
         .as_mut()
         .unwrap()
-        .retain(|name, _| !name.starts_with("capstan"));
+        .retain(|name, _| !OWN_TAGS.contains(&name.as_str()));
     insta::assert_json_snapshot!(set);
 }
 
@@ -292,4 +292,33 @@ fn a_new_model_keeps_the_prefix_that_azure_does_not_let_change() {
         profile.os_profile.unwrap().computer_name_prefix.as_deref(),
         Some("work")
     );
+}
+
+#[rstest]
+#[case::default(json!({}), Ok("capi-win-2022-containerd"))]
+#[case::older(json!({"windowsServerVersion": "windows-2019"}), Ok("capi-win-2019-containerd"))]
+#[case::empty(json!({"windowsServerVersion": ""}), Ok("capi-win-2022-containerd"))]
+#[case::wrong(json!({"windowsServerVersion": "2019"}), Err("write it as windows-2022"))]
+fn the_annotation_chooses_the_edition_of_windows(#[case] annotations: Value, #[case] expected: Result<&str, &str>) {
+    let mut world = world(json!({ "template": { "osDisk": { "osType": "Windows" } } }));
+    let plain = model(&world).hash;
+    world.pool.spec.template.image = None;
+    world.pool.metadata.annotations = serde_json::from_value(annotations).unwrap();
+    let built = build(&Input {
+        pool: &world.pool,
+        machine_pool: &world.machine_pool,
+        cluster_name: "c",
+        azure_cluster: &world.azure_cluster,
+        subscription: "sub",
+        bootstrap: world.bootstrap.as_bytes(),
+        accelerated_networking: true,
+    });
+    match (built, expected) {
+        (Ok(model), Ok(name)) => {
+            assert_ne!(model.hash, plain);
+            assert_eq!(model.image.compute_gallery.unwrap().name, name);
+        }
+        (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+        (built, expected) => panic!("{:?} instead of {expected:?}", built.map(|model| model.image)),
+    }
 }

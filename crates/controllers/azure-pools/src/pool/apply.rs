@@ -17,7 +17,7 @@ use super::drain::{self, Terms};
 use super::machines::Written;
 use super::member::{MODEL_ANNOTATION, Member, NodeState};
 use super::observe::Observed;
-use super::orphan::PREDECESSORS_FINALIZER;
+use super::orphan::OLD_FINALIZER;
 use super::report::applied_tags;
 use super::snapshot::Make;
 use super::{Actor, FINALIZER};
@@ -36,6 +36,7 @@ impl Actor<'_> {
         match step {
             Step::AddFinalizer => {
                 self.scope.add_finalizer(FINALIZER).await?;
+                self.scope.remove_finalizer(OLD_FINALIZER).await?;
                 return Ok(Outcome::Observe);
             }
             Step::SetSshKey => {
@@ -92,7 +93,7 @@ impl Actor<'_> {
                 }
             }
             Step::ReleasePool => {
-                self.scope.remove_finalizer(PREDECESSORS_FINALIZER).await?;
+                self.scope.remove_finalizer(OLD_FINALIZER).await?;
                 self.scope.remove_finalizer(FINALIZER).await?;
                 return Ok(Outcome::Wait(None));
             }

@@ -7,6 +7,7 @@ use capstan_core::validate::{azure_cluster, azure_pool};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 
+use super::orphan::OLD_FINALIZER;
 use super::{Actor, FINALIZER};
 use crate::error::Error;
 use crate::model::{self, Model};
@@ -34,7 +35,8 @@ impl Actor<'_> {
             return Ok(Intent::Teardown);
         }
         let pool = self.pool();
-        if !pool.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        let has = |name: &str| pool.finalizers().iter().any(|finalizer| finalizer == name);
+        if !has(FINALIZER) || has(OLD_FINALIZER) {
             return Ok(Intent::Setup(Setup::Finalizer));
         }
         let findings = azure_pool::validate(pool);

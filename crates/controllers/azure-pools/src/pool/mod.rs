@@ -40,7 +40,8 @@ use machines::Writer;
 use observe::Observed;
 use owners::{Found, Owners};
 
-pub const FINALIZER: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
+/// CAPZ has the same finalizer, so that either of the two can delete a pool that the other one made.
+pub const FINALIZER: &str = "machinepool.cluster.x-k8s.io";
 /// A rotated secret is noticed after this long at the latest; a refused sign-in is noticed at once.
 const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 /// A pool that cannot go on is not reconciled more often than this by itself: Azure refuses its request each time.

@@ -25,12 +25,12 @@ use crate::model;
 /// While objects go away, their watch wakes us; this is for a watch that was cut off, and for a lost sign-in.
 const RECHECK: Duration = Duration::from_secs(30);
 
-/// The finalizer of the provider that ran the pool before.
-pub(super) const PREDECESSORS_FINALIZER: &str = "machinepool.cluster.x-k8s.io";
+/// The finalizer of earlier versions of Capstan. CAPZ does not remove it.
+pub(super) const OLD_FINALIZER: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io";
 
 /// Whether the pool carries a finalizer that only we remove.
 pub fn is_ours(pool: &AzureMachinePool) -> bool {
-    let ours = |finalizer: &String| [FINALIZER, PREDECESSORS_FINALIZER].contains(&finalizer.as_str());
+    let ours = |finalizer: &String| [FINALIZER, OLD_FINALIZER].contains(&finalizer.as_str());
     pool.finalizers().iter().any(ours)
 }
 

@@ -153,8 +153,14 @@ impl Cloud<'_> {
 
     /// Notes the model on a scale set that somebody else made and that fits: nothing else is touched.
     pub(in crate::pool) async fn adopt(&mut self, model: &Model) -> Result<(), Error> {
+        let mut tags = self.tags(model);
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        if let Some(hash) = set.and_then(|set| set.tags.get(model::PEER_DATA_TAG)) {
+            // The custom data stays the one that CAPZ set, until it changes.
+            tags.insert(model::PEER_DATA_TAG.to_owned(), hash.clone());
+        }
         let change = ScaleSet {
-            tags: Some(self.tags(model)),
+            tags: Some(tags),
             ..ScaleSet::default()
         };
         let patched = self

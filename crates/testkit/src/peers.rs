@@ -3,14 +3,16 @@
 //! Invariant: a peer that was stopped leaves nothing that refuses writes: its admission goes with it. Its definitions stay,
 //! as those of an installation do whose Deployment was scaled to zero.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use kube::Client;
-use kube::ResourceExt;
 use kube::api::DynamicObject;
+use kube::{Client, ResourceExt};
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::clusterapi::{self, Server};
 use crate::controlplane::{ControlPlane, free_ports};
@@ -24,6 +26,8 @@ pub struct Release {
     pub name: &'static str,
     program: &'static Part,
     crds: &'static Part,
+    /// Definitions of other providers that the manager watches.
+    watched: Option<&'static Part>,
     /// Kinds of others that the manager needs in order to start, and that nobody serves: group, version, kind, plural.
     foreign: &'static [(&'static str, &'static str, &'static str, &'static str)],
     webhooks: &'static Part,
@@ -38,6 +42,7 @@ pub static CAPV_1_16: Release = Release {
     name: "capv",
     program: &parts::CAPV,
     crds: &parts::CAPV_CRDS,
+    watched: None,
     foreign: &[],
     webhooks: &parts::CAPV_WEBHOOKS,
     contracts: &["v1beta1", "v1beta2"],
@@ -58,8 +63,60 @@ pub static CAPZ: Release = Release {
     name: "capz",
     program: &parts::CAPZ,
     crds: &parts::CAPZ_CRDS,
+    watched: Some(&parts::KUBEADM_CRDS),
     // Azure Service Operator's.
-    foreign: &[],
+    foreign: &[
+        (
+            "resources.azure.com",
+            "v1api20200601",
+            "ResourceGroup",
+            "resourcegroups",
+        ),
+        (
+            "network.azure.com",
+            "v1api20201101",
+            "VirtualNetwork",
+            "virtualnetworks",
+        ),
+        (
+            "network.azure.com",
+            "v1api20201101",
+            "VirtualNetworksSubnet",
+            "virtualnetworkssubnets",
+        ),
+        ("network.azure.com", "v1api20220701", "NatGateway", "natgateways"),
+        ("network.azure.com", "v1api20220701", "BastionHost", "bastionhosts"),
+        (
+            "network.azure.com",
+            "v1api20220701",
+            "PrivateEndpoint",
+            "privateendpoints",
+        ),
+        (
+            "containerservice.azure.com",
+            "v1api20250801",
+            "ManagedCluster",
+            "managedclusters",
+        ),
+        (
+            "containerservice.azure.com",
+            "v1api20250801",
+            "ManagedClustersAgentPool",
+            "managedclustersagentpools",
+        ),
+        (
+            "containerservice.azure.com",
+            "v1api20250301",
+            "FleetsMember",
+            "fleetsmembers",
+        ),
+        (
+            "kubernetesconfiguration.azure.com",
+            "v1api20230501",
+            "Extension",
+            "extensions",
+        ),
+    ],
     webhooks: &parts::CAPZ_WEBHOOKS,
     contracts: &["v1beta1"],
     converts: false,
@@ -70,8 +127,8 @@ pub static CAPZ: Release = Release {
 impl Release {
     /// Builds everything that it is made of, which takes minutes the first time.
     pub async fn build(&'static self) -> Result<()> {
-        let all = [self.program, self.crds, self.webhooks];
-        tokio::task::spawn_blocking(move || all.into_iter().try_for_each(|part| part.path().map(drop)))
+        let all = [Some(self.program), Some(self.crds), self.watched, Some(self.webhooks)];
+        tokio::task::spawn_blocking(move || all.into_iter().flatten().try_for_each(|part| part.path().map(drop)))
             .await
             .context("the build was interrupted")?
     }
@@ -86,6 +143,9 @@ impl Release {
             if self.converts {
                 server.convert(crd);
             }
+        }
+        if let Some(watched) = self.watched {
+            crds.extend(manifests::read_dir(&watched.path()?)?);
         }
         for foreign in self.foreign {
             crds.push(free_form(*foreign)?);
@@ -108,6 +168,34 @@ fn free_form((group, version, kind, plural): (&str, &str, &str, &str)) -> Result
     Ok(serde_json::from_value(crd)?)
 }
 
+/// Leads every tunnel of HTTPS to one server, whatever host it is for. CAPZ knows no other address of Azure than the real one.
+///
+/// Returns the address for `HTTPS_PROXY`; it answers as long as the runtime of the caller lives.
+pub async fn tunnel_to(server: SocketAddr) -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            // A client that goes away ends its own tunnel only.
+            tokio::spawn(async move { tunnel(client, server).await.ok() });
+        }
+    });
+    Ok(format!("http://{address}"))
+}
+
+async fn tunnel(client: TcpStream, server: SocketAddr) -> Result<()> {
+    let mut client = BufReader::new(client);
+    let mut line = String::new();
+    // The request and its headers end with an empty line; every request is CONNECT.
+    while client.read_line(&mut line).await? > 2 {
+        line.clear();
+    }
+    let mut server = TcpStream::connect(server).await?;
+    client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+    tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+    Ok(())
+}
+
 /// A running manager of a release.
 pub struct Peer {
     process: Process,
@@ -118,11 +206,15 @@ pub struct Peer {
 
 impl Peer {
     /// Installs its definitions over those that are there, starts it, and registers its admission.
+    ///
+    /// `admits` chooses the webhooks, by the resource that each is about: a manager whose feature gates turn a controller off does
+    /// not serve its webhooks, either.
     pub async fn start(
         plane: &ControlPlane,
         release: &'static Release,
-        args: &[String],
+        args: &[&str],
         variables: &[(&str, String)],
+        admits: fn(&str) -> bool,
     ) -> Result<Self> {
         release.build().await?;
         let [webhook, health] = free_ports()?;
@@ -150,6 +242,10 @@ impl Peer {
         let mut admission = manifests::read_dir(&release.webhooks.path()?)?;
         for configuration in &mut admission {
             server.admit(configuration)?;
+            if let Some(entries) = configuration.data["webhooks"].as_array_mut() {
+                let resource = |entry: &serde_json::Value| entry["rules"][0]["resources"][0].as_str().map(admits);
+                entries.retain(|entry| resource(entry) == Some(true));
+            }
             // Cluster API's own configurations have the same names before their installation prefixes them.
             configuration.metadata.name = Some(format!("{}-{}", release.name, configuration.name_any()));
         }

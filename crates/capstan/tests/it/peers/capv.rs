@@ -245,7 +245,7 @@ async fn take_over_and_back(release: &'static Release, stores_v1beta2: bool) -> 
     let world = World::start().await?;
     let management = &world.management;
     let empty = world.vms().await?;
-    let peer = Peer::start(&management.plane, release, &[], &[]).await?;
+    let peer = Peer::start(&management.plane, release, &[], &[], |_| true).await?;
     world.make_cluster().await?;
     world.running(2, 1, 1).await?;
     let made = management.settled().await?;
@@ -274,7 +274,7 @@ async fn take_over_and_back(release: &'static Release, stores_v1beta2: bool) -> 
     capstan.stop()?;
 
     world.sim.admin.reset_counters().await?;
-    let peer = Peer::start(&management.plane, release, &[], &[]).await?;
+    let peer = Peer::start(&management.plane, release, &[], &[], |_| true).await?;
     world.untouched("4-given-back", &before, &vms).await?;
     management
         .apply(&[world.deployment("workers", 4, "workers-2", None)])

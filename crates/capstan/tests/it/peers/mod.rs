@@ -4,6 +4,7 @@
 //! set to a folder each step writes the objects there, to compare them field by field.
 
 mod capv;
+mod capz;
 mod played;
 
 mod clusterctl;

@@ -35,6 +35,7 @@ impl Played {
                     let _ = control_plane(&client, &namespace).await;
                     let _ = kubelets(&client, &namespace).await;
                     let _ = addresses(&client, &namespace).await;
+                    let _ = service_operator(&client, &namespace).await;
                     tokio::time::sleep(TURN).await;
                 }
             }
@@ -81,7 +82,9 @@ async fn kubelets(client: &Client, namespace: &str) -> Result<()> {
     let machines = api(client, namespace, CORE, "v1beta2", "Machine", "machines");
     let nodes = api(client, "", "", "v1", "Node", "nodes");
     for machine in machines.list(&Default::default()).await? {
-        let Some(id) = machine.data["spec"]["providerID"].as_str() else {
+        // The simulated Azure lets its machines join by itself.
+        let id = machine.data["spec"]["providerID"].as_str();
+        let Some(id) = id.filter(|id| !id.starts_with("azure:")) else {
             continue;
         };
         let name = machine.name_any();
@@ -119,6 +122,47 @@ async fn addresses(client: &Client, namespace: &str) -> Result<()> {
         }
         let patch = Patch::Merge(json!({"status": {"addressRef": {"name": name}}}));
         claims.patch_status(&name, &PatchParams::default(), &patch).await?;
+    }
+    Ok(())
+}
+
+/// Every resource that CAPZ asks Azure Service Operator for is there already.
+async fn service_operator(client: &Client, namespace: &str) -> Result<()> {
+    const KINDS: [(&str, &str, &str, &str); 5] = [
+        (
+            "resources.azure.com",
+            "v1api20200601",
+            "ResourceGroup",
+            "resourcegroups",
+        ),
+        (
+            "network.azure.com",
+            "v1api20201101",
+            "VirtualNetwork",
+            "virtualnetworks",
+        ),
+        (
+            "network.azure.com",
+            "v1api20201101",
+            "VirtualNetworksSubnet",
+            "virtualnetworkssubnets",
+        ),
+        ("network.azure.com", "v1api20220701", "NatGateway", "natgateways"),
+        ("network.azure.com", "v1api20220701", "BastionHost", "bastionhosts"),
+    ];
+    for (group, version, kind, plural) in KINDS {
+        let api = api(client, namespace, group, version, kind, plural);
+        for object in api.list(&Default::default()).await? {
+            let generation = object.metadata.generation.unwrap_or_default();
+            if object.data.pointer("/status/conditions/0/observedGeneration") == Some(&json!(generation)) {
+                continue;
+            }
+            let ready = json!({"type": "Ready", "status": "True", "reason": "Succeeded", "message": "",
+                "observedGeneration": generation, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let patch = Patch::Merge(json!({"status": {"conditions": [ready]}}));
+            api.patch_status(&object.name_any(), &PatchParams::default(), &patch)
+                .await?;
+        }
     }
     Ok(())
 }

@@ -315,6 +315,10 @@ async fn moved_objects(kubeconfig: &Path, namespaces: &[&str]) -> Result<BTreeMa
             serde_json::from_str(&kubectl(kubeconfig, &["get", &kinds, "-n", namespace, "-o", "json"]).await?)?;
         for object in list["items"].as_array().context("no list")? {
             let meta = &object["metadata"];
+            // Cluster-wide objects stay at the source, too.
+            if meta["namespace"].is_null() {
+                continue;
+            }
             let name = format!("{} {namespace}/{}", text(&object["kind"]), text(&meta["name"]));
             found.insert(name, text(&object["spec"]["providerID"]).to_owned());
         }

@@ -39,7 +39,7 @@ pub struct Args {
     /// How many Nodes each hostile workload cluster has
     #[arg(long, default_value_t = 100_000)]
     nodes: usize,
-    /// How many bytes of annotations each of them has; a page of 100 may have 8 MiB
+    /// How many bytes of annotations each of them has; a page of 50 may have 4 MiB
     #[arg(long, default_value_t = 70_000)]
     node_bytes: usize,
     /// How many clients with slow headers connect to each port

@@ -1,6 +1,7 @@
 //! Bounds on the answers of an API server that somebody else runs. Invariant: an answer that is read in full has at most
 //! [`ANSWER_BYTES`] and takes at most [`ANSWER_TIME`]; an event of a watch has at most [`EVENT_BYTES`]; and the number of
-//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of a thousand.
+//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of a thousand. All API servers
+//! together send [`LARGE_ANSWERS`] large answers at a time; the others wait for their turn.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,21 +10,31 @@ use std::time::Duration;
 use futures::future::{MapOk, TryFutureExt};
 use http::{Request, Response};
 use http_body::{Body, Frame};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Sleep;
 use tower::{BoxError, Layer, Service};
 
-/// A page of 100 Nodes with their image lists has 1 to 5 MiB.
-const ANSWER_BYTES: usize = 8 << 20;
+/// A page of 50 Nodes with their image lists has 0.5 to 2.5 MiB.
+const ANSWER_BYTES: usize = 4 << 20;
 /// etcd takes objects up to 1.5 MiB.
 const EVENT_BYTES: usize = 2 << 20;
-/// JSON objects in one answer: a page of 100 Nodes has 10,000 to 30,000, most of them in managedFields.
-const ANSWER_OBJECTS: usize = 200_000;
+/// JSON objects in one answer: a page of 50 Nodes has 5,000 to 15,000, most of them in managedFields.
+const ANSWER_OBJECTS: usize = 100_000;
 /// JSON objects in one event of a watch.
 const EVENT_OBJECTS: usize = 20_000;
 /// Items in one list: no page that we ask for has more than 500.
 const ITEMS: usize = 1_000;
 /// An answer that is not complete after this long is given up; the wait for its beginning has the same limit.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// An answer with more bytes is large. Any number of small ones is read at a time.
+const SMALL: usize = 1 << 20;
+/// Large answers that are read at a time.
+const LARGE_ANSWERS: usize = 2;
+/// The rest of a large answer must come within this time, because others wait for it. It is enough at 1 MiB a second.
+const LARGE_TIME: Duration = Duration::from_secs(5);
+
+/// The turns of the large answers.
+static TURNS: Semaphore = Semaphore::const_new(LARGE_ANSWERS);
 
 /// An answer beyond the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,17 +45,28 @@ pub enum Unbounded {
     TooLong,
 }
 
-pub(crate) struct Bounds;
+/// Bounds answers; the large ones take these turns.
+pub(crate) struct Bounds(&'static Semaphore);
+
+impl Bounds {
+    /// The bounds of all API servers that others run.
+    pub fn shared() -> Self {
+        Self(&TURNS)
+    }
+}
 
 impl<S> Layer<S> for Bounds {
     type Service = Bounded<S>;
 
     fn layer(&self, inner: S) -> Bounded<S> {
-        Bounded(inner)
+        Bounded { inner, turns: self.0 }
     }
 }
 
-pub(crate) struct Bounded<S>(S);
+pub(crate) struct Bounded<S> {
+    inner: S,
+    turns: &'static Semaphore,
+}
 
 impl<S, Q, B> Service<Request<Q>> for Bounded<S>
 where
@@ -52,18 +74,16 @@ where
 {
     type Response = Response<BoundedBody<B>>;
     type Error = S::Error;
-    type Future = MapOk<S::Future, fn(Response<B>) -> Response<BoundedBody<B>>>;
+    type Future = MapOk<S::Future, Box<dyn FnOnce(Response<B>) -> Response<BoundedBody<B>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let bound: fn(Response<B>) -> Response<BoundedBody<B>> = match is_watch(&request) {
-            true => |response| response.map(|body| BoundedBody::new(body, true)),
-            false => |response| response.map(|body| BoundedBody::new(body, false)),
-        };
-        self.0.call(request).map_ok(bound)
+        let (watch, turns) = (is_watch(&request), self.turns);
+        let bound = move |response: Response<B>| response.map(|body| BoundedBody::new(body, watch, turns));
+        self.inner.call(request).map_ok(Box::new(bound))
     }
 }
 
@@ -77,21 +97,36 @@ pub(crate) struct BoundedBody<B> {
     inner: Pin<Box<B>>,
     scan: Scan,
     deadline: Option<Pin<Box<Sleep>>>,
+    turns: &'static Semaphore,
+    turn: Turn,
     failed: bool,
 }
 
+/// The turn of an answer that is read in full.
+enum Turn {
+    NotNeeded,
+    Waiting(Pin<Box<dyn Future<Output = Option<SemaphorePermit<'static>>> + Send>>),
+    /// Other large answers wait until this one ends.
+    Taken {
+        _turn: Option<SemaphorePermit<'static>>,
+    },
+}
+
 impl<B> BoundedBody<B> {
-    fn new(inner: B, watch: bool) -> Self {
+    fn new(inner: B, watch: bool, turns: &'static Semaphore) -> Self {
         Self {
             inner: Box::pin(inner),
+            turns,
             scan: Scan::new(watch),
             deadline: (!watch).then(|| Box::pin(tokio::time::sleep(ANSWER_TIME))),
+            turn: Turn::NotNeeded,
             failed: false,
         }
     }
 
     fn fail<T>(&mut self, error: Unbounded) -> Poll<Option<Result<T, BoxError>>> {
         self.failed = true;
+        self.turn = Turn::NotNeeded;
         Poll::Ready(Some(Err(error.into())))
     }
 }
@@ -109,6 +144,11 @@ where
         if self.failed {
             return Poll::Ready(None);
         }
+        if let Turn::Waiting(turn) = &mut self.turn {
+            let turn = ready!(turn.as_mut().poll(cx));
+            self.turn = Turn::Taken { _turn: turn };
+            self.deadline = Some(Box::pin(tokio::time::sleep(LARGE_TIME)));
+        }
         if let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
@@ -117,10 +157,15 @@ where
         match ready!(self.inner.as_mut().poll_frame(cx)) {
             Some(Ok(frame)) => {
                 let data = frame.data_ref().map(AsRef::<[u8]>::as_ref).unwrap_or_default();
-                if self.scan.is_within_bounds(data) {
-                    return Poll::Ready(Some(Ok(frame)));
+                if !self.scan.is_within_bounds(data) {
+                    return self.fail(Unbounded::TooLarge);
                 }
-                self.fail(Unbounded::TooLarge)
+                if self.scan.is_large() && matches!(self.turn, Turn::NotNeeded) {
+                    // Nobody closes the semaphore.
+                    let turns = self.turns;
+                    self.turn = Turn::Waiting(Box::pin(async move { turns.acquire().await.ok() }));
+                }
+                Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
             None => Poll::Ready(None),
@@ -162,6 +207,11 @@ impl Scan {
         })
     }
 
+    /// Whether the answer is one that is read in full, and takes a turn.
+    fn is_large(&self) -> bool {
+        !self.watch && self.bytes > SMALL
+    }
+
     fn read(&mut self, byte: u8) {
         if self.watch && byte == b'\n' {
             *self = Self::new(true);
@@ -196,6 +246,11 @@ mod tests {
     use rstest::rstest;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Bounds with turns of their own.
+    fn bounds() -> Bounds {
+        Bounds(Box::leak(Box::new(Semaphore::new(LARGE_ANSWERS))))
+    }
 
     /// A body of the same part over and over, without end.
     struct Endless {
@@ -232,7 +287,7 @@ mod tests {
             };
             std::future::ready(Ok::<_, BoxError>(Response::new(body)))
         });
-        (kube::Client::new(Bounds.layer(service), "default"), sent)
+        (kube::Client::new(bounds().layer(service), "default"), sent)
     }
 
     #[rstest]
@@ -283,8 +338,49 @@ mod tests {
             let body = http_body_util::StreamBody::new(Box::pin(drops));
             std::future::ready(Ok::<_, BoxError>(Response::new(body)))
         });
-        let nodes: Api<Node> = Api::all(kube::Client::new(Bounds.layer(service), "default"));
+        let nodes: Api<Node> = Api::all(kube::Client::new(bounds().layer(service), "default"));
         let error = nodes.list(&ListParams::default()).await.unwrap_err();
         assert_eq!(crate::error::classified(&error), Unbounded::TooLong.to_string());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_answers_take_turns_and_one_that_stalls_gives_its_turn_back() {
+        let reading = Arc::new(AtomicUsize::new(0));
+        let most = Arc::new(AtomicUsize::new(0));
+        let (now, peak) = (reading.clone(), most.clone());
+        let service = tower::service_fn(move |_: Request<kube::client::Body>| {
+            // Large at once; after that the server sends a byte a second, and never ends.
+            let (now, peak) = (now.clone(), peak.clone());
+            let parts = futures::stream::unfold(0, move |part| {
+                let (now, peak) = (now.clone(), peak.clone());
+                async move {
+                    if part > 0 {
+                        if part == 1 {
+                            peak.fetch_max(1 + now.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+                        }
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    let text = if part == 0 {
+                        " ".repeat(SMALL + 1)
+                    } else {
+                        " ".to_owned()
+                    };
+                    Some((Ok::<_, BoxError>(Frame::data(bytes::Bytes::from(text))), part + 1))
+                }
+            });
+            let body = http_body_util::StreamBody::new(Box::pin(parts));
+            std::future::ready(Ok::<_, BoxError>(Response::new(body)))
+        });
+        let nodes: Api<Node> = Api::all(kube::Client::new(bounds().layer(service), "default"));
+        let began = tokio::time::Instant::now();
+        let lists = (0..6).map(|_| async {
+            let error = nodes.list(&ListParams::default()).await.unwrap_err();
+            reading.fetch_sub(1, Ordering::SeqCst);
+            crate::error::classified(&error)
+        });
+        let errors = futures::future::join_all(lists).await;
+        assert_eq!(errors, vec![Unbounded::TooLong.to_string(); 6]);
+        assert_eq!(most.load(Ordering::SeqCst), LARGE_ANSWERS);
+        assert_eq!(began.elapsed().as_secs(), 3 * LARGE_TIME.as_secs());
     }
 }

@@ -94,7 +94,7 @@ pub fn connect_bounded(
     if let Some(transport) = transport {
         return Ok(in_process(config, &layer, transport));
     }
-    let builder = ClientBuilder::try_from(config)?.with_layer(&Bounds);
+    let builder = ClientBuilder::try_from(config)?.with_layer(&Bounds::shared());
     Ok(builder.with_layer(&layer).build())
 }
 

@@ -34,12 +34,14 @@ use crate::context::Context;
 use crate::error::{self, Error, code};
 use crate::metrics::Metrics;
 use crate::nodes::is_unreachable;
-use crate::workload::{ClusterKey, PAGE};
+use crate::workload::ClusterKey;
 
 /// Listing a node's pods takes milliseconds; a cluster that needs longer than this does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
 /// A drain that no caller asked about for this long has been abandoned.
 const ABANDONED: Duration = Duration::from_secs(600);
+/// Pods or disruption budgets in one answer: most nodes have no more pods.
+const PAGE: u32 = 100;
 /// A node with more pods than this is not drained; kubelets run at most a few hundred.
 const MAX_PODS: usize = 2_000;
 /// Disruption budgets that are watched at most. Pods under any other are tried again after a while.

@@ -24,7 +24,7 @@ use crate::nodes::{self, NodeIndex};
 /// A workload cluster with more Nodes than this is refused. Kubernetes itself is tested with 5,000.
 pub const MAX_NODES: usize = 10_000;
 /// Nodes in one answer: with their image lists they are large before they are trimmed.
-pub(crate) const PAGE: u32 = 100;
+pub(crate) const PAGE: u32 = 50;
 /// A silently dead watch is noticed after this long; kube's own default is five minutes.
 const WATCH_SECONDS: u32 = 120;
 /// A cluster that just failed to answer is not asked again for this long: its machines share the answer.

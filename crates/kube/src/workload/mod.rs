@@ -21,7 +21,6 @@ use kube::runtime::watcher;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-pub(crate) use self::connection::PAGE;
 pub use self::connection::{Connection, MAX_NODES};
 use self::events::Events;
 pub use self::events::NodeEvent;

@@ -95,7 +95,7 @@ async fn a_cluster_with_100_000_nodes_is_refused_and_costs_no_more_than_the_limi
     let context = nowhere();
     let (cluster, connection) = cluster_of(&context, &client);
     until(|| connection.nodes.is_overfull()).await;
-    let pages = MAX_NODES / PAGE as usize + 1;
+    let pages = MAX_NODES / connection::PAGE as usize + 1;
     assert!(
         requests.load(Ordering::SeqCst) <= pages,
         "the list is not read to its end"

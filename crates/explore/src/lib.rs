@@ -10,6 +10,8 @@ mod faults;
 mod machines;
 mod pools;
 mod trace;
+mod vcenter;
+mod vms;
 mod world;
 
 #[cfg(test)]
@@ -25,7 +27,8 @@ use futures::future::BoxFuture;
 pub use machines::Machines;
 pub use pools::Pools;
 pub use trace::Trace;
-pub use world::{Process, World};
+pub use vms::Vms;
+pub use world::{Clouds, Process, World};
 
 /// A seed takes no longer than this in simulated time; a healthy one is done long before.
 const LONGEST: Duration = Duration::from_secs(3 * 24 * 3600);
@@ -47,6 +50,11 @@ pub trait Scenario: Send + Sized + 'static {
 
     /// Does one thing that a user, or somebody else, may do at any time.
     fn edit<'a>(&'a mut self, world: &'a mut World) -> BoxFuture<'a, Result<()>>;
+
+    /// Disturbs the cloud.
+    fn disturb(&mut self, world: &mut World, rng: &mut Rng) -> Result<()> {
+        world.disturb_azure(rng)
+    }
 
     /// Returns what is missing to the desired state.
     fn missing(&self, world: &World) -> Vec<String>;
@@ -115,7 +123,7 @@ async fn explore<S: Scenario>(seed: u64, trace: &Trace) -> Result<Stats> {
             4 => world.crash_after(rng.below(12) + 1).await?,
             5 => world.crash().await?,
             6 => world.disturb_watches(&mut rng),
-            7 => world.disturb_azure(&mut rng)?,
+            7 => scenario.disturb(&mut world, &mut rng)?,
             _ => world.disturb_requests(&mut rng),
         }
         let most = if rng.chance(50) { 20_000 } else { 900_000 };

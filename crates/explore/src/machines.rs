@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::world::{Call, GROUP, Monitor, NAMESPACE, View, World, is_ready};
+use crate::world::{Call, Clouds, GROUP, Monitor, NAMESPACE, View, World, is_ready};
 use crate::{Scenario, Trace};
 
 const VERSION: &str = "machine.openshift.io/v1beta1";
@@ -210,8 +210,8 @@ impl Scenario for Machines {
                 }),
                 ..Config::default()
             };
-            let process = |context, clients| -> BoxFuture<'static, Result<()>> {
-                Box::pin(async move { Ok(capstan_openshift::run(context, clients, Default::default()).await?) })
+            let process = |context, clouds: Clouds| -> BoxFuture<'static, Result<()>> {
+                Box::pin(async move { Ok(capstan_openshift::run(context, clouds.azure, Default::default()).await?) })
             };
             let world = World::new(seed, config, process, monitor, trace).await?;
             let azure = &world.view.azure;

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::world::{Call, GROUP, Monitor, NAMESPACE, View, World, is_available, is_ready};
+use crate::world::{Call, Clouds, GROUP, Monitor, NAMESPACE, View, World, is_available, is_ready};
 use crate::{Scenario, Trace};
 
 const NAME: &str = "np";
@@ -354,8 +354,8 @@ impl Scenario for Pools {
                 }),
                 ..Config::default()
             };
-            let process = |context, clients| -> BoxFuture<'static, Result<()>> {
-                Box::pin(async move { Ok(capstan_azure_pools::run(context, clients, Default::default()).await?) })
+            let process = |context, clouds: Clouds| -> BoxFuture<'static, Result<()>> {
+                Box::pin(async move { Ok(capstan_azure_pools::run(context, clouds.azure, Default::default()).await?) })
             };
             let world = World::new(seed, config, process, monitor, trace).await?;
             pools.objects(&world).await?;

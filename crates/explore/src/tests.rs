@@ -75,3 +75,8 @@ fn pools_keep_their_promises() {
 fn machines_keep_their_promises() {
     seeds::<Machines>();
 }
+
+#[test]
+fn vms_keep_their_promises() {
+    seeds::<Vms>();
+}

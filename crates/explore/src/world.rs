@@ -39,17 +39,28 @@ const STOPS_WITHIN: Duration = Duration::from_secs(1200);
 const BEGIN: i64 = 1_800_000_000;
 
 /// Runs the controllers until they are shut down.
-pub type Process = fn(Context, Clients) -> BoxFuture<'static, Result<()>>;
+pub type Process = fn(Context, Clouds) -> BoxFuture<'static, Result<()>>;
+
+/// The clouds that a process reaches.
+pub struct Clouds {
+    pub azure: Clients,
+    pub vcenter: Option<capstan_vsphere::InProcess>,
+}
 
 /// Checks promises at the requests of the product.
 pub trait Monitor: Send + Sync {
     /// A write to Azure is about to be carried out.
-    fn azure_before(&self, view: &View, request: &Call);
+    fn azure_before(&self, _: &View, _: &Call) {}
     /// It was carried out.
-    fn azure_after(&self, view: &View, request: &Call);
-    /// A write to Kubernetes was carried out; `before` is the object as it was.
-    fn kube_after(&self, view: &View, path: &str, before: Option<&Value>);
+    fn azure_after(&self, _: &View, _: &Call) {}
+    /// A write to Kubernetes was carried out; the last argument is the object as it was.
+    fn kube_after(&self, _: &View, _: &str, _: Option<&Value>) {}
 }
+
+/// For scenarios without Azure.
+pub struct NoMonitor;
+
+impl Monitor for NoMonitor {}
 
 /// A request to Azure.
 #[derive(Debug)]
@@ -72,6 +83,8 @@ pub struct World {
     pub client: kube::Client,
     pub trace: Trace,
     pub crashes: usize,
+    /// The vCenter, if there is one.
+    pub vcenter: Option<capstan_vsphere::InProcess>,
     faults: Arc<Faults>,
     monitor: Arc<dyn Monitor>,
     process: Process,
@@ -120,6 +133,7 @@ impl World {
             faults: Faults::new(seed, trace.clone()),
             trace,
             crashes: 0,
+            vcenter: None,
             monitor,
             process,
             clock: Clock::starting_at(begin),
@@ -153,7 +167,11 @@ impl World {
             in_process: Some(azure_transport(self.view.clone(), self.monitor.clone())),
             ..Settings::new(Cloud::custom("sim", url, url)?)
         })?;
-        let task = tokio::spawn((self.process)(context, clients));
+        let clouds = Clouds {
+            azure: clients,
+            vcenter: self.vcenter.clone(),
+        };
+        let task = tokio::spawn((self.process)(context, clouds));
         self.running = Some(Running {
             end,
             stop,

@@ -13,6 +13,7 @@ mod content;
 mod device;
 mod error;
 mod groups;
+mod in_process;
 mod inventory;
 mod listing;
 mod metrics;
@@ -31,13 +32,15 @@ mod tls;
 mod vcenter;
 mod vm;
 mod watcher;
-mod xml;
+#[doc(hidden)]
+pub mod xml;
 
 pub use capstan_core::vm::{MoRef, PowerState};
 pub use content::About;
 pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
 pub use error::{Error, Fault, Result};
 pub use groups::Groups;
+pub use in_process::InProcess;
 pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool};
 pub use metrics::Metrics;
 pub use modules::Module;

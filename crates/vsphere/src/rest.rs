@@ -92,7 +92,7 @@ impl Vcenter {
     }
 
     async fn rest_send(&self, method: &str, request: reqwest::RequestBuilder) -> Result<String> {
-        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let answer = self.dispatch(request).await.map_err(|error| self.unreachable(&error))?;
         let status = answer.status();
         let text = self.body(method, answer, MAX_REST).await?;
         if status.is_success() {

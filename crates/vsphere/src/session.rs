@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
+use crate::in_process::InProcess;
 use crate::vcenter::Vcenter;
 
 /// A refused login is not tried again for this long: accounts are locked after a handful of failures within minutes. Every
@@ -55,6 +56,8 @@ pub struct Settings {
     pub interceptors: Interceptors,
     pub clock: Clock,
     pub metrics: Metrics,
+    /// Answers instead of the servers, in tests.
+    pub in_process: Option<InProcess>,
 }
 
 /// All sessions of the process. Cheap to clone.

@@ -133,7 +133,7 @@ impl Vcenter {
         call: &Call<'_>,
         request: reqwest::RequestBuilder,
     ) -> Result<(Element, Option<String>)> {
-        let answer = request.send().await.map_err(|error| {
+        let answer = self.dispatch(request).await.map_err(|error| {
             let unreachable = self.unreachable(&error);
             if error.is_timeout() && !call.is_long() {
                 self.0.circuit.silent(&unreachable);
@@ -174,6 +174,14 @@ impl Vcenter {
         }
         let answer = body.children.into_iter().next().ok_or_else(|| http(&text))?;
         Ok((answer, cookie))
+    }
+
+    /// Sends a request to the server, or to the one in the process.
+    pub(crate) async fn dispatch(&self, request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
+        match &self.0.in_process {
+            None => request.send().await,
+            Some(in_process) => Ok(in_process.send(request.build()?).await),
+        }
     }
 
     /// Reads an answer that is not longer than `limit`.

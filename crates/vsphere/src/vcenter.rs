@@ -18,6 +18,7 @@ use crate::content::{About, Content};
 use crate::error::{Error, Result};
 use crate::groups::Queues;
 use crate::metrics::{Counted, Metrics};
+use crate::in_process::InProcess;
 use crate::rest::Rest;
 use crate::session::{Login, Refusal, Settings};
 use crate::soap::Call;
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub http: reqwest::Client,
     pub base: String,
     pub interceptors: Interceptors,
+    pub in_process: Option<InProcess>,
     pub clock: Clock,
     pub metrics: Metrics,
     open: OnceLock<Counted>,
@@ -89,6 +91,7 @@ impl Vcenter {
             login,
             http,
             interceptors: settings.interceptors,
+            in_process: settings.in_process,
             clock: settings.clock,
             metrics: settings.metrics,
             open: OnceLock::new(),

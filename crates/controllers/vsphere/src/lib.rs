@@ -25,7 +25,7 @@ use capstan_api::vsphere::{VSphereClusterIdentity, VSphereMachine, VSphereVM};
 use capstan_kube::capi::Machine;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, cache};
-use capstan_vsphere::{Sessions, Settings};
+use capstan_vsphere::{InProcess, Sessions, Settings};
 
 use affinity::Affinity;
 use credentials::Credentials;
@@ -44,6 +44,8 @@ pub struct Options {
     pub credentials: Policy,
     /// Whether the machines of every control plane and MachineDeployment are kept on different hosts, by cluster modules.
     pub anti_affinity: bool,
+    /// Answers instead of the vCenters, in tests.
+    pub in_process: Option<InProcess>,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             identity_namespace: "capstan-system".into(),
             credentials: Policy::default(),
             anti_affinity: false,
+            in_process: None,
         }
     }
 }
@@ -89,6 +92,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         interceptors: context.interceptors.clone(),
         clock: context.clock,
         metrics,
+        in_process: options.in_process.clone(),
     });
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);
     let credentials = Credentials::new(

@@ -14,8 +14,8 @@ use capstan_core::interceptor::Interceptors;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::metrics::Metrics;
 use crate::in_process::InProcess;
+use crate::metrics::Metrics;
 use crate::vcenter::Vcenter;
 
 /// A refused login is not tried again for this long: accounts are locked after a handful of failures within minutes. Every

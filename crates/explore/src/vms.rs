@@ -18,7 +18,7 @@ use crate::vcenter::{self, Vcenter};
 use crate::world::{Clouds, NAMESPACE, NoMonitor, World};
 use crate::{Scenario, Trace};
 
-const VERSION: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
+const VERSION: &str = "infrastructure.cluster.x-k8s.io/v1beta2";
 const CLUSTER: &str = "c";
 
 pub struct Vms {
@@ -46,6 +46,10 @@ fn is_deleting(object: &Value) -> bool {
     !object["metadata"]["deletionTimestamp"].is_null()
 }
 
+fn is_provisioned(object: &Value) -> bool {
+    object["status"]["initialization"]["provisioned"] == true
+}
+
 impl Watch {
     fn vms(&self) -> Vec<Value> {
         self.server
@@ -56,7 +60,7 @@ impl Watch {
     }
 
     fn observe(&self) {
-        let ready = self.vms().into_iter().filter(|vm| vm["status"]["ready"] == true);
+        let ready = self.vms().into_iter().filter(is_provisioned);
         self.up.lock().extend(ready.map(|vm| name(&vm)));
     }
 }
@@ -221,7 +225,7 @@ impl Scenario for Vms {
                 missing.push(format!("{name} is being deleted"));
             } else if lost.contains(&name) {
                 // It may have been made before somebody removed it, or after.
-            } else if machine["status"]["ready"] != true {
+            } else if !is_provisioned(machine) {
                 missing.push(format!("{name} is not ready"));
             } else if vms.iter().filter(|vm| **vm == name).count() != 1 {
                 missing.push(format!("{name} is ready and has not one VM"));

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::rewatch::Rewatch;
+use crate::runtime::Preview;
 
 /// A cache whose server holds more objects than the cache may is filled again after this long: somebody may have removed
 /// some of them.
@@ -137,11 +139,41 @@ impl<K: Object> Cache<K> {
         limit: usize,
         shutdown: CancellationToken,
     ) -> Self {
+        Self::start_with(api, config, trim, limit, None, shutdown)
+    }
+
+    /// As [`Cache::start`], with the objects that a preview changes in the place of those that the server has.
+    pub(crate) fn start_overlaid(
+        api: Api<K>,
+        config: watcher::Config,
+        trim: fn(&mut K),
+        preview: Option<Preview>,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self::start_with(api, config, trim, usize::MAX, preview, shutdown)
+    }
+
+    fn start_with(
+        api: Api<K>,
+        config: watcher::Config,
+        trim: fn(&mut K),
+        limit: usize,
+        preview: Option<Preview>,
+        shutdown: CancellationToken,
+    ) -> Self {
         let writer = Writer::<K>::default();
         let store = writer.as_reader();
         let feed = Arc::<Feed<K>>::default();
         let (tell, listed) = watch::channel(false);
-        let keep = keep(api, config, trim, limit, writer, tell, feed.clone());
+        let fed = feed.clone();
+        let source = move || {
+            let events = watcher(api.clone(), config.clone()).backoff(Rewatch::of(&K::kind(&())));
+            match &preview {
+                Some(preview) => preview.overlaid(events).boxed(),
+                None => events.boxed(),
+            }
+        };
+        let keep = keep(source, trim, limit, writer, tell, fed);
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -223,10 +255,11 @@ impl<K: Object> Cache<K> {
     }
 }
 
+type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<K>>>;
+
 /// Keeps the store for ever. A watch ends only when the server has more objects than the limit.
 async fn keep<K: Object>(
-    api: Api<K>,
-    config: watcher::Config,
+    source: impl Fn() -> Events<K>,
     trim: fn(&mut K),
     limit: usize,
     mut writer: Writer<K>,
@@ -234,8 +267,7 @@ async fn keep<K: Object>(
     feed: Arc<Feed<K>>,
 ) {
     loop {
-        let events = std::pin::pin!(watcher(api.clone(), config.clone()).backoff(Rewatch::of(&K::kind(&()))));
-        fill(events, trim, limit, &mut writer, &listed, &feed).await;
+        fill(source(), trim, limit, &mut writer, &listed, &feed).await;
         // The store drops what it has collected of the list.
         writer.apply_watcher_event(&watcher::Event::Init);
         tracing::warn!(kind = %K::kind(&()), limit, "the server has more objects than the cache may hold");

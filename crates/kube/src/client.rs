@@ -282,8 +282,14 @@ fn effect_of(request: &Request<Body>) -> Effect {
         system: System::Kube,
         method: request.method().to_string(),
         target: request.uri().path().to_owned(),
-        write: !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS),
+        write: !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && !is_dry_run(request),
     }
+}
+
+/// Whether the API server answers as if it had done the request, and changes nothing.
+fn is_dry_run(request: &Request<Body>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').any(|pair| pair == "dryRun=All")
 }
 
 fn verb(effect: &Effect, watch: bool) -> &'static str {

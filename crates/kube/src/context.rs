@@ -18,6 +18,7 @@ use crate::client::{self, Profile, Transport};
 use crate::error::Error;
 use crate::events::Recorder;
 use crate::metrics::Metrics;
+use crate::runtime::Preview;
 
 /// A cloud tells no one what others change in it: every controller observes its objects again this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
@@ -37,6 +38,8 @@ pub struct Options {
     pub clock: Clock,
     /// How often every controller observes its objects again although nothing has changed.
     pub resync: Duration,
+    /// Controllers plan into it and carry nothing out: every write of every client is refused.
+    pub preview: Option<Preview>,
 }
 
 impl Default for Options {
@@ -50,6 +53,7 @@ impl Default for Options {
             shutdown: CancellationToken::default(),
             clock: Clock::system(),
             resync: RESYNC,
+            preview: None,
         }
     }
 }
@@ -67,6 +71,7 @@ pub struct Context {
     pub shutdown: CancellationToken,
     pub clock: Clock,
     pub resync: Duration,
+    pub preview: Option<Preview>,
     config: kube::Config,
     recorder: Recorder,
     caches: Arc<Caches>,
@@ -84,7 +89,12 @@ impl Context {
             shutdown,
             clock,
             resync,
+            preview,
         } = options;
+        let interceptors = match &preview {
+            Some(preview) => interceptors.and(vec![preview.read_only()]),
+            None => interceptors,
+        };
         let client = client::connect(
             config.clone(),
             Profile::Retrying,
@@ -111,6 +121,7 @@ impl Context {
             shutdown,
             clock,
             resync,
+            preview,
             config,
             recorder,
             caches: Arc::default(),
@@ -134,16 +145,18 @@ impl Context {
             shutdown,
             clock: self.clock,
             resync: self.resync,
+            preview: self.preview.clone(),
         };
         Self::new(self.config.clone(), options)
     }
 
     /// Returns a client whose requests pass no fence and are not retried: for leases.
     pub fn unfenced(&self) -> Result<kube::Client, Error> {
+        let interceptors = self.preview.iter().map(Preview::read_only).collect();
         client::connect(
             self.config.clone(),
             Profile::Once,
-            &Interceptors::default(),
+            &Interceptors::new(interceptors),
             &self.metrics,
             self.transport.as_ref(),
         )
@@ -189,15 +202,16 @@ impl Context {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        self.caches
-            .get(config, |config| Cache::start(api, config, trim, self.shutdown.clone()))
+        self.caches.get(config, |config| {
+            Cache::start_overlaid(api, config, trim, self.preview.clone(), self.shutdown.clone())
+        })
     }
 
     /// The shared cache of a cluster-wide kind.
     pub fn cache_cluster_wide<K: Object>(&self, trim: fn(&mut K)) -> Cache<K> {
         let api = Api::all(self.client.clone());
         self.caches.get(watcher::Config::default(), |config| {
-            Cache::start(api, config, trim, self.shutdown.clone())
+            Cache::start_overlaid(api, config, trim, self.preview.clone(), self.shutdown.clone())
         })
     }
 
@@ -205,7 +219,7 @@ impl Context {
     pub fn cache_cluster_wide_where<K: Object>(&self, config: watcher::Config) -> Cache<K> {
         let api = Api::all(self.client.clone());
         self.caches.get(config, |config| {
-            Cache::start(api, config, cache::trim, self.shutdown.clone())
+            Cache::start_overlaid(api, config, cache::trim, self.preview.clone(), self.shutdown.clone())
         })
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool, AzureMachinePoolMachine};
-use capstan_kube::runtime::{Reconciler, Trigger};
+use capstan_kube::runtime::{Reconcile, Reconciler, Trigger};
 use capstan_kube::workload::{NodeEvent, Workloads};
 use capstan_kube::{Cache, Context, capi};
 use futures::StreamExt;
@@ -28,6 +28,9 @@ use kube::{Resource, ResourceExt};
 /// Nodes that change within this time of each other ask for one reconcile.
 const TOGETHER: Duration = Duration::from_millis(250);
 const COMPONENT: &str = "azuremachinepool-controller";
+
+/// The names of the controllers that [`run`] runs.
+pub const CONTROLLERS: [&str; 2] = [<pool::Pools as Reconcile>::NAME, <cluster::Clusters as Reconcile>::NAME];
 
 /// The settings of these controllers.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ pub mod webhook;
 use capstan_azure::Clients;
 use capstan_core::backoff::exponential;
 use capstan_kube::Context;
+use capstan_kube::runtime::Reconcile;
 use platform::{Facts, Platform};
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// granted by hand.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+/// The names of the controllers that [`run`] runs.
+pub const CONTROLLERS: [&str; 2] = [<machine::Controller as Reconcile>::NAME, machineset::NAME];
 
 /// What `capstan run` can set.
 #[derive(Clone, Debug)]
@@ -56,13 +60,25 @@ pub async fn run(context: Context, clients: Clients, options: Options) -> Result
         Platform::Plain => controllers(context, clients, options, Facts::default()).await,
         Platform::Azure(cluster) => {
             let clients = platform::clients(&clients, &cluster)?;
-            succeed(context, clients, options).await
+            if context.preview.is_none() {
+                return succeed(context, clients, options).await;
+            }
+            // A preview writes nothing: it needs no lease.
+            let namespace = platform::namespace(context.namespace.as_ref());
+            let context = context.narrowed(Vec::new(), Some(namespace), context.shutdown.clone())?;
+            let facts = Facts::watch(&context).await?;
+            controllers(context, clients, options, facts).await
         }
         Platform::Other(platform) => {
             tracing::info!(
                 platform,
                 "the machines of this cluster are not on Azure: they are left alone"
             );
+            if let Some(preview) = &context.preview {
+                let reason =
+                    format!("the machines of this cluster are on {platform}, not on Azure: they are left alone");
+                preview.skip(&CONTROLLERS, reason);
+            }
             context.shutdown.cancelled().await;
             Ok(())
         }

@@ -33,6 +33,15 @@ pub use credentials::{ALLOWED_SERVERS, Account, Policy};
 pub use error::Error;
 use owner_cluster::Clusters;
 
+/// The names of the controllers that [`run`] runs.
+pub const CONTROLLERS: [&str; 5] = [
+    vm::NAME,
+    machine::NAME,
+    cluster::NAME,
+    cluster::zone::NAME,
+    cluster::identity::NAME,
+];
+
 /// The settings of the vSphere controllers, from flags and the environment.
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod control_plane;
+mod describe;
 pub mod disks;
 pub mod failure;
 pub mod kept;

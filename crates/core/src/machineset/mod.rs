@@ -2,6 +2,9 @@
 //! whatever their order; a set never creates more than `replicas` machines and never deletes a machine below that.
 
 pub mod capacity;
+mod describe;
+
+pub use describe::forecast;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -14,7 +14,9 @@
 
 mod budget;
 mod confirm;
+mod describe;
 mod disruption;
+mod forecast;
 mod joining;
 mod select;
 mod steps;
@@ -22,6 +24,7 @@ mod waiting;
 
 pub use budget::{Amount, Budget, BudgetError};
 pub use confirm::{refused_update, still_due};
+pub use forecast::forecast;
 pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
 pub use select::DeletePolicy;
 pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};

@@ -7,6 +7,7 @@
 
 mod changes;
 mod datastore;
+mod describe;
 mod guestinfo;
 pub mod machine;
 mod metadata;

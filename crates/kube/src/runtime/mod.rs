@@ -19,6 +19,7 @@
 //! - An object that the watch filter leaves out is not reconciled, whoever asks for it (see [`crate::Context::reconciles`]).
 //! - A failed reconcile is retried by our backoff and by nothing else. A panic counts as a failure of that object alone.
 
+mod preview;
 mod run;
 mod scope;
 mod writes;
@@ -29,12 +30,14 @@ use std::time::Duration;
 
 use capstan_core::Classified;
 pub use capstan_core::plan::Plan;
+use capstan_core::plan::{Describe, Forecast};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::cache::Object;
 use crate::events::Level;
 
+pub use preview::{Planned, PlannedStep, Preview};
 pub use run::{Reconciler, Trigger};
 pub use scope::{ObjectKey, Scope, Waker};
 pub use writes::{READ_YOUR_WRITES, Version, Writes};
@@ -48,7 +51,7 @@ pub trait Reconcile: Send + Sync + 'static {
     /// Everything that the plan depends on.
     type Observed: Send + Sync;
     /// One effect, with its subject and the proof that it may happen.
-    type Step: Debug + Send;
+    type Step: Describe + Debug + Send;
     type Error: From<crate::Error> + std::error::Error + Classified + Send + Sync + 'static;
 
     /// The controller's name in metrics and logs.
@@ -68,6 +71,11 @@ pub trait Reconcile: Send + Sync + 'static {
 
     /// Decides. Pure: the same observation and time give the same plan.
     fn plan(observed: &Self::Observed, now: Timestamp) -> Plan<Self::Step>;
+
+    /// Returns what follows the plan, and what is in the way, for people who ask before anything is done. Pure.
+    fn forecast(_: &Self::Observed, _now: Timestamp) -> Forecast {
+        Forecast::default()
+    }
 
     /// Carries out one step.
     fn apply(

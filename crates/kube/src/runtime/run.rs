@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use super::{EventNote, ObjectKey, Outcome, READ_YOUR_WRITES, Reconcile, Report, Scope, Version, Writes};
+use super::{EventNote, ObjectKey, Outcome, Preview, READ_YOUR_WRITES, Reconcile, Report, Scope, Version, Writes};
 use crate::backoff::Backoff;
 use crate::cache::{Cache, Object};
 use crate::context::Context;
@@ -155,6 +155,16 @@ impl<K: Object> Reconciler<K> {
             cells: Cells::default(),
             reconcile,
         });
+        if let Some(preview) = running.context.preview.clone() {
+            let concurrency = usize::from(self.concurrency.unwrap_or(R::CONCURRENCY));
+            let objects = futures::stream::iter(self.cache.select(None, |_| true));
+            let plans = objects.for_each_concurrent(concurrency, |object| running.preview(&preview, object));
+            tokio::select! {
+                () = plans => preview.finish(R::NAME),
+                () = shutdown.cancelled() => {}
+            }
+            return shutdown.cancelled().await;
+        }
         let forgetting = {
             let running = running.clone();
             self.cache.subscribe().for_each(move |change| {
@@ -305,6 +315,33 @@ fn on_error<R: Reconcile>(object: Arc<R::Object>, error: &Failure<R::Error>, run
 }
 
 impl<R: Reconcile> Running<R> {
+    /// Plans an object and carries nothing out.
+    async fn preview(&self, preview: &Preview, object: Arc<R::Object>) {
+        let key = match ObjectKey::of(object.as_ref()) {
+            Ok(key) => key,
+            Err(error) => return tracing::warn!(controller = R::NAME, %error, "an object has no plan"),
+        };
+        let mut scope = self.scope(key, object, &mut Cell::default());
+        let mut state = R::State::default();
+        preview.plan(self.reconcile.as_ref(), &mut scope, &mut state).await;
+    }
+
+    fn scope(&self, key: ObjectKey, object: Arc<R::Object>, cell: &mut Cell<R::Object, R::State>) -> Scope<R::Object> {
+        Scope {
+            context: self.context.clone(),
+            key,
+            object,
+            live: cell.live,
+            api: self.api,
+            trigger: self.trigger.clone(),
+            writes: std::mem::take(&mut cell.writes),
+            uncertain: false,
+            released: false,
+            own_write: false,
+            status_written: cell.status_written,
+        }
+    }
+
     async fn reconcile(&self, cached: Arc<R::Object>, key: ObjectKey) -> Result<Option<Duration>, R::Error> {
         let cell = self.cells.0.lock().entry(key.uid.clone()).or_default().clone();
         let mut cell = cell.lock().await;
@@ -320,19 +357,7 @@ impl<R: Reconcile> Running<R> {
             cell.live = true;
         }
         let object = newest(&mut cell.newest, cached);
-        let mut scope = Scope {
-            context: self.context.clone(),
-            key,
-            object,
-            live: cell.live,
-            api: self.api,
-            trigger: self.trigger.clone(),
-            writes: std::mem::take(&mut cell.writes),
-            uncertain: false,
-            released: false,
-            own_write: false,
-            status_written: cell.status_written,
-        };
+        let mut scope = self.scope(key, object, &mut cell);
         let result = self.rounds(&mut scope, &mut cell.state).await;
         cell.live = scope.uncertain || (scope.live && result.is_err());
         cell.released = scope.released;

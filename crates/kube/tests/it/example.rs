@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use capstan_core::plan::{Describe, Impact};
 use capstan_core::{Class, Classified};
 use capstan_kube::runtime::{EventNote, Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, Options};
@@ -36,6 +37,21 @@ struct Observed {
 enum Step {
     Create,
     Delete(Subject),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Create => f.write_str("creates a Pod"),
+            Self::Delete(pod) => write!(f, "deletes Pod {pod:?}"),
+        }
+    }
+}
+
+impl Describe for Step {
+    fn impact(&self) -> Impact {
+        Impact::Cluster
+    }
 }
 
 /// The only place that decides. Selection is stable: the same Pods give the same victims.

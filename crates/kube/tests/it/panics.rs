@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use capstan_core::plan::{Describe, Impact};
 use capstan_core::{Class, Classified};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
@@ -21,6 +22,18 @@ const SEEN: &str = "capstan.dev/seen";
 
 #[derive(Debug)]
 struct Mark;
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("marks the ConfigMap")
+    }
+}
+
+impl Describe for Mark {
+    fn impact(&self) -> Impact {
+        Impact::Cluster
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]

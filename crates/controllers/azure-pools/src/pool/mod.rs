@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::AzureMachinePool;
+use capstan_core::plan::{Describe, Forecast, Impact};
 use capstan_core::pool;
 use capstan_core::{Class, Classified};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Report, Scope};
@@ -61,6 +62,25 @@ pub enum Step {
     },
     /// Ends the reconcile with the error that an earlier step has met: it has stopped no other step.
     Finish,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Pool(step) => step.fmt(f),
+            Self::Report { .. } => f.write_str("writes the status of the machines"),
+            Self::Finish => f.write_str("ends the reconcile"),
+        }
+    }
+}
+
+impl Describe for Step {
+    fn impact(&self) -> Impact {
+        match self {
+            Self::Pool(step) => step.impact(),
+            Self::Report { .. } | Self::Finish => Impact::None,
+        }
+    }
 }
 
 impl Reconcile for Pools {
@@ -109,6 +129,18 @@ impl Reconcile for Pools {
         Plan {
             steps,
             requeue: plan.requeue,
+        }
+    }
+
+    fn forecast(observed: &Observed, _: Timestamp) -> Forecast {
+        let waiting = observed.waiting_for.map(|(_, message)| message.to_owned());
+        let blocked = observed.error.as_ref().map(ToString::to_string);
+        match waiting.or(blocked).or(observed.throttled.clone()) {
+            Some(blocked) => Forecast {
+                blocked: Some(blocked),
+                ..Forecast::default()
+            },
+            None => pool::forecast(&observed.plan),
         }
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use capstan_api::openshift::{Machine, MachineSet};
 use capstan_azure::Clients;
 use capstan_core::machineset::{self, Step};
+use capstan_core::plan::Forecast;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
 use jiff::Timestamp;
@@ -26,6 +27,9 @@ pub use error::Error;
 use crate::account::Accounts;
 use crate::machine::node::MACHINE_ANNOTATION;
 use capacity::{Lookup, State};
+
+/// The name of this controller.
+pub(crate) const NAME: &str = Controller::NAME;
 
 struct Controller {
     accounts: Accounts,
@@ -109,6 +113,16 @@ impl Reconcile for Controller {
             );
         }
         plan
+    }
+
+    fn forecast(observed: &Observed, now: Timestamp) -> Forecast {
+        match observed {
+            Observed::Managed(managed) => machineset::forecast(&managed.plan, now),
+            Observed::Paused => Forecast {
+                blocked: Some("Cluster API manages the set".to_owned()),
+                ..Forecast::default()
+            },
+        }
     }
 
     async fn apply(

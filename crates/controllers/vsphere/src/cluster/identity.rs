@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use capstan_api::vsphere::VSphereClusterIdentity;
+use capstan_core::plan::{Describe, Impact};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
@@ -15,6 +16,8 @@ use kube::runtime::reflector::ObjectRef;
 use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
+/// The name of this controller.
+pub const NAME: &str = Controller::NAME;
 
 struct Controller {
     credentials: Arc<Credentials>,
@@ -50,6 +53,24 @@ enum Step {
     /// Make the identity an owner of its Secret, as CAPV does: clusterctl then moves the Secret along, and leaves it at its source
     /// for the clusters that stay there.
     Own(Unowned),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Release => f.write_str("takes the finalizers of a predecessor off the identity and its Secret"),
+            Self::Own(secret) => write!(f, "makes the identity an owner of Secret {secret:?}"),
+        }
+    }
+}
+
+impl Describe for Step {
+    fn impact(&self) -> Impact {
+        match self {
+            Self::Release => Impact::Ensures,
+            Self::Own(_) => Impact::Cluster,
+        }
+    }
 }
 
 /// Runs until the context's shutdown.

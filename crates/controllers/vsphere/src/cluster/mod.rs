@@ -16,6 +16,7 @@ use capstan_api::vsphere::{
     VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereIdentityKind, VSphereMachine, VSphereVM,
 };
 use capstan_core::Class;
+use capstan_core::plan::{Describe, Impact};
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::capi::Cluster;
 use capstan_kube::patch::{self, Lock};
@@ -46,6 +47,8 @@ const RECHECK: Duration = Duration::from_secs(10);
 const MODULES: Duration = Duration::from_secs(60);
 /// The machines that are left are read from the cache, so that reading them again costs nothing.
 const DELETING: Duration = Duration::from_secs(10);
+/// The name of this controller.
+pub const NAME: &str = ClusterController::NAME;
 
 struct ClusterController {
     context: Context,
@@ -98,6 +101,30 @@ enum Step {
     ReleaseSecret,
     /// Remove the finalizer.
     Release,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::AddFinalizer => "puts its finalizer on the VSphereCluster",
+            Self::Connect => "signs in to vCenter and brings the cluster modules up to date",
+            Self::ProtectSecret => "makes the VSphereCluster an owner of its Secret",
+            Self::RemoveModules => "deletes the cluster modules",
+            Self::ReleaseSecret => "releases the Secret",
+            Self::Release => "takes its finalizer off the VSphereCluster",
+        })
+    }
+}
+
+impl Describe for Step {
+    fn impact(&self) -> Impact {
+        match self {
+            Self::AddFinalizer | Self::Connect | Self::ProtectSecret | Self::RemoveModules | Self::ReleaseSecret => {
+                Impact::Ensures
+            }
+            Self::Release => Impact::Cluster,
+        }
+    }
 }
 
 /// Runs until the context's shutdown.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain};
+use capstan_core::plan::{Describe, Impact};
 use capstan_core::validate::vsphere::{deployment_zone, failure_domain};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
@@ -29,6 +30,8 @@ const CHECKED: [&str; 3] = [
     names::PLACEMENT_CONSTRAINT_MET,
     names::FAILURE_DOMAIN_VALIDATED,
 ];
+/// The name of this controller.
+pub const NAME: &str = Controller::NAME;
 
 struct Controller {
     context: Context,
@@ -51,6 +54,23 @@ enum Step {
     Release,
     /// Compare vCenter with the failure domain, and attach tags where the failure domain asks for that.
     Check,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Release => "takes the finalizer of a predecessor off the VSphereDeploymentZone",
+            Self::Check => "compares vCenter with the failure domain and attaches tags that it lacks",
+        })
+    }
+}
+
+impl Describe for Step {
+    fn impact(&self) -> Impact {
+        match self {
+            Self::Release | Self::Check => Impact::Ensures,
+        }
+    }
 }
 
 /// Runs until the context's shutdown.

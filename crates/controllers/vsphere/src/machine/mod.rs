@@ -21,6 +21,8 @@ use kube::{Resource, ResourceExt};
 use crate::conditions as names;
 use crate::error::Error;
 use crate::owner_cluster::{Clusters, cluster_name};
+/// The name of this controller.
+pub const NAME: &str = Controller::NAME;
 
 struct Controller {
     clusters: Clusters,

@@ -47,6 +47,8 @@ const FIRST_RECHECK: Duration = Duration::from_secs(5);
 const RECHECK: Duration = Duration::from_secs(60);
 /// A failure that may go away by itself is retried after this long at first, then after twice as long, up to [`RECHECK`].
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The name of this controller.
+pub const NAME: &str = Controller::NAME;
 
 /// The controller of VSphereVMs.
 struct Controller {

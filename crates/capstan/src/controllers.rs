@@ -29,6 +29,15 @@ impl Name {
         }
     }
 
+    /// Returns the names of its reconcilers, as metrics and logs have them.
+    pub fn reconcilers(self) -> &'static [&'static str] {
+        match self {
+            Self::Openshift => &capstan_openshift::CONTROLLERS,
+            Self::AzurePools => &capstan_azure_pools::CONTROLLERS,
+            Self::Vsphere => &capstan_vsphere_machines::CONTROLLERS,
+        }
+    }
+
     /// Returns the definition that the controller waits for.
     pub fn crd(self) -> &'static str {
         match self {

@@ -3,6 +3,7 @@
 //! Feature `dev` (on by default) adds `up` and `sim` and everything they need. Images are built without it.
 
 mod access;
+mod adopt;
 mod check;
 mod controllers;
 mod disks;
@@ -12,6 +13,7 @@ mod manager;
 mod manifest;
 mod orphans;
 mod peer_flags;
+mod plan;
 mod run;
 mod serve;
 #[cfg(feature = "dev")]
@@ -38,6 +40,8 @@ enum Command {
     #[cfg(feature = "dev")]
     Up(up::Up),
     Run(Box<run::Run>),
+    Plan(Box<plan::Plan>),
+    Adopt(adopt::Adopt),
     /// Simulate a cloud on this machine
     #[cfg(feature = "dev")]
     #[command(subcommand)]
@@ -121,6 +125,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "dev")]
         Command::Up(args) => until_done(up::run(args))?,
         Command::Run(args) => until_done(run::run(*args))?,
+        Command::Plan(args) => return until_done(plan::run(*args)),
+        Command::Adopt(args) => return until_done(adopt::run(args)),
         #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds {

@@ -8,10 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use capstan_azure::Clients;
+use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
-use capstan_kube::lease::{Elector, Fence};
+use capstan_kube::lease::{Elector, Fence, Group};
 use capstan_kube::webhook::{self, Conversion, Hook};
 use capstan_kube::{Context, Options, lease};
 use capstan_openshift::webhook as admission;
@@ -24,7 +25,7 @@ use crate::controllers::{self, Name};
 use crate::serve::Status;
 
 /// How long controllers may take to finish; then they are dropped, which is safe at any point.
-const STOP_GRACE: Duration = Duration::from_secs(15);
+pub const STOP_GRACE: Duration = Duration::from_secs(15);
 /// A controller that failed is started again after this long.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
 /// How often a controller looks whether its definition has been installed.
@@ -42,6 +43,8 @@ pub struct Manager {
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
+    /// Leases of controllers that Capstan replaces, by namespace and name: it acts only while it holds them, too.
+    pub hold: Vec<(String, String)>,
     /// Where webhooks are served, if at all.
     pub webhook: Option<webhook::Options>,
     /// How OpenShift's machines are admitted.
@@ -58,14 +61,18 @@ impl Manager {
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         self.status.started();
         let fence = self.lease.as_ref().map(|_| Fence::default());
-        let interceptors: Vec<Arc<dyn Interceptor>> = fence.iter().map(|fence| Arc::new(fence.clone()) as _).collect();
+        let peers = self.peers()?;
+        let own = fence
+            .iter()
+            .map(|fence| Arc::new(fence.clone()) as Arc<dyn Interceptor>);
+        let interceptors = own.chain(peers.fences()).collect();
         let interceptors = Interceptors::new(interceptors);
         let azure = Clients::new(capstan_azure::Settings {
             interceptors: interceptors.clone(),
             ..self.azure.clone()
         })?;
         let webhooks = self.serve_webhooks(azure.clone(), stop.clone())?;
-        let result = self.terms(fence, interceptors, azure, stop).await;
+        let result = self.terms(fence, peers, interceptors, azure, stop).await;
         if let Some(webhooks) = webhooks {
             let _ = tokio::time::timeout(STOP_GRACE, webhooks).await;
         }
@@ -113,6 +120,7 @@ impl Manager {
     async fn terms(
         &self,
         fence: Option<Fence>,
+        mut peers: Group,
         interceptors: Interceptors,
         azure: Clients,
         stop: CancellationToken,
@@ -120,19 +128,33 @@ impl Manager {
         let (Some(settings), Some(fence)) = (self.lease.clone(), fence) else {
             return self.term(interceptors, azure, stop).await;
         };
-        let mut config = self.config.clone();
-        config.default_retry = false;
-        let client = Client::try_from(config).context("cannot make a client for the lease")?;
-        let mut elector = Elector::new(client, settings, fence);
-        let result = self.lead(&mut elector, &interceptors, &azure, &stop).await;
+        let mut elector = Elector::new(self.lease_client()?, settings, fence);
+        let result = self.lead(&mut elector, &mut peers, &interceptors, &azure, &stop).await;
         elector.release().await;
         result
+    }
+
+    /// A request about a lease is not retried: late is worse than failed.
+    fn lease_client(&self) -> Result<Client> {
+        let mut config = self.config.clone();
+        config.default_retry = false;
+        Client::try_from(config).context("cannot make a client for the lease")
+    }
+
+    /// Returns the leases of the controllers that Capstan replaces.
+    fn peers(&self) -> Result<Group> {
+        ensure!(
+            self.hold.is_empty() || self.lease.is_some(),
+            "--hold-leases needs the leader election: one replica holds them"
+        );
+        Ok(Group::of_peers(&self.lease_client()?, &self.hold, Clock::system()))
     }
 
     /// Runs one term for each time that this process gets the lease, until `stop`.
     async fn lead(
         &self,
         elector: &mut Elector,
+        peers: &mut Group,
         interceptors: &Interceptors,
         azure: &Clients,
         stop: &CancellationToken,
@@ -142,14 +164,24 @@ impl Manager {
                 () = elector.win() => {}
                 () = stop.cancelled() => break,
             }
+            tokio::select! {
+                () = win(peers) => {}
+                () = elector.keep() => continue,
+                () = stop.cancelled() => break,
+            }
             let term = stop.child_token();
             let work = self.term(interceptors.clone(), azure.clone(), term.clone());
             tokio::pin!(work);
             tokio::select! {
                 result = &mut work => result?,
+                // The fence rejects its writes already; the controllers only have to end.
                 () = elector.keep() => {
                     term.cancel();
-                    // The fence rejects its writes already; the controllers only have to end.
+                    work.await?;
+                }
+                () = peers.keep() => {
+                    warn!("another controller took its lease back");
+                    term.cancel();
                     work.await?;
                 }
             }
@@ -194,6 +226,13 @@ impl Manager {
     }
 }
 
+/// Waits until the leases of the peers are ours, where there are some.
+async fn win(peers: &mut Group) {
+    if !peers.is_empty() {
+        peers.win().await;
+    }
+}
+
 /// Starts a controller once its kinds exist, and again after each failure.
 async fn supervise(name: Name, context: Context, settings: controllers::Settings) {
     let stop = context.shutdown.clone();
@@ -219,7 +258,7 @@ async fn supervise(name: Name, context: Context, settings: controllers::Settings
 /// Discovery shows a kind once its definition is established. Everybody who is signed in may read discovery.
 async fn wait_for_definition(name: Name, client: &Client) {
     let mut reported = false;
-    while !is_served(name, client).await {
+    while !is_served(name, client).await.unwrap_or_default() {
         if !std::mem::replace(&mut reported, true) {
             info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
         }
@@ -228,12 +267,16 @@ async fn wait_for_definition(name: Name, client: &Client) {
 }
 
 /// Whether the API server serves the kind.
-async fn is_served(name: Name, client: &Client) -> bool {
+pub async fn is_served(name: Name, client: &Client) -> Result<bool> {
     let Some((plural, group)) = name.crd().split_once('.') else {
-        return false;
+        return Ok(false);
     };
     let resources = client
         .list_api_group_resources(&format!("{group}/{}", name.version()))
         .await;
-    resources.is_ok_and(|list| list.resources.iter().any(|resource| resource.name == plural))
+    match resources {
+        Ok(list) => Ok(list.resources.iter().any(|resource| resource.name == plural)),
+        Err(error) if capstan_kube::error::code(&error) == Some(404) => Ok(false),
+        Err(error) => Err(capstan_kube::Error::from(error)).context("cannot read which kinds the API server serves"),
+    }
 }

@@ -157,6 +157,18 @@ struct Election {
     /// Renew or read the lease this often
     #[arg(long, default_value = "2s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_retry_period: Duration,
+    /// Hold these leases of controllers that Capstan replaces, too, and write nothing without them: while Capstan leads, those
+    /// controllers stand by; "capstan adopt" names the leases
+    #[arg(long, value_delimiter = ',', value_parser = lease_name, value_name = "NAMESPACE/NAME,...")]
+    hold_leases: Vec<(String, String)>,
+}
+
+fn lease_name(text: &str) -> Result<(String, String), String> {
+    let parts = text
+        .split_once('/')
+        .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+    let (namespace, name) = parts.ok_or_else(|| format!("{text:?} is not NAMESPACE/NAME"))?;
+    Ok((namespace.to_owned(), name.to_owned()))
 }
 
 impl Election {
@@ -216,7 +228,7 @@ pub struct Azure {
 
 impl Azure {
     /// How AzureClusters sign in.
-    fn sign_in(&self) -> Result<SignIn> {
+    pub fn sign_in(&self) -> Result<SignIn> {
         let names = &self.allow_environment_identity;
         let environment_identity = match () {
             () if names.is_empty() => Namespaces::None,
@@ -230,7 +242,7 @@ impl Azure {
         })
     }
 
-    fn settings(&self) -> Result<capstan_azure::Settings> {
+    pub fn settings(&self) -> Result<capstan_azure::Settings> {
         let settings = capstan_azure::Settings::from_vars(|name| match name {
             "AZURE_ENVIRONMENT" => self.azure_environment.clone(),
             "AZURE_AUTHORITY_HOST" => self.azure_authority_host.clone(),
@@ -244,7 +256,7 @@ impl Azure {
 
 #[derive(Args, Default)]
 #[command(next_help_heading = "vSphere")]
-struct Vsphere {
+pub struct Vsphere {
     /// vCenters that shared credentials may be sent to: VSphereClusterIdentities without the annotation
     /// capstan.dev/allowed-servers, and VSPHERE_USERNAME; "*" for every server [default: none]
     #[arg(long, value_delimiter = ',', value_name = "HOST[:PORT],...")]
@@ -259,7 +271,7 @@ struct Vsphere {
 }
 
 impl Vsphere {
-    fn options(&self) -> capstan_vsphere_machines::Options {
+    pub fn options(&self) -> capstan_vsphere_machines::Options {
         let mut options = capstan_vsphere_machines::Options::from_env();
         options.credentials.servers = self.vcenter_servers.clone();
         options.credentials.account_namespaces = self.vcenter_account_namespaces.clone();
@@ -361,6 +373,7 @@ pub async fn run(args: Run) -> Result<()> {
         vsphere,
         resync: args.resync,
         lease: args.election.settings(&config)?,
+        hold: args.election.hold_leases,
         webhook: args.webhooks.options(&config, args.kubeconfig.is_none())?,
         admission: capstan_openshift::webhook::Options::default(),
         convert: true,

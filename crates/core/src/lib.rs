@@ -3,6 +3,7 @@
 //! Beside them are the few parts that every client and controller shares: error classes, interceptors, the clock,
 //! backoff, memos and secrets.
 
+pub mod adopt;
 pub mod azure_names;
 pub mod backoff;
 pub mod class;

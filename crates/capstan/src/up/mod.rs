@@ -268,6 +268,7 @@ fn start_manager(
     stop: CancellationToken,
 ) -> Result<JoinHandle<Result<()>>> {
     let manager = Manager {
+        hold: Vec::new(),
         config: cluster.config.clone(),
         controllers: controllers.to_vec(),
         namespace: None,

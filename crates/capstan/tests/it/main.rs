@@ -6,6 +6,7 @@
     reason = "a test that cannot go on should say where"
 )]
 
+mod adopt;
 mod alerts;
 mod catalogue;
 mod charts;
@@ -20,6 +21,7 @@ mod metrics;
 mod offline;
 mod orphans;
 mod peers;
+mod plan;
 mod product;
 mod program;
 mod rights;

@@ -3,14 +3,11 @@
 //! Invariant: on OpenShift nothing is written before Capstan holds the leases of the controllers that it replaces. They
 //! run with leader election, so they stand by as long as Capstan holds their leases, and take over when it is removed.
 
-use std::time::Duration;
-
 use capstan_api::openshift::Infrastructure;
 use capstan_azure::{Clients, Cloud};
-use capstan_core::Clock;
 use capstan_core::machine::cluster::{self, Cluster};
 use capstan_kube::error::code;
-use capstan_kube::lease::{Elector, Fence, Group, Identity, Settings};
+use capstan_kube::lease::Group;
 use capstan_kube::{Cache, Context, Error};
 use kube::Api;
 use kube::runtime::watcher;
@@ -24,19 +21,6 @@ const LEASES: [&str; 3] = [
     "cluster-api-provider-machineset-leader",
     "cluster-api-provider-nodelink-leader",
 ];
-
-/// The holder of those leases. All replicas share it: among them Capstan's own lease decides, so a new leader need not
-/// wait for the leases of the one before.
-const HOLDER: &str = "capstan";
-
-/// The old controllers take over this long after Capstan's last renewal.
-const LEASE: Duration = Duration::from_secs(60);
-/// Capstan stops this long after its last renewal, which leaves requests on their way the rest of [`LEASE`].
-const RENEW_DEADLINE: Duration = Duration::from_secs(40);
-/// Two renewals may fail before the deadline.
-const RENEW: Duration = Duration::from_secs(15);
-/// The old controllers look every 20 s whether a lease is free: Capstan looks more often, so that it comes first.
-const RETRY: Duration = Duration::from_secs(2);
 
 /// The name of the one Infrastructure object.
 const CLUSTER: &str = "cluster";
@@ -92,22 +76,8 @@ impl Facts {
 
 /// Returns the leases of the controllers that Capstan replaces.
 pub fn leases(context: &Context) -> Result<Group, Error> {
-    let client = context.unfenced()?;
-    let elector = |name: &str| Elector::new(client.clone(), settings(name, context.clock), Fence::default());
-    Ok(Group::new(LEASES.into_iter().map(elector).collect()))
-}
-
-fn settings(name: &str, clock: Clock) -> Settings {
-    Settings {
-        namespace: NAMESPACE.to_owned(),
-        name: name.to_owned(),
-        identity: Identity::new(HOLDER),
-        duration: LEASE,
-        renew_deadline: RENEW_DEADLINE,
-        retry_period: RETRY,
-        renew_period: RENEW,
-        clock,
-    }
+    let leases = LEASES.map(|name| (NAMESPACE.to_owned(), name.to_owned()));
+    Ok(Group::of_peers(&context.unfenced()?, &leases, context.clock))
 }
 
 /// Returns clients of the Azure that the cluster is in, unless the operator of Capstan has chosen another than the public
@@ -177,10 +147,5 @@ mod tests {
         let found = clients(&of(""), &own).unwrap();
         assert_eq!(found.cloud().resource_manager.as_str(), "https://arm.example.gov/");
         assert_eq!(found.cloud().authority.as_str(), "https://login.microsoftonline.us/");
-    }
-
-    #[test]
-    fn the_old_controllers_wait_longer_than_capstan_writes() {
-        assert!(RENEW * 2 < RENEW_DEADLINE && RENEW_DEADLINE < LEASE);
     }
 }

@@ -6,13 +6,28 @@
 //! controllers take over once no replica renews the leases any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use capstan_core::Clock;
 use capstan_core::interceptor::Interceptor;
 use futures::FutureExt as _;
 use futures::future::{join_all, select_all};
 use tracing::{info, warn};
 
-use super::{Elector, Fence};
+use super::{Elector, Fence, Identity, Settings};
+
+/// The holder of the leases of peers. All replicas share it: among them Capstan's own lease decides, so a new leader need not
+/// wait for the leases of the one before.
+const HOLDER: &str = "capstan";
+
+/// The old controllers take over this long after Capstan's last renewal.
+const LEASE: Duration = Duration::from_secs(60);
+/// Capstan stops this long after its last renewal, which leaves requests on their way the rest of [`LEASE`].
+const RENEW_DEADLINE: Duration = Duration::from_secs(40);
+/// Two renewals may fail before the deadline.
+const RENEW: Duration = Duration::from_secs(15);
+/// The old controllers look every 20 s whether a lease is free: Capstan looks more often, so that it comes first.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Electors of one identity.
 pub struct Group(Vec<Elector>);
@@ -20,6 +35,29 @@ pub struct Group(Vec<Elector>);
 impl Group {
     pub fn new(electors: Vec<Elector>) -> Self {
         Self(electors)
+    }
+
+    /// Returns the leases of controllers that Capstan replaces, by their namespaces and names.
+    pub fn of_peers(client: &kube::Client, leases: &[(String, String)], clock: Clock) -> Self {
+        let settings = |(namespace, name): &(String, String)| Settings {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            identity: Identity::new(HOLDER),
+            duration: LEASE,
+            renew_deadline: RENEW_DEADLINE,
+            retry_period: RETRY,
+            renew_period: RENEW,
+            clock,
+        };
+        let electors = leases
+            .iter()
+            .map(|lease| Elector::new(client.clone(), settings(lease), Fence::default()));
+        Self::new(electors.collect())
+    }
+
+    /// Whether there is no lease to hold.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Returns the interceptors that let writes pass only while all leases are ours.

@@ -230,3 +230,8 @@ async fn a_lease_that_somebody_takes_by_force_closes_every_fence() {
         "nothing is renewed without the others"
     );
 }
+
+#[test]
+fn the_old_controllers_wait_longer_than_capstan_writes() {
+    assert!(RENEW * 2 < RENEW_DEADLINE && RENEW_DEADLINE < LEASE);
+}

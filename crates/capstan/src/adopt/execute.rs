@@ -1,0 +1,319 @@
+//! Carries out the steps that can be undone, and undoes them.
+//!
+//! Invariant: the record in the ConfigMap names a change before the change is made, with everything that undoing it takes. To
+//! undo a change that was not made changes nothing.
+
+use anyhow::{Context, Result, bail};
+use capstan_core::adopt::{self, Action, Facts, Step, WebhookKind};
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::observe;
+
+/// The record of what was carried out, in the namespace of Capstan.
+const RECORD: &str = "capstan-adoption";
+/// Its only key.
+const KEY: &str = "steps.json";
+/// The Role and the RoleBinding that let Capstan hold a peer's leases.
+pub const ROLE: &str = "capstan-peer-leases";
+/// The service account of Capstan.
+const ACCOUNT: &str = "capstan";
+
+/// A change, and what it takes to undo it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Entry {
+    #[serde(flatten)]
+    action: Action,
+    /// The replicas, the arguments or the whole object, as they were.
+    before: Value,
+}
+
+/// Carries out every step that is not done, in order; nothing at all while something is in the way.
+pub async fn execute(client: &Client, facts: &Facts) -> Result<Vec<String>> {
+    let steps: Vec<Step> = adopt::ways(facts).into_iter().flat_map(|way| way.steps).collect();
+    for Step { text, obstacle, .. } in &steps {
+        if let Some(obstacle) = obstacle {
+            bail!("cannot {text}: {obstacle}");
+        }
+    }
+    let mut done = Vec::new();
+    for step in steps {
+        let Some(action) = step.action.filter(|_| !step.done) else {
+            continue;
+        };
+        let before = before(client, &action).await?;
+        let entry = Entry {
+            action: action.clone(),
+            before,
+        };
+        record(client, facts, entry).await?;
+        carry_out(client, facts, &action)
+            .await
+            .with_context(|| step.text.clone())?;
+        done.push(step.text);
+    }
+    Ok(done)
+}
+
+/// Undoes what was recorded, last change first.
+pub async fn revert(client: &Client, facts: &Facts) -> Result<Vec<String>> {
+    if let Some(capstan) = facts.capstan.as_ref().filter(|capstan| capstan.runs()) {
+        bail!(
+            "Capstan runs, and both would act: stop it first with kubectl -n {} scale deployment {} --replicas 0",
+            capstan.namespace,
+            capstan.name
+        );
+    }
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), &facts.capstan_namespace);
+    let mut entries = entries(api.get_opt(RECORD).await.context("cannot read the record")?.as_ref())?;
+    let mut done = Vec::new();
+    while let Some(entry) = entries.pop() {
+        undo(client, &entry)
+            .await
+            .with_context(|| format!("undo {:?}", entry.action))?;
+        write(&api, &entries).await?;
+        done.push(undone(&entry.action));
+    }
+    if api.get_opt(RECORD).await?.is_some() {
+        api.delete(RECORD, &DeleteParams::default()).await?;
+    }
+    Ok(done)
+}
+
+fn undone(action: &Action) -> String {
+    match action {
+        Action::GrantLeases { namespace, .. } => format!("took the leases in {namespace} away from Capstan"),
+        Action::DisableGate { deployment, gate, .. } => {
+            format!("gave feature gate {gate} of {deployment} back its value")
+        }
+        Action::ScaleDown { deployment, .. } => format!("gave {deployment} back its replicas"),
+        Action::RemoveWebhooks { kind, name } => format!("created {kind} {name} again"),
+    }
+}
+
+fn entries(record: Option<&ConfigMap>) -> Result<Vec<Entry>> {
+    let text = record.and_then(|record| record.data.as_ref()?.get(KEY));
+    text.map_or_else(
+        || Ok(Vec::new()),
+        |text| serde_json::from_str(text).context("the record cannot be read"),
+    )
+}
+
+/// Adds a change to the record. A change that is there keeps what it was before the first time.
+async fn record(client: &Client, facts: &Facts, entry: Entry) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    if namespaces.get_opt(&facts.capstan_namespace).await?.is_none() {
+        let namespace = Namespace {
+            metadata: meta(&facts.capstan_namespace, None),
+            ..Namespace::default()
+        };
+        namespaces.create(&PostParams::default(), &namespace).await?;
+    }
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), &facts.capstan_namespace);
+    let mut entries = entries(api.get_opt(RECORD).await.context("cannot read the record")?.as_ref())?;
+    if entries.iter().all(|known| known.action != entry.action) {
+        entries.push(entry);
+        write(&api, &entries).await?;
+    }
+    Ok(())
+}
+
+async fn write(api: &Api<ConfigMap>, entries: &[Entry]) -> Result<()> {
+    let record = ConfigMap {
+        metadata: meta(RECORD, None),
+        data: Some([(KEY.to_owned(), serde_json::to_string_pretty(entries)?)].into()),
+        ..ConfigMap::default()
+    };
+    let params = PatchParams::apply("capstan-adopt").force();
+    api.patch(RECORD, &params, &Patch::Apply(&record))
+        .await
+        .context("cannot write the record")?;
+    Ok(())
+}
+
+fn meta(name: &str, namespace: Option<&str>) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: namespace.map(str::to_owned),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Returns everything that undoing the action takes.
+async fn before(client: &Client, action: &Action) -> Result<Value> {
+    Ok(match action {
+        Action::GrantLeases { .. } => Value::Null,
+        Action::DisableGate {
+            namespace, deployment, ..
+        } => {
+            let api: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+            let found = api.get(deployment).await?;
+            serde_json::to_value(found.spec.as_ref().map(observe::args).unwrap_or_default())?
+        }
+        Action::ScaleDown { namespace, deployment } => {
+            let api: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+            let found = api.get(deployment).await?;
+            serde_json::to_value(found.spec.and_then(|spec| spec.replicas).unwrap_or(1))?
+        }
+        Action::RemoveWebhooks { kind, name } => match kind {
+            WebhookKind::Mutating => kept::<MutatingWebhookConfiguration>(client, name).await?,
+            WebhookKind::Validating => kept::<ValidatingWebhookConfiguration>(client, name).await?,
+        },
+    })
+}
+
+/// Returns an object as it can be created again.
+async fn kept<K>(client: &Client, name: &str) -> Result<Value>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+{
+    let mut found = Api::<K>::all(client.clone()).get(name).await?;
+    let old = found.meta().clone();
+    *found.meta_mut() = ObjectMeta {
+        labels: old.labels,
+        annotations: old.annotations,
+        ..meta(name, None)
+    };
+    Ok(serde_json::to_value(found)?)
+}
+
+async fn carry_out(client: &Client, facts: &Facts, action: &Action) -> Result<()> {
+    match action {
+        Action::GrantLeases { namespace, leases } => grant(client, facts, namespace, leases).await,
+        Action::DisableGate {
+            namespace,
+            deployment,
+            gate,
+        } => {
+            set_gate(client, namespace, deployment, |args| {
+                adopt::with_gate(args, gate, false)
+            })
+            .await
+        }
+        Action::ScaleDown { namespace, deployment } => scale(client, namespace, deployment, 0).await,
+        Action::RemoveWebhooks { kind, name } => match kind {
+            WebhookKind::Mutating => remove::<MutatingWebhookConfiguration>(&Api::all(client.clone()), name).await,
+            WebhookKind::Validating => remove::<ValidatingWebhookConfiguration>(&Api::all(client.clone()), name).await,
+        },
+    }
+}
+
+async fn undo(client: &Client, entry: &Entry) -> Result<()> {
+    match &entry.action {
+        Action::GrantLeases { namespace, .. } => {
+            remove::<RoleBinding>(&Api::namespaced(client.clone(), namespace), ROLE).await?;
+            remove::<Role>(&Api::namespaced(client.clone(), namespace), ROLE).await
+        }
+        Action::DisableGate {
+            namespace, deployment, ..
+        } => {
+            let args: Vec<String> = serde_json::from_value(entry.before.clone())?;
+            set_gate(client, namespace, deployment, |_| args.clone()).await
+        }
+        Action::ScaleDown { namespace, deployment } => {
+            let replicas = serde_json::from_value(entry.before.clone())?;
+            scale(client, namespace, deployment, replicas).await
+        }
+        Action::RemoveWebhooks { kind, .. } => match kind {
+            WebhookKind::Mutating => restore::<MutatingWebhookConfiguration>(client, &entry.before).await,
+            WebhookKind::Validating => restore::<ValidatingWebhookConfiguration>(client, &entry.before).await,
+        },
+    }
+}
+
+/// Lets Capstan's account read, take and renew these leases.
+async fn grant(client: &Client, facts: &Facts, namespace: &str, leases: &[String]) -> Result<()> {
+    let rule = |verbs: &[&str], names: Option<&[String]>| PolicyRule {
+        api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
+        resources: Some(vec!["leases".to_owned()]),
+        resource_names: names.map(<[String]>::to_vec),
+        verbs: verbs.iter().map(ToString::to_string).collect(),
+        ..PolicyRule::default()
+    };
+    let role = Role {
+        metadata: meta(ROLE, Some(namespace)),
+        // The name of an object that is created is not known to the API server's authorization.
+        rules: Some(vec![rule(&["get", "update"], Some(leases)), rule(&["create"], None)]),
+    };
+    let binding = RoleBinding {
+        metadata: meta(ROLE, Some(namespace)),
+        role_ref: RoleRef {
+            api_group: Some("rbac.authorization.k8s.io".to_owned()),
+            kind: "Role".to_owned(),
+            name: ROLE.to_owned(),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".to_owned(),
+            name: ACCOUNT.to_owned(),
+            namespace: Some(facts.capstan_namespace.clone()),
+            ..Subject::default()
+        }]),
+    };
+    let params = PatchParams::apply("capstan-adopt").force();
+    let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
+    roles.patch(ROLE, &params, &Patch::Apply(&role)).await?;
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+    bindings.patch(ROLE, &params, &Patch::Apply(&binding)).await?;
+    Ok(())
+}
+
+/// Replaces the arguments of the controller's container.
+async fn set_gate(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    change: impl Fn(&[String]) -> Vec<String>,
+) -> Result<()> {
+    let api: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let mut found = api.get(name).await?;
+    let pod = found.spec.as_mut().and_then(|spec| spec.template.spec.as_mut());
+    let containers = pod.map(|pod| pod.containers.as_mut_slice()).unwrap_or_default();
+    let at = containers
+        .iter()
+        .position(|container| container.name == observe::MANAGER);
+    let Some(container) = containers.get_mut(at.unwrap_or_default()) else {
+        bail!("Deployment {namespace}/{name} has no containers");
+    };
+    container.args = Some(change(container.args.as_deref().unwrap_or_default()));
+    // With the version that was read: somebody else's change is not overwritten.
+    api.replace(name, &PostParams::default(), &found).await?;
+    Ok(())
+}
+
+async fn scale(client: &Client, namespace: &str, name: &str, replicas: i32) -> Result<()> {
+    let api: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let mut scale = api.get_scale(name).await?;
+    scale.spec.get_or_insert_default().replicas = Some(replicas);
+    api.replace_scale(name, &PostParams::default(), &scale).await?;
+    Ok(())
+}
+
+async fn remove<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    match api.delete(name, &DeleteParams::default()).await {
+        Err(error) if capstan_kube::error::code(&error) == Some(404) => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
+
+async fn restore<K>(client: &Client, before: &Value) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+{
+    let object: K = serde_json::from_value(before.clone())?;
+    let api = Api::<K>::all(client.clone());
+    if api.get_opt(&object.name_any()).await?.is_none() {
+        api.create(&PostParams::default(), &object).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! Reads everything that the way depends on.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use capstan_api::azure::{AzureClusterIdentity, AzureMachinePool, IdentityType};
+use capstan_core::Clock;
+use capstan_core::adopt::{Definition, Deployment, Facts, Lease, Peer, WebhookKind, Webhooks};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
+use k8s_openapi::api::apps::v1 as apps;
+use k8s_openapi::api::coordination::v1 as coordination;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::Role;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Client, ResourceExt};
+
+use super::execute::ROLE;
+
+/// The Deployment of Capstan, as all its installations name it.
+const CAPSTAN: &str = "capstan";
+/// The container of controllers that Cluster API manages.
+pub const MANAGER: &str = "manager";
+/// A page of a list.
+const PAGE: u32 = 500;
+
+/// The kinds of machines that are counted: group, kind, plural.
+const KINDS: [(&str, &str, &str); 8] = [
+    (
+        "infrastructure.cluster.x-k8s.io",
+        "AzureMachinePool",
+        "azuremachinepools",
+    ),
+    ("infrastructure.cluster.x-k8s.io", "AzureMachine", "azuremachines"),
+    (
+        "infrastructure.cluster.x-k8s.io",
+        "AzureManagedMachinePool",
+        "azuremanagedmachinepools",
+    ),
+    ("infrastructure.cluster.x-k8s.io", "AzureCluster", "azureclusters"),
+    ("infrastructure.cluster.x-k8s.io", "VSphereCluster", "vsphereclusters"),
+    ("infrastructure.cluster.x-k8s.io", "VSphereVM", "vspherevms"),
+    ("machine.openshift.io", "Machine", "machines"),
+    ("machine.openshift.io", "MachineSet", "machinesets"),
+];
+
+pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
+    let deployments = deployments(client).await?;
+    let of = |peer: &Peer| {
+        let mut found = deployments
+            .iter()
+            .filter(|deployment| deployment.name == peer.deployment());
+        found.next().cloned().map(|deployment| (*peer, deployment))
+    };
+    let peers: BTreeMap<Peer, Deployment> = Peer::ALL.iter().filter_map(of).collect();
+    let is_capstan = |deployment: &&Deployment| deployment.name == CAPSTAN && deployment.namespace == capstan_namespace;
+    let capstan = deployments.iter().find(is_capstan).cloned();
+    let namespaces: Vec<String> = peers.values().map(|deployment| deployment.namespace.clone()).collect();
+    let mut leases = Vec::new();
+    let mut granted = Vec::new();
+    for (peer, deployment) in &peers {
+        let namespace = &deployment.namespace;
+        for name in peer.leases() {
+            leases.extend(lease(client, namespace, name).await?);
+        }
+        let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
+        if roles.get_opt(ROLE).await.context("cannot read Roles")?.is_some() {
+            granted.push(namespace.clone());
+        }
+    }
+    let mut objects = BTreeMap::new();
+    let listed: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let listed = listed
+        .list(&ListParams::default())
+        .await
+        .context("cannot list definitions")?
+        .items;
+    for (group, kind, plural) in KINDS {
+        // Objects of the version that is stored are read without the webhook that converts them, which may be down.
+        let definition = listed
+            .iter()
+            .find(|definition| definition.name_any() == format!("{plural}.{group}"));
+        let stored = definition.and_then(|definition| definition.spec.versions.iter().find(|version| version.storage));
+        let Some(version) = stored else { continue };
+        let gvk = GroupVersionKind::gvk(group, &version.name, kind);
+        let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
+        objects.insert(kind.to_owned(), count(client, &resource).await?);
+    }
+    let (workload_identities, without_azure_json) = azure(client).await?;
+    Ok(Facts {
+        capstan,
+        capstan_namespace: capstan_namespace.to_owned(),
+        leases,
+        webhooks: webhooks(client, &namespaces).await?,
+        definitions: definitions(listed),
+        objects,
+        workload_identities,
+        without_azure_json,
+        cluster_version_operator: has_cluster_version(client).await?,
+        granted,
+        peers,
+    })
+}
+
+/// Whether the answer says that there is no such kind or object.
+fn is_absent(error: &kube::Error) -> bool {
+    capstan_kube::error::code(error) == Some(404)
+}
+
+async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
+    let api: Api<apps::Deployment> = Api::all(client.clone());
+    let mut found = Vec::new();
+    for name in Peer::ALL.iter().map(|peer| peer.deployment()).chain([CAPSTAN]) {
+        let params = ListParams::default().fields(&format!("metadata.name={name}"));
+        found.extend(api.list(&params).await.context("cannot list Deployments")?);
+    }
+    Ok(found.iter().map(deployment).collect())
+}
+
+fn deployment(deployment: &apps::Deployment) -> Deployment {
+    let spec = deployment.spec.as_ref();
+    Deployment {
+        namespace: deployment.namespace().unwrap_or_default(),
+        name: deployment.name_any(),
+        // The API server's own default.
+        replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
+        args: spec.map(args).unwrap_or_default(),
+    }
+}
+
+/// Returns the arguments of the controller's container.
+pub fn args(spec: &apps::DeploymentSpec) -> Vec<String> {
+    let containers = spec
+        .template
+        .spec
+        .as_ref()
+        .map(|pod| pod.containers.as_slice())
+        .unwrap_or_default();
+    let container = containers
+        .iter()
+        .find(|container| container.name == MANAGER)
+        .or(containers.first());
+    container
+        .and_then(|container| container.args.clone())
+        .unwrap_or_default()
+}
+
+async fn lease(client: &Client, namespace: &str, name: &str) -> Result<Option<Lease>> {
+    let api: Api<coordination::Lease> = Api::namespaced(client.clone(), namespace);
+    let Some(found) = api.get_opt(name).await.context("cannot read Leases")? else {
+        return Ok(None);
+    };
+    let spec = found.spec.unwrap_or_default();
+    let renewed = spec.renew_time.map(|time| time.0);
+    let lasts = i64::from(spec.lease_duration_seconds.unwrap_or_default());
+    let until = renewed.and_then(|renewed| renewed.checked_add(jiff::SignedDuration::from_secs(lasts)).ok());
+    Ok(Some(Lease {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        holder: spec.holder_identity.unwrap_or_default(),
+        expired: until.is_none_or(|until| until < Clock::system().now()),
+    }))
+}
+
+/// Returns the webhook configurations whose Services are in these namespaces.
+async fn webhooks(client: &Client, namespaces: &[String]) -> Result<Vec<Webhooks>> {
+    let params = ListParams::default();
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let mutating = mutating
+        .list(&params)
+        .await
+        .context("cannot list webhook configurations")?;
+    let validating = validating
+        .list(&params)
+        .await
+        .context("cannot list webhook configurations")?;
+    let mutating = mutating.into_iter().filter_map(|configuration| {
+        let webhooks = configuration.webhooks.iter().flatten();
+        let webhooks: Vec<_> = webhooks
+            .map(|webhook| (&webhook.client_config, &webhook.failure_policy))
+            .collect();
+        answered(WebhookKind::Mutating, configuration.name_any(), &webhooks)
+    });
+    let validating = validating.into_iter().filter_map(|configuration| {
+        let webhooks = configuration.webhooks.iter().flatten();
+        let webhooks: Vec<_> = webhooks
+            .map(|webhook| (&webhook.client_config, &webhook.failure_policy))
+            .collect();
+        answered(WebhookKind::Validating, configuration.name_any(), &webhooks)
+    });
+    let mut found: Vec<Webhooks> = mutating.chain(validating).collect();
+    found.retain(|webhooks| namespaces.contains(&webhooks.service));
+    found.sort();
+    Ok(found)
+}
+
+fn answered(kind: WebhookKind, name: String, webhooks: &[(&WebhookClientConfig, &Option<String>)]) -> Option<Webhooks> {
+    let service = webhooks
+        .iter()
+        .find_map(|(config, _)| config.service.as_ref())?
+        .namespace
+        .clone();
+    // The API server's default is Fail.
+    let closed = webhooks
+        .iter()
+        .filter(|(_, policy)| policy.as_deref() != Some("Ignore"));
+    Some(Webhooks {
+        kind,
+        name,
+        service,
+        fail_closed: closed.count(),
+    })
+}
+
+/// Returns the definitions of the kinds that Capstan manages.
+fn definitions(listed: Vec<CustomResourceDefinition>) -> Vec<Definition> {
+    let prefixes: Vec<&str> = Peer::ALL.iter().flat_map(|peer| peer.definitions()).copied().collect();
+    let ours = listed.into_iter().filter(|definition| {
+        let name = definition.name_any();
+        prefixes.iter().any(|prefix| name.starts_with(prefix))
+    });
+    let found = ours.map(|definition| {
+        let served = definition.spec.versions.iter().filter(|version| version.served);
+        let webhook = definition
+            .spec
+            .conversion
+            .as_ref()
+            .and_then(|conversion| conversion.webhook.as_ref());
+        let service = webhook.and_then(|webhook| webhook.client_config.as_ref()?.service.as_ref());
+        Definition {
+            name: definition.name_any(),
+            served: served.map(|version| version.name.clone()).collect(),
+            conversion: service.map(|service| service.namespace.clone()),
+            stored: definition
+                .status
+                .and_then(|status| status.stored_versions)
+                .unwrap_or_default(),
+        }
+    });
+    found.collect()
+}
+
+/// Returns how many objects of a kind there are; none of a kind that is not served.
+async fn count(client: &Client, resource: &ApiResource) -> Result<usize> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), resource);
+    let mut params = ListParams::default().limit(PAGE);
+    let mut count = 0;
+    loop {
+        let page = match api.list_metadata(&params).await {
+            Ok(page) => page,
+            Err(error) if is_absent(&error) => return Ok(0),
+            Err(error) => return Err(error).with_context(|| format!("cannot list {}", resource.plural)),
+        };
+        count += page.items.len();
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(count),
+        }
+    }
+}
+
+/// Returns the identities that use workload identity, and the pools without `<pool>-azure-json`.
+async fn azure(client: &Client) -> Result<(Vec<String>, Vec<String>)> {
+    let place = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
+    let identities: Api<AzureClusterIdentity> = Api::all(client.clone());
+    let identities = match identities.list(&ListParams::default()).await {
+        Ok(listed) => listed.items,
+        Err(error) if is_absent(&error) => Vec::new(),
+        Err(error) => return Err(error).context("cannot list AzureClusterIdentities"),
+    };
+    let identities = identities
+        .iter()
+        .filter(|identity| identity.spec.type_ == IdentityType::WorkloadIdentity)
+        .map(|identity| place(identity.namespace(), identity.name_any()));
+    let pools: Api<AzureMachinePool> = Api::all(client.clone());
+    let pools = match pools.list_metadata(&ListParams::default()).await {
+        Ok(listed) => listed.items,
+        Err(error) if is_absent(&error) => Vec::new(),
+        Err(error) => return Err(error).context("cannot list AzureMachinePools"),
+    };
+    let mut without = Vec::new();
+    for pool in pools {
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+        let secret = secrets
+            .get_metadata_opt(&format!("{}-azure-json", pool.name_any()))
+            .await;
+        if secret.context("cannot read Secrets")?.is_none() {
+            without.push(place(pool.namespace(), pool.name_any()));
+        }
+    }
+    Ok((identities.collect(), without))
+}
+
+async fn has_cluster_version(client: &Client) -> Result<bool> {
+    let gvk = GroupVersionKind::gvk("config.openshift.io", "v1", "ClusterVersion");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "clusterversions");
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    match api.get_opt("version").await {
+        Ok(found) => Ok(found.is_some()),
+        Err(error) if is_absent(&error) => Ok(false),
+        Err(error) => Err(error).context("cannot read ClusterVersion"),
+    }
+}

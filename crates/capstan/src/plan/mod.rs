@@ -1,0 +1,173 @@
+//! `capstan plan`: prints what the controllers would do, and does nothing.
+//!
+//! Invariant: the controllers that run here are those of `capstan run`; their context has a preview, so every client refuses
+//! every write.
+
+mod changes;
+mod print;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use capstan_azure::Clients;
+use capstan_core::interceptor::Interceptors;
+use capstan_kube::runtime::Preview;
+use capstan_kube::{Context, Options};
+use clap::{Args, ValueEnum};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::controllers::{self, Name};
+use crate::run::{Azure, Vsphere, cluster};
+use crate::{duration, logs, manager};
+use changes::Change;
+use print::Report;
+
+/// The exit code when something would change.
+const CHANGES: u8 = 2;
+
+/// Show what Capstan would do, and do nothing
+///
+/// Observes the cluster and its clouds as "capstan run" does, and prints the plan of every object: the next steps, the waves of
+/// a rollout, what is in the way, and how many requests to the cloud it takes at least. The clients refuse every write, to the
+/// cluster and to the clouds. Rights to get, list and watch are enough. With -f it plans as if the files were applied: the API
+/// server checks them in a dry run, which takes the right to patch these objects.
+///
+/// Updates of status and events are not shown. Exits with 2 if something would change, with 0 if nothing would, and with 1 if
+/// something cannot be observed.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  capstan plan --controllers azure-pools --namespace team-a
+  capstan plan -f pool.yaml
+  capstan plan -o json | jq '.objects[] | select(.blockedBy)'")]
+pub struct Plan {
+    /// Use this kubeconfig file
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Use this context of the kubeconfig [default: the current one]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Plan as if these manifest files were applied; - is standard input
+    #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1..)]
+    files: Vec<PathBuf>,
+    /// Plan for these controllers [default: all whose definitions are installed]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
+    controllers: Vec<Name>,
+    /// Plan for objects in this namespace only [default: all namespaces]
+    #[arg(long, short = 'n', env = "WATCH_NAMESPACE")]
+    namespace: Option<String>,
+    /// Print in this format
+    #[arg(long, short = 'o', value_enum, default_value = "table")]
+    output: Output,
+    /// Stop after this long, and print what is planned by then
+    #[arg(long, default_value = "5m", value_parser = duration::parse, value_name = "TIME")]
+    timeout: Duration,
+    /// Log this much to standard error; RUST_LOG overrides it
+    #[arg(long, default_value = "error", value_name = "FILTER")]
+    log_level: String,
+    #[command(flatten)]
+    azure: Azure,
+    #[command(flatten)]
+    vsphere: Vsphere,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Lines for people
+    Table,
+    /// One JSON object
+    Json,
+}
+
+pub async fn run(args: Plan) -> Result<ExitCode> {
+    logs::start(logs::Format::Pretty, &args.log_level);
+    let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
+    let changes = changes::dry_run(&config, &args.files, args.namespace.as_deref()).await?;
+    let preview = Preview::new(changes.iter().map(|change| change.object.clone()).collect());
+    let report = report(&args, config, &preview, changes).await?;
+    let text = match args.output {
+        Output::Table => report.table(),
+        Output::Json => report.json()?,
+    };
+    writeln!(std::io::stdout(), "{}", text.trim_end())?;
+    Ok(match report {
+        report if report.changes() => ExitCode::from(CHANGES),
+        report if report.is_complete() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Runs the controllers until all have planned.
+async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: Vec<Change>) -> Result<Report> {
+    let stop = CancellationToken::new();
+    let _stopped = stop.clone().drop_guard();
+    let options = Options {
+        namespace: args.namespace.clone().filter(|namespace| !namespace.is_empty()),
+        shutdown: stop.clone(),
+        preview: Some(preview.clone()),
+        ..Options::default()
+    };
+    let context = Context::new(config, options).context("cannot make a Kubernetes client")?;
+    let azure = Clients::new(capstan_azure::Settings {
+        interceptors: Interceptors::new(vec![preview.read_only()]),
+        ..args.azure.settings()?
+    })?;
+    let settings = controllers::Settings {
+        azure,
+        azure_sign_in: args.azure.sign_in()?,
+        vsphere: args.vsphere.options(),
+        resync: None,
+    };
+    let asked = if args.controllers.is_empty() {
+        Name::ALL.to_vec()
+    } else {
+        args.controllers.clone()
+    };
+    let mut tasks = JoinSet::new();
+    let mut expected = BTreeSet::new();
+    let mut missing = Vec::new();
+    for name in asked {
+        if !manager::is_served(name, &context.client).await? {
+            missing.push(format!("{name}: not planned, {} is not installed", name.crd()));
+            continue;
+        }
+        expected.extend(name.reconcilers());
+        tasks.spawn(controllers::run(name, context.clone(), settings.clone()));
+    }
+    if expected.is_empty() {
+        bail!("nothing to plan: {}", missing.join("; "));
+    }
+    let finished = async {
+        tokio::select! {
+            finished = preview.finished(&expected) => Ok(finished),
+            Some(Ok(Err(error))) = tasks.join_next() => Err(error),
+        }
+    };
+    match tokio::time::timeout(args.timeout, finished).await {
+        Ok(finished) => _ = finished?,
+        Err(_) => {
+            let done = preview.finished_now();
+            let late: Vec<&str> = expected.difference(&done).copied().collect();
+            missing.push(format!(
+                "not all objects are planned after {:?}: {}; see --timeout",
+                args.timeout,
+                late.join(", ")
+            ));
+        }
+    }
+    let complete = expected.is_subset(&preview.finished_now());
+    missing.extend(preview.notes());
+    let report = Report::new(preview, changes, missing, complete);
+    // Signs out of the vCenters.
+    stop.cancel();
+    let _ = tokio::time::timeout(manager::STOP_GRACE, async {
+        while tasks.join_next().await.is_some() {}
+    })
+    .await;
+    Ok(report)
+}

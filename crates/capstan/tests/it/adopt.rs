@@ -1,0 +1,253 @@
+//! `capstan adopt` and `capstan run --hold-leases` as their users start them, against a real API server. The peers are there as
+//! objects: Deployments, Leases, webhook configurations.
+
+use crate::program;
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Result, ensure};
+use capstan_testkit::{ControlPlane, Options};
+use program::{Started, capstan, kubectl, kubectl_until, scratch};
+use serde_json::Value;
+
+const PEERS: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: capv-system}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: capz-system}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: capstan-system}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: capv-controller-manager, namespace: capv-system}
+spec:
+  replicas: 2
+  selector: {matchLabels: {a: b}}
+  template:
+    metadata: {labels: {a: b}}
+    spec: {containers: [{name: manager, image: capv, args: [--leader-elect]}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: capz-controller-manager, namespace: capz-system}
+spec:
+  replicas: 1
+  selector: {matchLabels: {a: b}}
+  template:
+    metadata: {labels: {a: b}}
+    spec: {containers: [{name: manager, image: capz, args: [--leader-elect, "--feature-gates=MachinePool=true,ASOAPI=true"]}]}
+---
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: capv-controller-manager-runtime, namespace: capv-system}
+spec: {holderIdentity: capv, leaseDurationSeconds: 3600, acquireTime: "2026-01-01T00:00:00.000000Z", renewTime: "2126-01-01T00:00:00.000000Z", leaseTransitions: 1}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: capv-validating-webhook-configuration, labels: {cluster.x-k8s.io/provider: infrastructure-vsphere}}
+webhooks:
+- name: default.vspherevm.infrastructure.x-k8s.io
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  failurePolicy: Fail
+  clientConfig: {service: {name: capv-webhook-service, namespace: capv-system, path: /validate}}
+  rules: [{apiGroups: [infrastructure.cluster.x-k8s.io], apiVersions: [v1beta1], operations: [CREATE], resources: [vspherevms]}]
+"#;
+
+const CAPSTAN: &str = "
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: capstan, namespace: capstan-system}
+spec:
+  replicas: 1
+  selector: {matchLabels: {a: b}}
+  template:
+    metadata: {labels: {a: b}}
+    spec: {containers: [{name: manager, image: capstan, args: [run]}]}
+";
+
+/// The objects of the peers, without what the API server counts up.
+async fn peers(kubeconfig: &Path) -> Result<Value> {
+    let kinds = "deployments.apps,validatingwebhookconfigurations,roles,rolebindings";
+    let answer = kubectl(kubeconfig, &["get", kinds, "-A", "-o", "json"]).await?;
+    let mut list: Value = serde_json::from_str(&answer)?;
+    let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let ours = items.into_iter().filter(|item| {
+        !item["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .starts_with("system:")
+    });
+    let plain = ours.map(|mut item| {
+        for field in [
+            "uid",
+            "resourceVersion",
+            "generation",
+            "creationTimestamp",
+            "managedFields",
+        ] {
+            item["metadata"].as_object_mut().map(|meta| meta.remove(field));
+        }
+        item
+    });
+    Ok(plain.collect())
+}
+
+/// Runs `capstan adopt`. Returns its exit code and what it printed.
+async fn adopt(kubeconfig: &Path, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let mut command = capstan();
+    command.arg("adopt").args(args).arg("--kubeconfig").arg(kubeconfig);
+    let out = tokio::task::spawn_blocking(move || command.output()).await??;
+    let text = [out.stdout, out.stderr].concat();
+    Ok((out.status.code(), String::from_utf8_lossy(&text).into_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_for_the_lease_of_its_peer() -> Result<()>
+{
+    let plane = ControlPlane::start(Options {
+        kwok: false,
+        controller_manager: false,
+        ..Options::default()
+    })
+    .await?;
+    let (dir, kubeconfig) = (scratch("adopt"), plane.kubeconfig().to_owned());
+    std::fs::create_dir_all(&dir)?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        std::fs::write(dir.join(name), text)?;
+        Ok(dir.join(name).display().to_string())
+    };
+    let (code, said) = adopt(&kubeconfig, &[]).await?;
+    ensure!(
+        code == Some(0) && said.contains("No controller that Capstan replaces"),
+        "{code:?} {said}"
+    );
+    plane.install_crds().await?;
+    kubectl(&kubeconfig, &["apply", "-f", &file("peers.yaml", PEERS)?]).await?;
+    let before = peers(&kubeconfig).await?;
+
+    let (code, said) = adopt(&kubeconfig, &["-o", "json"]).await?;
+    ensure!(code == Some(2), "{code:?} {said}");
+    let report: Value = serde_json::from_str(&said)?;
+    ensure!(
+        report["ways"][0]["peer"] == "CAPZ" && report["ways"][1]["peer"] == "CAPV",
+        "{report:#}"
+    );
+    ensure!(report["facts"]["webhooks"][0]["failClosed"] == 1, "{report:#}");
+    ensure!(report["facts"]["leases"][0]["holder"] == "capv", "{report:#}");
+    let (_, said) = adopt(&kubeconfig, &[]).await?;
+    ensure!(
+        said.contains("scale Deployment capv-system/capv-controller-manager to 0 [--execute does it]"),
+        "{said}"
+    );
+    ensure!(
+        said.contains("--hold-leases capv-system/capv-controller-manager-runtime [you do it]"),
+        "{said}"
+    );
+    ensure!(peers(&kubeconfig).await? == before, "it wrote without --execute");
+
+    // Both would act: nothing is switched over.
+    let capstan_file = file("capstan.yaml", CAPSTAN)?;
+    kubectl(&kubeconfig, &["apply", "-f", &capstan_file]).await?;
+    let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
+    ensure!(
+        code == Some(1) && said.contains("scale it to 0 first"),
+        "{code:?} {said}"
+    );
+    kubectl(&kubeconfig, &["delete", "-f", &capstan_file]).await?;
+    ensure!(peers(&kubeconfig).await? == before, "it wrote in spite of an obstacle");
+
+    let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
+    ensure!(
+        code == Some(2) && said.contains("done: scale Deployment"),
+        "{code:?} {said}"
+    );
+    let read = async |peer: &str, path: &str| {
+        let (namespace, name, path) = (
+            format!("{peer}-system"),
+            format!("{peer}-controller-manager"),
+            format!("jsonpath={{{path}}}"),
+        );
+        kubectl(
+            &kubeconfig,
+            &["get", "-n", &namespace, "deployment", &name, "-o", &path],
+        )
+        .await
+    };
+    ensure!(read("capv", ".spec.replicas").await? == "0");
+    let args = read("capz", ".spec.template.spec.containers[0].args").await?;
+    ensure!(args.contains("ASOAPI=true,MachinePool=false"), "{args}");
+    ensure!(read("capz", ".spec.replicas").await? == "1");
+    let webhooks = kubectl(&kubeconfig, &["get", "validatingwebhookconfigurations", "-o", "name"]).await?;
+    ensure!(!webhooks.contains("capv"), "{webhooks}");
+    // Once more: nothing is left to do but what a person does.
+    let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
+    ensure!(code == Some(2) && !said.contains("done: "), "{code:?} {said}");
+
+    hold(&kubeconfig, &dir).await?;
+
+    let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
+    ensure!(
+        code == Some(0) && said.contains("done: created ValidatingWebhookConfiguration"),
+        "{code:?} {said}"
+    );
+    let after = peers(&kubeconfig).await?;
+    ensure!(after == before, "not as it was:\n{before:#}\n{after:#}");
+    let record = kubectl(
+        &kubeconfig,
+        &["get", "configmaps", "-n", "capstan-system", "-o", "name"],
+    )
+    .await?;
+    ensure!(!record.contains("capstan-adoption"), "{record}");
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// Capstan does not lead while its peer holds the lease, and holds it itself afterwards.
+async fn hold(kubeconfig: &Path, dir: &Path) -> Result<()> {
+    let log_file = dir.join("log");
+    let mut command = capstan();
+    command.args([
+        "run",
+        "--controllers",
+        "vsphere",
+        "--health",
+        "0",
+        "--metrics",
+        "0",
+        "--webhook",
+        "0",
+    ]);
+    command.args(["--leader-elect-namespace", "capstan-system", "--log-format", "json"]);
+    command.args([
+        "--hold-leases",
+        "capv-system/capv-controller-manager-runtime",
+        "--kubeconfig",
+    ]);
+    command
+        .arg(kubeconfig)
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log_file)?);
+    let _capstan = Started(command.spawn()?);
+    let log = || std::fs::read_to_string(&log_file).unwrap_or_default();
+    program::until(|| log().contains("waiting for the controller that holds this lease"))?;
+    ensure!(!log().contains("\"message\":\"starting\""), "{}", log());
+    let lease = ["-n", "capv-system", "lease", "capv-controller-manager-runtime"];
+    let free = [
+        &["patch"][..],
+        &lease[..],
+        &["--type=merge", "-p", r#"{"spec":{"holderIdentity":""}}"#],
+    ]
+    .concat();
+    kubectl(kubeconfig, &free).await?;
+    let holder = [&["get"][..], &lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat();
+    kubectl_until(kubeconfig, &holder, |holder| holder == "capstan").await?;
+    program::until(|| log().contains("\"message\":\"starting\""))
+}

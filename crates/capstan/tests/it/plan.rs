@@ -1,0 +1,109 @@
+//! `capstan plan` as its users start it, against a real API server.
+
+use crate::program;
+
+use anyhow::{Result, ensure};
+use capstan_testkit::ControlPlane;
+use program::{capstan, scratch};
+use serde_json::Value;
+
+const SET: &str = "
+apiVersion: machine.openshift.io/v1beta1
+kind: MachineSet
+metadata: {name: workers}
+spec: {replicas: 0, selector: {matchLabels: {set: workers}}, template: {metadata: {labels: {set: workers}}}}
+";
+
+const TEMPLATE: &str = "
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereMachineTemplate
+metadata: {name: small}
+spec: {template: {spec: {template: ubuntu, server: vc.example.com, numCPUs: 2, network: {devices: [{networkName: n, dhcp4: true}]}}}}
+";
+
+/// Runs `capstan plan`. Returns its exit code, and what it printed.
+async fn plan(plane: &ControlPlane, namespace: &str, args: &[&str]) -> Result<(Option<i32>, String, String)> {
+    let mut command = capstan();
+    command
+        .args(["plan", "--namespace", namespace, "--kubeconfig"])
+        .arg(plane.kubeconfig())
+        .args(args);
+    let out = tokio::task::spawn_blocking(move || command.output()).await??;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((out.status.code(), text(&out.stdout), text(&out.stderr)))
+}
+
+/// Everything in the namespace that a controller might write.
+async fn state(plane: &ControlPlane, namespace: &str) -> Result<String> {
+    let kinds = "machinesets.machine.openshift.io,machines.machine.openshift.io,vspheremachinetemplates,leases,events";
+    plane.kubectl(&["get", kinds, "-n", namespace, "-o", "yaml"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plan_exits_with_two_for_a_file_that_changes_something_and_with_zero_otherwise_and_writes_nothing() -> Result<()>
+{
+    let plane = ControlPlane::shared().await?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("plan").await?;
+    let dir = scratch("plan");
+    std::fs::create_dir_all(&dir)?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        let path = dir.join(name);
+        std::fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    };
+    let (set, template) = (file("set.yaml", SET)?, file("template.yaml", TEMPLATE)?);
+    plane
+        .kubectl(&["apply", "-n", &namespace, "-f", &set, "-f", &template])
+        .await?;
+    let before = state(&plane, &namespace).await?;
+
+    let openshift = ["--controllers", "openshift"];
+    let (code, out, err) = plan(&plane, &namespace, &openshift).await?;
+    ensure!(
+        code == Some(0) && out.contains("Nothing was written."),
+        "{code:?} {out} {err}"
+    );
+
+    let larger = file("larger.yaml", &SET.replace("replicas: 0", "replicas: 2"))?;
+    let args = [&openshift[..], &["-f", &larger, "-o", "json"]].concat();
+    let (code, out, err) = plan(&plane, &namespace, &args).await?;
+    ensure!(code == Some(2), "{code:?} {out} {err}");
+    let report: Value = serde_json::from_str(&out)?;
+    ensure!(
+        report["objects"][0]["steps"][0]["step"] == "creates 2 machines",
+        "{report:#}"
+    );
+    ensure!(report["objects"][0]["waves"][0]["adds"] == 2, "{report:#}");
+    ensure!(report["files"][0]["outcome"] == "changed", "{report:#}");
+
+    // The same file again changes nothing.
+    let (code, out, err) = plan(&plane, &namespace, &[&openshift[..], &["-f", &set]].concat()).await?;
+    ensure!(code == Some(0) && out.contains("MachineSet"), "{code:?} {out} {err}");
+
+    let other = file(
+        "other.yaml",
+        &TEMPLATE
+            .replace("name: small", "name: large")
+            .replace("numCPUs: 2", "numCPUs: 8"),
+    )?;
+    let (code, out, err) = plan(&plane, &namespace, &[&openshift[..], &["-f", &other]].concat()).await?;
+    ensure!(code == Some(2), "{code:?} {out} {err}");
+    ensure!(
+        out.contains("would be created: machines that exist stay as they are"),
+        "{out}"
+    );
+
+    // A template never changes: the API server refuses it in the dry run, too.
+    let changed = file("changed.yaml", &TEMPLATE.replace("numCPUs: 2", "numCPUs: 8"))?;
+    let (code, out, err) = plan(&plane, &namespace, &[&openshift[..], &["-f", &changed]].concat()).await?;
+    ensure!(
+        code == Some(1) && err.contains("the API server refuses the change"),
+        "{code:?} {out} {err}"
+    );
+
+    let after = state(&plane, &namespace).await?;
+    ensure!(before == after, "something was written:\n{before}\n{after}");
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}

@@ -1,0 +1,460 @@
+//! The way from a peer to Capstan: which controllers run a cluster now, what has to happen in which order, and what is in
+//! the way. Pure; `capstan adopt` observes and carries out.
+//!
+//! Invariants: at every point of the way at most one of Capstan and its peer acts on a machine, and every step that is
+//! carried out can be undone.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A controller that Capstan replaces, in whole or in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Peer {
+    /// Cluster API provider Azure: Capstan takes its machine pools, and leaves clusters, machines and AKS to it.
+    #[serde(rename = "CAPZ")]
+    Capz,
+    /// Cluster API provider vSphere: Capstan takes everything.
+    #[serde(rename = "CAPV")]
+    Capv,
+    /// OpenShift's machine-api-provider-azure, with the MachineSet and node link controllers beside it.
+    #[serde(rename = "machine-api-provider-azure")]
+    MachineApi,
+}
+
+impl Peer {
+    pub const ALL: [Self; 3] = [Self::Capz, Self::Capv, Self::MachineApi];
+
+    /// The name of its Deployment, in every installation that its own manifests make.
+    pub fn deployment(self) -> &'static str {
+        match self {
+            Self::Capz => "capz-controller-manager",
+            Self::Capv => "capv-controller-manager",
+            Self::MachineApi => "machine-api-controllers",
+        }
+    }
+
+    /// The leases that its controllers hold while they act.
+    pub fn leases(self) -> &'static [&'static str] {
+        match self {
+            Self::Capz => &["controller-leader-election-capz"],
+            Self::Capv => &["capv-controller-manager-runtime"],
+            Self::MachineApi => &[
+                "cluster-api-provider-azure-leader",
+                "cluster-api-provider-machineset-leader",
+                "cluster-api-provider-nodelink-leader",
+            ],
+        }
+    }
+
+    /// The controllers of `capstan run` that replace it.
+    pub fn controllers(self) -> &'static str {
+        match self {
+            Self::Capz => "azure-pools",
+            Self::Capv => "vsphere",
+            Self::MachineApi => "openshift",
+        }
+    }
+
+    /// What the names of its definitions begin with.
+    pub fn definitions(self) -> &'static [&'static str] {
+        match self {
+            Self::Capz => &[
+                "azuremachinepools.",
+                "azuremachinepoolmachines.",
+                "azureclusteridentities.",
+            ],
+            Self::Capv => &["vsphere"],
+            Self::MachineApi => &["machines.machine.openshift.io", "machinesets.machine.openshift.io"],
+        }
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Capz => "CAPZ",
+            Self::Capv => "CAPV",
+            Self::MachineApi => "machine-api-provider-azure",
+        })
+    }
+}
+
+/// A Deployment of a controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Deployment {
+    pub namespace: String,
+    pub name: String,
+    pub replicas: i32,
+    /// The arguments of its container `manager`, or of its only one.
+    pub args: Vec<String>,
+}
+
+impl Deployment {
+    pub fn runs(&self) -> bool {
+        self.replicas > 0
+    }
+
+    /// Whether a feature gate is on. A gate that is not named has its default.
+    pub fn gate(&self, gate: &str, default: bool) -> bool {
+        let named = self.args.iter().filter_map(|arg| arg.strip_prefix(GATES));
+        let mut named = named
+            .flat_map(|gates| gates.split(','))
+            .filter_map(|pair| pair.split_once('='));
+        named
+            .rfind(|(name, _)| name.trim() == gate)
+            .map_or(default, |(_, value)| value.trim() == "true")
+    }
+}
+
+const GATES: &str = "--feature-gates=";
+/// CAPZ's gate for machine pools.
+pub const MACHINE_POOL: &str = "MachinePool";
+
+/// Returns the arguments of a container with one feature gate set.
+pub fn with_gate(args: &[String], gate: &str, value: bool) -> Vec<String> {
+    let mut found = false;
+    let mut args: Vec<String> = args
+        .iter()
+        .map(|arg| {
+            let Some(gates) = arg.strip_prefix(GATES) else {
+                return arg.clone();
+            };
+            found = true;
+            let others = gates.split(',').filter(|pair| {
+                let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+                name.trim() != gate && !name.trim().is_empty()
+            });
+            let own = format!("{gate}={value}");
+            let gates: Vec<&str> = others.chain([own.as_str()]).collect();
+            format!("{GATES}{}", gates.join(","))
+        })
+        .collect();
+    if !found {
+        args.push(format!("{GATES}{gate}={value}"));
+    }
+    args
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Lease {
+    pub namespace: String,
+    pub name: String,
+    /// Empty: nobody holds it.
+    pub holder: String,
+    pub expired: bool,
+}
+
+/// A webhook configuration of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Webhooks {
+    pub kind: WebhookKind,
+    pub name: String,
+    /// The namespace of the Service that answers.
+    pub service: String,
+    /// How many of its webhooks refuse every request while the Service does not answer.
+    pub fail_closed: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum WebhookKind {
+    #[serde(rename = "MutatingWebhookConfiguration")]
+    Mutating,
+    #[serde(rename = "ValidatingWebhookConfiguration")]
+    Validating,
+}
+
+impl std::fmt::Display for WebhookKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Mutating => "MutatingWebhookConfiguration",
+            Self::Validating => "ValidatingWebhookConfiguration",
+        })
+    }
+}
+
+/// A definition of a kind that Capstan manages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Definition {
+    pub name: String,
+    pub served: Vec<String>,
+    pub stored: Vec<String>,
+    /// The namespace of the Service that converts between versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversion: Option<String>,
+}
+
+/// Everything that the way depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Facts {
+    pub peers: BTreeMap<Peer, Deployment>,
+    /// Capstan itself, in its namespace.
+    pub capstan: Option<Deployment>,
+    pub capstan_namespace: String,
+    pub leases: Vec<Lease>,
+    pub webhooks: Vec<Webhooks>,
+    pub definitions: Vec<Definition>,
+    /// How many objects there are, by kind.
+    pub objects: BTreeMap<String, usize>,
+    /// AzureClusterIdentities that sign in with a token of a service account, which Azure has to trust.
+    pub workload_identities: Vec<String>,
+    /// Pools without a Secret `<pool>-azure-json`.
+    pub without_azure_json: Vec<String>,
+    /// Whether OpenShift's cluster version operator puts back what somebody changes.
+    pub cluster_version_operator: bool,
+    /// Whether Capstan may use the leases of the peers, by namespace.
+    pub granted: Vec<String>,
+}
+
+/// A change that Capstan can make and undo.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "action")]
+pub enum Action {
+    /// Lets Capstan hold the peer's leases.
+    GrantLeases {
+        namespace: String,
+        leases: Vec<String>,
+    },
+    /// Switches a feature gate of the peer off. Its Deployment restarts.
+    DisableGate {
+        namespace: String,
+        deployment: String,
+        gate: String,
+    },
+    ScaleDown {
+        namespace: String,
+        deployment: String,
+    },
+    /// Removes a webhook configuration whose Service does not answer any more.
+    RemoveWebhooks {
+        kind: WebhookKind,
+        name: String,
+    },
+}
+
+/// One step of the way, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    pub text: String,
+    /// What `--execute` does. `None`: a person does it.
+    #[serde(skip_serializing_if = "Option::is_none", flatten)]
+    pub action: Option<Action>,
+    pub done: bool,
+    /// What has to be removed first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub obstacle: Option<String>,
+}
+
+/// The way from one peer to Capstan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    pub peer: Peer,
+    pub steps: Vec<Step>,
+    /// What is good to know.
+    pub notes: Vec<String>,
+}
+
+/// Returns the way from every peer that is there.
+pub fn ways(facts: &Facts) -> Vec<Way> {
+    let way = |(peer, deployment): (&Peer, &Deployment)| match peer {
+        Peer::Capz => capz(facts, deployment),
+        Peer::Capv => capv(facts, deployment),
+        Peer::MachineApi => machine_api(facts, deployment),
+    };
+    facts.peers.iter().map(way).collect()
+}
+
+fn manual(text: impl Into<String>, done: bool) -> Step {
+    Step {
+        text: text.into(),
+        action: None,
+        done,
+        obstacle: None,
+    }
+}
+
+fn automatic(text: impl Into<String>, action: Action, done: bool, obstacle: Option<String>) -> Step {
+    Step {
+        text: text.into(),
+        action: Some(action),
+        done,
+        obstacle: obstacle.filter(|_| !done),
+    }
+}
+
+/// CAPZ goes on without its machine pools: somebody has to run AzureClusters, AzureMachines and AKS.
+fn capz(facts: &Facts, deployment: &Deployment) -> Way {
+    let off = !deployment.gate(MACHINE_POOL, true);
+    let gate = Action::DisableGate {
+        namespace: deployment.namespace.clone(),
+        deployment: deployment.name.clone(),
+        gate: MACHINE_POOL.to_owned(),
+    };
+    let mut steps: Vec<Step> = facts
+        .workload_identities
+        .iter()
+        .map(|identity| {
+            let account = format!("system:serviceaccount:{}:capstan", facts.capstan_namespace);
+            let text =
+                format!("in Azure, let the identity of AzureClusterIdentity {identity} trust the subject {account}");
+            manual(text, false)
+        })
+        .collect();
+    // Both would act on the pools while it restarts.
+    let running = running(facts).filter(|_| !off);
+    steps.push(automatic(
+        format!(
+            "switch feature gate {MACHINE_POOL} of Deployment {} off; it restarts",
+            place(deployment)
+        ),
+        gate,
+        off,
+        running,
+    ));
+    steps.push(start(facts, Peer::Capz, String::new()));
+    let mut notes =
+        vec!["CAPZ goes on with AzureClusters, AzureMachines and AKS, and its webhooks stay with it".to_owned()];
+    if !deployment.runs() {
+        notes.push(format!(
+            "Deployment {} has no replicas: its webhooks refuse every write to its kinds until it runs again",
+            place(deployment)
+        ));
+    }
+    if !facts.without_azure_json.is_empty() {
+        notes.push(format!(
+            "pools without a Secret <pool>-azure-json: {}",
+            facts.without_azure_json.join(", ")
+        ));
+    }
+    Way {
+        peer: Peer::Capz,
+        steps,
+        notes,
+    }
+}
+
+/// Capstan takes everything of CAPV: its Deployment stops, and its webhooks with it.
+fn capv(facts: &Facts, deployment: &Deployment) -> Way {
+    let peer = Peer::Capv;
+    let leases: Vec<String> = peer.leases().iter().map(ToString::to_string).collect();
+    let mut steps = vec![automatic(
+        format!(
+            "let Capstan hold the lease of CAPV in namespace {}",
+            deployment.namespace
+        ),
+        Action::GrantLeases {
+            namespace: deployment.namespace.clone(),
+            leases: leases.clone(),
+        },
+        facts.granted.contains(&deployment.namespace),
+        None,
+    )];
+    steps.push(automatic(
+        format!("scale Deployment {} to 0", place(deployment)),
+        Action::ScaleDown {
+            namespace: deployment.namespace.clone(),
+            deployment: deployment.name.clone(),
+        },
+        !deployment.runs(),
+        running(facts).filter(|_| !holds(facts, deployment, &leases)),
+    ));
+    for webhooks in facts
+        .webhooks
+        .iter()
+        .filter(|webhooks| webhooks.service == deployment.namespace)
+    {
+        let text = format!(
+            "remove {} {}: {} of its webhooks refuse every write once CAPV has stopped",
+            webhooks.kind, webhooks.name, webhooks.fail_closed
+        );
+        let action = Action::RemoveWebhooks {
+            kind: webhooks.kind,
+            name: webhooks.name.clone(),
+        };
+        steps.push(automatic(text, action, false, None));
+    }
+    let definitions = || facts.definitions.iter().filter(|definition| is_of(peer, definition));
+    let converted = definitions().all(|definition| {
+        let service = definition.conversion.as_deref();
+        service.is_none_or(|namespace| namespace == facts.capstan_namespace)
+    });
+    let install = "install the definitions: capstan crds | kubectl apply --server-side --force-conflicts -f -";
+    steps.push(manual(install, converted));
+    let hold = format!(" --hold-leases {}/{}", deployment.namespace, leases.join(","));
+    steps.push(start(facts, peer, hold));
+    let notes = vec![
+        "the finalizers of CAPV's machines and clusters are Capstan's, too; Capstan takes those of zones and identities off"
+            .to_owned(),
+    ];
+    Way { peer, steps, notes }
+}
+
+/// Nothing is scaled down: OpenShift's operators would put it back. Its controllers stand by while Capstan holds their leases.
+fn machine_api(facts: &Facts, deployment: &Deployment) -> Way {
+    let peer = Peer::MachineApi;
+    let held = facts
+        .leases
+        .iter()
+        .filter(|lease| peer.leases().contains(&lease.name.as_str()));
+    let held: Vec<bool> = held.map(|lease| lease.holder == HOLDER && !lease.expired).collect();
+    let done = held.len() == peer.leases().len() && held.iter().all(|held| *held);
+    let restart = format!(
+        "restart the old controllers, so that they give their leases up: kubectl -n {} delete pod -l k8s-app=controller",
+        deployment.namespace
+    );
+    let mut notes = vec!["MachineHealthChecks and the webhooks of machine-api-operator go on".to_owned()];
+    if facts.cluster_version_operator {
+        notes.push(
+            "the cluster version operator puts Deployments back: none is changed, and no override is needed".to_owned(),
+        );
+    }
+    Way {
+        peer,
+        steps: vec![start(facts, peer, String::new()), manual(restart, done)],
+        notes,
+    }
+}
+
+/// The holder of a peer's leases while Capstan leads.
+pub const HOLDER: &str = "capstan";
+
+fn start(facts: &Facts, peer: Peer, more: String) -> Step {
+    let command = format!(
+        "start Capstan with: capstan run --controllers {}{more}",
+        peer.controllers()
+    );
+    let runs = facts.capstan.as_ref().is_some_and(Deployment::runs);
+    manual(command, runs)
+}
+
+/// Returns why nothing may be switched over while Capstan runs already.
+fn running(facts: &Facts) -> Option<String> {
+    let capstan = facts.capstan.as_ref().filter(|capstan| capstan.runs())?;
+    Some(format!(
+        "Deployment {} runs already, and both would act: scale it to 0 first",
+        place(capstan)
+    ))
+}
+
+/// Whether the Capstan that runs holds these leases.
+fn holds(facts: &Facts, deployment: &Deployment, leases: &[String]) -> bool {
+    let args = facts.capstan.iter().flat_map(|capstan| &capstan.args);
+    let held: Vec<&str> = args.flat_map(|arg| arg.split([',', '=', ' '])).collect();
+    let wanted = |lease: &String| format!("{}/{lease}", deployment.namespace);
+    leases.iter().all(|lease| held.contains(&wanted(lease).as_str()))
+}
+
+fn is_of(peer: Peer, definition: &Definition) -> bool {
+    peer.definitions()
+        .iter()
+        .any(|prefix| definition.name.starts_with(prefix))
+}
+
+fn place(deployment: &Deployment) -> String {
+    format!("{}/{}", deployment.namespace, deployment.name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use super::*;
+use rstest::rstest;
+
+fn deployment(peer: Peer, namespace: &str, args: &[&str]) -> Deployment {
+    Deployment {
+        namespace: namespace.to_owned(),
+        name: peer.deployment().to_owned(),
+        replicas: 1,
+        args: args.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn facts(peer: Peer, deployment: Deployment) -> Facts {
+    Facts {
+        peers: BTreeMap::from([(peer, deployment)]),
+        capstan_namespace: "capstan-system".to_owned(),
+        ..Facts::default()
+    }
+}
+
+fn capstan(args: &[&str]) -> Option<Deployment> {
+    Some(Deployment {
+        namespace: "capstan-system".to_owned(),
+        name: "capstan".to_owned(),
+        replicas: 1,
+        args: args.iter().map(ToString::to_string).collect(),
+    })
+}
+
+fn actions(way: &Way) -> Vec<&Action> {
+    way.steps.iter().filter_map(|step| step.action.as_ref()).collect()
+}
+
+#[rstest]
+#[case::not_named(&["--leader-elect"], true)]
+#[case::off(&["--feature-gates=A=true,MachinePool=false"], false)]
+#[case::on(&["--feature-gates=MachinePool=true"], true)]
+#[case::the_last_counts(&["--feature-gates=MachinePool=true,MachinePool=false"], false)]
+fn a_gate_is_read_as_the_program_reads_it(#[case] args: &[&str], #[case] expected: bool) {
+    assert_eq!(
+        deployment(Peer::Capz, "capz-system", args).gate(MACHINE_POOL, true),
+        expected
+    );
+}
+
+#[rstest]
+#[case::added(&["--v=0"], &["--v=0", "--feature-gates=MachinePool=false"])]
+#[case::changed(&["--feature-gates=MachinePool=true,ASOAPI=true"], &["--feature-gates=ASOAPI=true,MachinePool=false"])]
+fn a_gate_is_set_beside_the_others(#[case] args: &[&str], #[case] expected: &[&str]) {
+    let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+    assert_eq!(with_gate(&args, MACHINE_POOL, false), expected);
+}
+
+#[test]
+fn a_cluster_without_peers_has_no_way() {
+    assert_eq!(ways(&Facts::default()), Vec::new());
+}
+
+#[test]
+fn capz_goes_on_without_its_pools_and_keeps_its_webhooks() {
+    let mut facts = facts(
+        Peer::Capz,
+        deployment(Peer::Capz, "capz-system", &["--feature-gates=MachinePool=true"]),
+    );
+    facts.workload_identities = vec!["team/wi".to_owned()];
+    facts.webhooks = vec![Webhooks {
+        kind: WebhookKind::Validating,
+        name: "capz-validating-webhook-configuration".to_owned(),
+        service: "capz-system".to_owned(),
+        fail_closed: 25,
+    }];
+    let way = &ways(&facts)[0];
+    let [Action::DisableGate { gate, .. }] = actions(way)[..] else {
+        panic!("{way:#?}");
+    };
+    assert_eq!(gate, MACHINE_POOL);
+    assert!(
+        way.steps[0]
+            .text
+            .contains("system:serviceaccount:capstan-system:capstan"),
+        "{way:#?}"
+    );
+    assert!(way.steps[2].text.ends_with("--controllers azure-pools"), "{way:#?}");
+    assert!(
+        way.steps.iter().all(|step| !step.done && step.obstacle.is_none()),
+        "{way:#?}"
+    );
+}
+
+#[test]
+fn nothing_is_switched_over_while_capstan_runs_already() {
+    let mut capz = facts(Peer::Capz, deployment(Peer::Capz, "capz-system", &[]));
+    capz.capstan = capstan(&["run"]);
+    let obstacles = |facts: &Facts| {
+        ways(facts)[0]
+            .steps
+            .iter()
+            .filter(|step| step.obstacle.is_some())
+            .count()
+    };
+    assert_eq!(obstacles(&capz), 1);
+    let mut capv = facts(Peer::Capv, deployment(Peer::Capv, "capv-system", &[]));
+    capv.capstan = capstan(&["run"]);
+    assert_eq!(obstacles(&capv), 1);
+    // One that waits for the lease of CAPV acts only when CAPV does not.
+    capv.capstan = capstan(&["run", "--hold-leases=capv-system/capv-controller-manager-runtime"]);
+    assert_eq!(obstacles(&capv), 0);
+}
+
+#[test]
+fn capv_stops_after_capstan_may_hold_its_lease_and_before_its_webhooks_go() {
+    let mut facts = facts(Peer::Capv, deployment(Peer::Capv, "capv-system", &[]));
+    let webhooks = |service: &str| Webhooks {
+        kind: WebhookKind::Mutating,
+        name: format!("{service}-mutating"),
+        service: service.to_owned(),
+        fail_closed: 3,
+    };
+    facts.webhooks = vec![webhooks("capi-system"), webhooks("capv-system")];
+    facts.definitions = vec![Definition {
+        name: "vspherevms.infrastructure.cluster.x-k8s.io".to_owned(),
+        served: vec!["v1beta1".to_owned(), "v1beta2".to_owned()],
+        stored: vec!["v1beta1".to_owned(), "v1beta2".to_owned()],
+        conversion: Some("capv-system".to_owned()),
+    }];
+    let way = &ways(&facts)[0];
+    let order: Vec<&str> = actions(way)
+        .iter()
+        .map(|action| match action {
+            Action::GrantLeases { .. } => "grant",
+            Action::ScaleDown { .. } => "scale",
+            Action::RemoveWebhooks { name, .. } => name.as_str(),
+            Action::DisableGate { .. } => "gate",
+        })
+        .collect();
+    assert_eq!(order, ["grant", "scale", "capv-system-mutating"]);
+    assert!(
+        way.steps
+            .iter()
+            .any(|step| step.text.contains("capstan crds") && !step.done),
+        "{way:#?}"
+    );
+    let last = &way.steps.last().unwrap().text;
+    assert!(
+        last.contains("--hold-leases capv-system/capv-controller-manager-runtime"),
+        "{last}"
+    );
+}
+
+#[test]
+fn openshift_changes_nothing_and_is_done_once_capstan_holds_the_leases() {
+    let mut facts = facts(
+        Peer::MachineApi,
+        deployment(Peer::MachineApi, "openshift-machine-api", &[]),
+    );
+    facts.cluster_version_operator = true;
+    assert_eq!(actions(&ways(&facts)[0]), Vec::<&Action>::new());
+    let lease = |name: &&str| Lease {
+        namespace: "openshift-machine-api".to_owned(),
+        name: (*name).to_owned(),
+        holder: HOLDER.to_owned(),
+        expired: false,
+    };
+    facts.leases = Peer::MachineApi.leases().iter().map(|name| lease(name)).collect();
+    assert!(ways(&facts)[0].steps[1].done);
+    facts.leases[1].holder = "somebody".to_owned();
+    assert!(!ways(&facts)[0].steps[1].done);
+}

@@ -60,6 +60,9 @@ pub struct Plan {
     /// Plan for objects in this namespace only [default: all namespaces]
     #[arg(long, short = 'n', env = "WATCH_NAMESPACE")]
     namespace: Option<String>,
+    /// Plan only for objects of Cluster API whose label cluster.x-k8s.io/watch-filter has this value [default: all]
+    #[arg(long, value_name = "VALUE")]
+    watch_filter: Option<String>,
     /// Print in this format
     #[arg(long, short = 'o', value_enum, default_value = "table")]
     output: Output,
@@ -108,6 +111,7 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
     let _stopped = stop.clone().drop_guard();
     let options = Options {
         namespace: args.namespace.clone().filter(|namespace| !namespace.is_empty()),
+        watch_filter: args.watch_filter.clone().filter(|value| !value.is_empty()),
         shutdown: stop.clone(),
         preview: Some(preview.clone()),
         ..Options::default()

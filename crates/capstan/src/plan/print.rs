@@ -55,8 +55,8 @@ impl Report {
         let planned = preview.planned();
         let complete = complete && planned.iter().all(|planned| planned.error.is_none());
         let is_planned = |change: &Change| {
-            let same = |planned: &&Planned| planned.kind == change.kind() && planned.name == change.object.name_any();
-            planned.iter().any(|planned| same(&planned))
+            let same = |planned: &Planned| planned.kind == change.kind() && planned.name == change.object.name_any();
+            planned.iter().any(same)
         };
         let files = changes.iter().map(|change| FileLine {
             kind: change.kind().to_owned(),

@@ -161,7 +161,7 @@ fn openshift_changes_nothing_and_is_done_once_capstan_holds_the_leases() {
         holder: HOLDER.to_owned(),
         expired: false,
     };
-    facts.leases = Peer::MachineApi.leases().iter().map(|name| lease(name)).collect();
+    facts.leases = Peer::MachineApi.leases().iter().map(lease).collect();
     assert!(ways(&facts)[0].steps[1].done);
     facts.leases[1].holder = "somebody".to_owned();
     assert!(!ways(&facts)[0].steps[1].done);

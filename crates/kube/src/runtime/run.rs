@@ -317,6 +317,9 @@ fn on_error<R: Reconcile>(object: Arc<R::Object>, error: &Failure<R::Error>, run
 impl<R: Reconcile> Running<R> {
     /// Plans an object and carries nothing out.
     async fn preview(&self, preview: &Preview, object: Arc<R::Object>) {
+        if !self.context.reconciles(object.as_ref()) {
+            return;
+        }
         let key = match ObjectKey::of(object.as_ref()) {
             Ok(key) => key,
             Err(error) => return tracing::warn!(controller = R::NAME, %error, "an object has no plan"),

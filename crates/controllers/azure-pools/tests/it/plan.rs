@@ -137,7 +137,9 @@ async fn deletions(
             continue;
         };
         if matches!(event, watcher::Event::InitDone) {
-            listed.take().map(|listed| listed.send(()));
+            if let Some(listed) = listed.take() {
+                let _ = listed.send(());
+            }
         }
         let (watcher::Event::Apply(machine) | watcher::Event::InitApply(machine) | watcher::Event::Delete(machine)) =
             event

@@ -136,10 +136,10 @@ async fn deletions(
         let Some(Ok(event)) = events.next().await else {
             continue;
         };
-        if matches!(event, watcher::Event::InitDone) {
-            if let Some(listed) = listed.take() {
-                let _ = listed.send(());
-            }
+        if matches!(event, watcher::Event::InitDone)
+            && let Some(listed) = listed.take()
+        {
+            let _ = listed.send(());
         }
         let (watcher::Event::Apply(machine) | watcher::Event::InitApply(machine) | watcher::Event::Delete(machine)) =
             event

@@ -33,6 +33,18 @@ impl Classified for Error {
 #[derive(Debug)]
 struct Mark;
 
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("marks the object")
+    }
+}
+
+impl capstan_core::plan::Describe for Mark {
+    fn impact(&self) -> capstan_core::plan::Impact {
+        capstan_core::plan::Impact::Cluster
+    }
+}
+
 /// Marks every Cluster that it reconciles.
 struct Controller;
 

@@ -51,7 +51,9 @@ pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<(
     let (api, params) = (&api, &params);
     try_join_all(crds.iter().map(|crd| async move {
         let name = crd.name_any();
-        api.patch(&name, params, &Patch::Apply(crd))
+        let mut crd = crd.clone();
+        keep_conversion_url(&mut crd, api.get_opt(&name).await?)?;
+        api.patch(&name, params, &Patch::Apply(&crd))
             .await
             .with_context(|| format!("cannot install CRD {name}"))?;
         let established = await_condition(api.clone(), &name, is_crd_established());
@@ -64,6 +66,22 @@ pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<(
         }
     }))
     .await?;
+    Ok(())
+}
+
+/// Keeps the conversion of a definition that controllers outside of the cluster have pointed at their own address. The manifest
+/// names a Service, and the API server rejects a definition with both.
+fn keep_conversion_url(crd: &mut DynamicObject, existing: Option<CustomResourceDefinition>) -> Result<()> {
+    let Some(conversion) = existing.and_then(|existing| existing.spec.conversion) else {
+        return Ok(());
+    };
+    let client = conversion
+        .webhook
+        .as_ref()
+        .and_then(|webhook| webhook.client_config.as_ref());
+    if client.is_some_and(|client| client.url.is_some()) {
+        crd.data["spec"]["conversion"] = serde_json::to_value(conversion)?;
+    }
     Ok(())
 }
 

@@ -18,7 +18,7 @@ const TEMPLATE: &str = "
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereMachineTemplate
 metadata: {name: small}
-spec: {template: {spec: {template: ubuntu, server: vc.example.com, numCPUs: 2, network: {devices: [{networkName: n, dhcp4: true}]}}}}
+spec: {template: {spec: {template: ubuntu, server: vc.example.com, numCPUs: 2, network: {devices: [{networkName: nodes, dhcp4: true}]}}}}
 ";
 
 /// Runs `capstan plan`. Returns its exit code, and what it printed.

@@ -1,6 +1,7 @@
 //! Runs a controller: queue, concurrency, state, backoff, shutdown, metrics, spans.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -259,62 +260,82 @@ impl<E: Classified> Classified for Failure<E> {
 /// Numbers reconciles in the log.
 static RECONCILES: AtomicU64 = AtomicU64::new(1);
 
-async fn one<R: Reconcile>(object: Arc<R::Object>, running: Arc<Running<R>>) -> Result<Action, Failure<R::Error>> {
+async fn one<R: Reconcile>(object: Arc<R::Object>, running: Arc<Running<R>>) -> Result<Action, Infallible> {
     if !running.context.reconciles(object.as_ref()) {
         return Ok(Action::await_change());
     }
     let reference = ObjectRef::from_obj(object.as_ref());
-    let clock = running.context.clock;
-    let print = fingerprint(object.as_ref());
-    if let Some(wait) = running.backoff.remaining(&reference, print, clock.instant()) {
+    let (print, now) = (fingerprint(object.as_ref()), running.context.clock.instant());
+    if let Some(wait) = running.backoff.remaining(&reference, print, now) {
         return Ok(Action::requeue(wait));
     }
-    let key = ObjectKey::of(object.as_ref()).map_err(|error| Failure::Error(error.into()))?;
     let span = tracing::info_span!(
         "reconcile",
         controller = R::NAME,
-        namespace = key.namespace,
-        name = key.name,
+        namespace = object.namespace(),
+        name = object.name_any(),
         reconcile = RECONCILES.fetch_add(1, Ordering::Relaxed),
     );
-    let began = clock.instant();
-    let result = AssertUnwindSafe(running.reconcile(object.clone(), key.clone()).instrument(span))
-        .catch_unwind()
-        .await;
-    let result = match result {
-        Ok(result) => result.map_err(Failure::Error),
-        Err(panic) => {
-            // Its state may be half written.
-            running.cells.0.lock().remove(&key.uid);
-            let failure = Failure::Panicked(panic_message(panic.as_ref()));
-            running
-                .recorder
-                .warning(object.as_ref(), "ReconcilePanicked", failure.to_string())
-                .await;
-            Err(failure)
-        }
-    };
-    let outcome = match &result {
-        Ok(_) => "ok",
-        Err(Failure::Error(_)) => "error",
-        Err(Failure::Panicked(_)) => "panic",
-    };
-    running.context.metrics.reconciled(R::NAME, outcome, clock.since(began));
-    let requeue = result?;
-    running.backoff.forget(&reference);
+    let requeue = running.attempt(object, &reference, print).instrument(span).await;
     Ok(requeue.map_or_else(Action::await_change, Action::requeue))
 }
 
-fn on_error<R: Reconcile>(object: Arc<R::Object>, error: &Failure<R::Error>, running: Arc<Running<R>>) -> Action {
-    let reference = ObjectRef::from_obj(object.as_ref());
-    let print = fingerprint(object.as_ref());
-    let now = running.context.clock.instant();
-    let wait = running.backoff.failed(&reference, error.class(), print, now);
-    tracing::warn!(controller = R::NAME, object = %reference, %error, retry = ?wait, "reconcile failed");
-    wait.map_or_else(Action::await_change, Action::requeue)
+/// [`Running::attempt`] takes care of failures.
+fn on_error<R: Reconcile>(_: Arc<R::Object>, error: &Infallible, _: Arc<Running<R>>) -> Action {
+    match *error {}
 }
 
 impl<R: Reconcile> Running<R> {
+    /// Reconciles an object, and notes how that ended. Returns when it is due again.
+    async fn attempt(&self, object: Arc<R::Object>, reference: &ObjectRef<R::Object>, print: u64) -> Option<Duration> {
+        let began = self.context.clock.instant();
+        let result = AssertUnwindSafe(self.reconcile(object.clone())).catch_unwind().await;
+        let result = match result {
+            Ok(result) => result.map_err(Failure::Error),
+            Err(panic) => {
+                let failure = Failure::Panicked(panic_message(panic.as_ref()));
+                self.after_panic(object.as_ref(), &failure).await;
+                Err(failure)
+            }
+        };
+        let outcome = match &result {
+            Ok(_) => "ok",
+            Err(Failure::Error(_)) => "error",
+            Err(Failure::Panicked(_)) => "panic",
+        };
+        let metrics = &self.context.metrics;
+        metrics.reconciled(R::NAME, outcome, self.context.clock.since(began));
+        match result {
+            Ok(requeue) => {
+                self.backoff.forget(reference);
+                requeue
+            }
+            Err(error) => {
+                let now = self.context.clock.instant();
+                let wait = self.backoff.failed(reference, error.class(), print, now);
+                tracing::warn!(controller = R::NAME, object = %reference, %error, retry = ?wait, "reconcile failed");
+                wait
+            }
+        }
+    }
+
+    /// The state of the object may be half written, and nobody knows which writes were sent: the next reconcile begins anew
+    /// and reads live.
+    async fn after_panic(&self, object: &R::Object, failure: &Failure<R::Error>) {
+        if let Some(uid) = &object.meta().uid
+            && let Some(cell) = self.cells.0.lock().get_mut(uid)
+        {
+            let live = Cell {
+                live: true,
+                ..Cell::default()
+            };
+            *cell = Arc::new(tokio::sync::Mutex::new(live));
+        }
+        self.recorder
+            .warning(object, "ReconcilePanicked", failure.to_string())
+            .await;
+    }
+
     /// Plans an object and carries nothing out.
     async fn preview(&self, preview: &Preview, object: Arc<R::Object>) {
         if !self.context.reconciles(object.as_ref()) {
@@ -345,25 +366,28 @@ impl<R: Reconcile> Running<R> {
         }
     }
 
-    async fn reconcile(&self, cached: Arc<R::Object>, key: ObjectKey) -> Result<Option<Duration>, R::Error> {
+    async fn reconcile(&self, cached: Arc<R::Object>) -> Result<Option<Duration>, R::Error> {
+        let key = ObjectKey::of(cached.as_ref())?;
         let cell = self.cells.0.lock().entry(key.uid.clone()).or_default().clone();
         let mut cell = cell.lock().await;
         if cell.released {
             return Ok(None);
         }
-        if cell.writes.pending() {
-            let age = cell.writes.age(self.context.clock.instant());
+        let now = self.context.clock.instant();
+        if cell.writes.pending(now) {
+            let age = cell.writes.age(now);
             if age < READ_YOUR_WRITES {
                 return Ok(Some(READ_YOUR_WRITES - age));
             }
-            cell.writes.forget();
+            // Every reconcile reads live until the caches show the writes.
             cell.live = true;
         }
         let object = newest(&mut cell.newest, cached);
         let mut scope = self.scope(key, object, &mut cell);
         let result = self.rounds(&mut scope, &mut cell.state).await;
         cell.live = scope.uncertain || (scope.live && result.is_err());
-        cell.released = scope.released;
+        // After an error a finalizer of ours may be left: the next reconcile has to remove it.
+        cell.released = scope.released && result.is_ok();
         cell.status_written = scope.status_written;
         cell.writes = scope.writes;
         if scope.own_write {
@@ -374,13 +398,16 @@ impl<R: Reconcile> Running<R> {
 
     /// Observes, plans and applies until a plan has nothing more to do at once, then reports.
     async fn rounds(&self, scope: &mut Scope<R::Object>, state: &mut R::State) -> Result<Option<Duration>, R::Error> {
+        if scope.live && !scope.refresh().await? {
+            return Ok(None);
+        }
         let mut observed = None;
         let mut result = Ok(None);
         for _ in 0..ROUNDS {
             result = self.round(scope, state, &mut observed).await;
             match result {
                 // The next reconcile waits until the caches show the writes.
-                Ok(Some(Outcome::Observe)) if scope.writes.pending() => break,
+                Ok(Some(Outcome::Observe)) if !scope.live && scope.writes.pending(scope.instant()) => break,
                 Ok(Some(Outcome::Observe)) => {}
                 _ => break,
             }
@@ -392,8 +419,8 @@ impl<R: Reconcile> Running<R> {
             Ok(None) => return Ok(None),
             Err(_) => None,
         };
-        if scope.released {
-            return result.map(|_| None);
+        if scope.released && result.is_ok() {
+            return Ok(None);
         }
         let report = R::status(
             scope.object.as_ref(),

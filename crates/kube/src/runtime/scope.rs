@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::run::Trigger;
 use super::writes::Writes;
-use crate::cache::{Cache, Object};
+use crate::cache::{self, Cache, Object};
 use crate::context::Context;
 use crate::error::Error;
 use crate::patch::{self, Lock};
@@ -58,8 +58,8 @@ pub struct Scope<K: Object> {
     pub key: ObjectKey,
     /// The newest version that we know: the cache's, or the API server's answer to our last write.
     pub object: Arc<K>,
-    /// Whether observe has to read from the API server: a cache does not show a write of ours in time, or the answer to
-    /// a write was lost.
+    /// Whether observe has to read from the API server: a cache does not show a write of ours in time, the answer to a write
+    /// was lost, or the last reconcile panicked. The object itself was read from there.
     pub live: bool,
     pub(super) api: fn(kube::Client, &str) -> Api<K>,
     pub(super) trigger: Trigger<K>,
@@ -133,11 +133,22 @@ impl<K: Object + Serialize> Scope<K> {
         Ok(written.map(|written| self.replace(written)).is_some())
     }
 
-    /// Takes our finalizer off: from then on the object is not reconciled again.
+    /// Takes our finalizer off. An object that is being deleted is not reconciled again, if the reconcile ends without an error.
     pub async fn remove_finalizer(&mut self, finalizer: &str) -> Result<bool, Error> {
         let written = patch::remove_finalizer(&self.api(), self.object.as_ref(), finalizer).await?;
         self.released = self.is_deleting();
         Ok(written.map(|written| self.replace(written)).is_some())
+    }
+
+    /// Reads the object from the API server. Returns whether it is still there.
+    pub(super) async fn refresh(&mut self) -> Result<bool, Error> {
+        let read = self.api().get_opt(&self.key.name).await?;
+        let Some(mut read) = read.filter(|read| read.meta().uid.as_ref() == Some(&self.key.uid)) else {
+            return Ok(false);
+        };
+        cache::trim(&mut read);
+        self.replace(read);
+        Ok(true)
     }
 
     fn replace(&mut self, written: K) {

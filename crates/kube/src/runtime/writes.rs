@@ -1,5 +1,6 @@
 //! Read your writes. Invariant: between a write of ours and the moment a cache shows it, [`Writes::pending`] is true, so
-//! a plan never counts a machine twice and never misses one that it made. Only our own writes are waited for.
+//! a plan never counts a machine twice and never misses one that it made. Only our own writes are waited for, and none for
+//! longer than [`FORGOTTEN`].
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,10 @@ use crate::cache::{Cache, Object};
 
 /// A cache shows a write within milliseconds. After this long its watch may be dead without an error: read live.
 pub const READ_YOUR_WRITES: Duration = Duration::from_secs(30);
+
+/// An API server ends each watch after five minutes, and the next one shows everything. A write that is not shown by now never
+/// will be, because its object was gone before a list.
+const FORGOTTEN: Duration = Duration::from_secs(600);
 
 /// The resourceVersion of an object. API servers hand out growing numbers; anything else is only ever equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +75,9 @@ impl Writes {
     }
 
     /// Whether a cache still lags behind. Forgets what has been shown.
-    pub fn pending(&mut self) -> bool {
-        self.0.retain(|(_, shown)| !shown());
+    pub fn pending(&mut self, now: Instant) -> bool {
+        self.0
+            .retain(|(written, shown)| !shown() && now.saturating_duration_since(*written) < FORGOTTEN);
         !self.0.is_empty()
     }
 
@@ -79,10 +85,6 @@ impl Writes {
     pub fn age(&self, now: Instant) -> Duration {
         let oldest = self.0.iter().map(|(written, _)| *written).min();
         oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest))
-    }
-
-    pub fn forget(&mut self) {
-        self.0.clear();
     }
 }
 
@@ -101,13 +103,15 @@ mod tests {
     #[test]
     fn a_write_is_pending_until_it_is_shown_and_its_age_counts_from_the_oldest() {
         let (mut writes, now) = (Writes::default(), Instant::now());
-        assert!(!writes.pending());
+        assert!(!writes.pending(now));
         writes.0.push((now, Box::new(|| false)));
         writes.0.push((now + Duration::from_secs(1), Box::new(|| true)));
-        assert!(writes.pending());
+        assert!(writes.pending(now));
         assert_eq!(writes.0.len(), 1, "the write that was shown is forgotten");
         assert_eq!(writes.age(now + Duration::from_secs(5)), Duration::from_secs(5));
-        writes.forget();
-        assert!(!writes.pending());
+        assert!(
+            !writes.pending(now + FORGOTTEN),
+            "a write that no cache will show is forgotten"
+        );
     }
 }

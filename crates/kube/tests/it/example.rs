@@ -12,7 +12,7 @@ use capstan_kube::{Cache, Context, Options};
 use capstan_testkit::ControlPlane;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::wait::await_condition;
 use kube::{Resource, ResourceExt};
@@ -101,10 +101,21 @@ impl Reconcile for Controller {
         if scope.is_deleting() {
             return Ok(None);
         }
-        let pods = self.pods.select(Some(&scope.key.namespace), |pod: &Pod| {
-            let owned = pod.owner_references().iter().any(|owner| owner.uid == scope.key.uid);
+        let uid = scope.key.uid.clone();
+        let counts = |pod: &Pod| {
+            let owned = pod.owner_references().iter().any(|owner| owner.uid == uid);
             owned && pod.meta().deletion_timestamp.is_none()
-        });
+        };
+        let pods = if scope.live {
+            let all = scope.api_of::<Pod>().list(&ListParams::default()).await;
+            let all = all.map_err(capstan_kube::Error::from)?.items.into_iter();
+            let all: Vec<_> = all.filter(counts).map(Arc::new).collect();
+            // The next reconcile waits until the cache shows them, too.
+            all.iter().for_each(|pod| scope.wrote(&self.pods, pod.as_ref()));
+            all
+        } else {
+            self.pods.select(Some(&scope.key.namespace), counts)
+        };
         let subject = |pod: Arc<Pod>| Some((pod.name_any(), pod.uid()?));
         let pods = pods.into_iter().filter_map(subject);
         let spec = scope.object.spec.as_ref();
@@ -196,7 +207,7 @@ fn pod(owner: &ReplicationController) -> Option<Pod> {
 }
 
 /// Runs until the context's shutdown.
-async fn run(context: Context) {
+pub async fn run(context: Context) {
     let (objects, pods) = (context.cache::<ReplicationController>(), context.cache::<Pod>());
     if pods.ready().await.is_err() {
         return;
@@ -213,6 +224,17 @@ async fn run(context: Context) {
         .watches(&pods, owner)
         .run(Arc::new(Controller { pods }))
         .await;
+}
+
+/// A ReplicationController that asks for so many Pods.
+pub fn web(replicas: usize) -> serde_json::Result<ReplicationController> {
+    serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {"replicas": replicas, "selector": {"app": "web"}, "template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"automountServiceAccountToken": false, "containers": [{"name": "web", "image": "web"}]},
+        }},
+    }))
 }
 
 #[test]
@@ -252,14 +274,7 @@ async fn the_example_controller_keeps_as_many_pods_as_its_object_asks_for() -> R
     let client = plane.client().await?;
     let api: Api<ReplicationController> = Api::namespaced(client.clone(), &namespace);
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
-    let object = serde_json::from_value(json!({
-        "metadata": {"name": "web"},
-        "spec": {"replicas": 3, "selector": {"app": "web"}, "template": {
-            "metadata": {"labels": {"app": "web"}},
-            "spec": {"automountServiceAccountToken": false, "containers": [{"name": "web", "image": "web"}]},
-        }},
-    }))?;
-    api.create(&PostParams::default(), &object).await?;
+    api.create(&PostParams::default(), &web(3)?).await?;
     let settled = async |replicas: i32| -> Result<Vec<Pod>> {
         let reached = |object: Option<&ReplicationController>| {
             let status = object.and_then(|object| object.status.as_ref());

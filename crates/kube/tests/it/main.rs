@@ -11,5 +11,6 @@ mod drain;
 mod example;
 mod lease;
 mod panics;
+mod still;
 mod watch_filter;
 mod workload;

@@ -115,6 +115,7 @@ impl Kinds {
             ("", "v1", "Namespace", "namespaces", false, true),
             ("", "v1", "Node", "nodes", false, true),
             ("", "v1", "Pod", "pods", true, true),
+            ("", "v1", "ReplicationController", "replicationcontrollers", true, true),
             ("", "v1", "Secret", "secrets", true, false),
             ("", "v1", "ConfigMap", "configmaps", true, false),
             ("", "v1", "Event", "events", true, false),

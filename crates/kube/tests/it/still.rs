@@ -1,0 +1,330 @@
+//! The runtime on an API server inside the test process, under paused time: no test here waits, and none can lose a race.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
+use capstan_core::plan::{Describe, Impact};
+use capstan_core::{Class, Classified, Clock};
+use capstan_kube::client::Transport;
+use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::{Context, Options};
+use capstan_testkit::apiserver::{Answer, ApiServer, Settings};
+use capstan_testkit::interceptors::Ledger;
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt, Full};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, ReplicationController};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::client::Body;
+use rstest::rstest;
+use serde_json::{Value, json};
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, ServiceExt};
+
+use crate::example;
+
+/// Longer than any wait of the runtime.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn context(transport: Transport, interceptors: Vec<Arc<dyn Interceptor>>) -> Result<Context> {
+    let options = Options {
+        namespace: Some("default".to_owned()),
+        transport: Some(transport),
+        clock: Clock::starting_at(Settings::default().start),
+        interceptors: Interceptors::new(interceptors),
+        ..Options::default()
+    };
+    Ok(Context::new(kube::Config::new("http://in-process".parse()?), options)?)
+}
+
+/// Waits until `holds`, for as long as [`LONG`].
+async fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
+    let clock = Clock::system();
+    let began = clock.instant();
+    while !holds() {
+        ensure!(clock.since(began) < LONG, "{what}");
+        clock.sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct Error(#[from] capstan_kube::Error);
+
+impl Classified for Error {
+    fn class(&self) -> Class {
+        self.0.class()
+    }
+}
+
+#[derive(Debug)]
+struct Release;
+
+impl std::fmt::Display for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("releases the ConfigMap")
+    }
+}
+
+impl Describe for Release {
+    fn impact(&self) -> Impact {
+        Impact::Cluster
+    }
+}
+
+const OLD_FINALIZER: &str = "capstan.dev/old";
+const FINALIZER: &str = "capstan.dev/new";
+
+/// Takes two finalizers off ConfigMaps that are being deleted.
+struct Releasing;
+
+impl Reconcile for Releasing {
+    type Object = ConfigMap;
+    type State = ();
+    type Observed = ();
+    type Step = Release;
+    type Error = Error;
+
+    const NAME: &'static str = "releasing";
+    const COMPONENT: &'static str = "releasing-controller";
+
+    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
+        Ok(scope.is_deleting().then_some(()))
+    }
+
+    fn plan((): &(), _: Timestamp) -> Plan<Release> {
+        Plan::step(Release)
+    }
+
+    async fn apply(
+        &self,
+        _: Release,
+        (): &mut (),
+        scope: &mut Scope<ConfigMap>,
+        (): &mut (),
+    ) -> Result<Outcome, Error> {
+        scope.remove_finalizer(OLD_FINALIZER).await?;
+        scope.remove_finalizer(FINALIZER).await?;
+        Ok(Outcome::Done)
+    }
+
+    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
+        Report::nothing()
+    }
+}
+
+/// Fails the first request that changes a ConfigMap with this code.
+fn failing_once(server: &ApiServer, code: u16) -> Transport {
+    let (server, left) = (server.clone(), Arc::new(AtomicBool::new(true)));
+    BoxCloneSyncService::new(tower::service_fn(move |request: Request<Body>| {
+        let changes = request.method() == Method::PATCH && request.uri().path().contains("/configmaps/");
+        let fails = changes && left.swap(false, Ordering::SeqCst);
+        let server = server.clone();
+        async move {
+            if !fails {
+                return server.oneshot(request).await;
+            }
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                "reason": if code == 409 { "Conflict" } else { "InternalError" }, "message": "the test injects it"});
+            let body = Full::from(status.to_string()).map_err(|never| match never {});
+            Ok::<_, BoxError>(Response::builder().status(code).body(Answer::new(body))?)
+        }
+    }))
+}
+
+/// A ConfigMap that somebody deletes and that waits for its finalizer.
+async fn deleted_map(server: &ApiServer) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(server.client(), "default");
+    let map = serde_json::from_value(json!({"metadata": {"name": "held", "finalizers": [FINALIZER]}}))?;
+    maps.create(&PostParams::default(), &map).await?;
+    maps.delete("held", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+#[rstest]
+#[case::conflict(409)]
+#[case::internal_error(500)]
+#[tokio::test(start_paused = true)]
+async fn a_failed_removal_of_the_last_finalizer_is_tried_again(#[case] code: u16) -> Result<()> {
+    let server = ApiServer::new(Settings::default());
+    deleted_map(&server).await?;
+    let context = context(failing_once(&server, code), vec![])?;
+    let reconciler = Reconciler::new(&context, context.cache::<ConfigMap>());
+    let running = tokio::spawn(reconciler.run(Arc::new(Releasing)));
+    until("the object is never released", || {
+        server.objects("configmaps").is_empty()
+    })
+    .await?;
+    context.shutdown.cancel();
+    running.await?;
+    Ok(())
+}
+
+fn is_create(effect: &Effect) -> bool {
+    effect.method == "POST" && effect.target.ends_with("/pods")
+}
+
+/// Holds back the event of the first Pod, and of no other kind.
+struct HoldBack(ApiServer);
+
+impl Interceptor for HoldBack {
+    fn before(&self, _: &Effect) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn after(&self, effect: &Effect) -> Verdict {
+        if is_create(effect) {
+            self.0.set_lag(Duration::ZERO..=Duration::ZERO);
+        }
+        Verdict::Pass
+    }
+}
+
+/// The example controller with one ReplicationController, on a server whose watch shows its Pod much later.
+struct Late {
+    server: ApiServer,
+    context: Context,
+    ledger: Arc<Ledger>,
+    running: tokio::task::JoinHandle<()>,
+}
+
+impl Late {
+    async fn new(interceptors: Vec<Arc<dyn Interceptor>>) -> Result<Self> {
+        let server = ApiServer::new(Settings::default());
+        let api: Api<ReplicationController> = Api::namespaced(server.client(), "default");
+        api.create(&PostParams::default(), &example::web(1)?).await?;
+        server.set_lag(LONG..=LONG);
+        let ledger = Ledger::of(|_| true);
+        let first: [Arc<dyn Interceptor>; 2] = [ledger.clone(), Arc::new(HoldBack(server.clone()))];
+        let interceptors = first.into_iter().chain(interceptors).collect();
+        let context = context(BoxCloneSyncService::new(server.clone()), interceptors)?;
+        let running = tokio::spawn(example::run(context.clone()));
+        until("no Pod is created", || !server.objects("pods").is_empty()).await?;
+        Ok(Self {
+            server,
+            context,
+            ledger,
+            running,
+        })
+    }
+
+    /// Returns how many Pods the controller created. Too many of them would be deleted again.
+    fn creates(&self) -> usize {
+        self.ledger.count(is_create)
+    }
+
+    /// Asks for this many Pods, and waits until the status shows them. The cache does not show the first Pod yet, and a change
+    /// of the object does not wait for that.
+    async fn scale(&self, replicas: usize) -> Result<()> {
+        let api: Api<ReplicationController> = Api::namespaced(self.server.client(), "default");
+        let change = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        api.patch("web", &PatchParams::default(), &change).await?;
+        until("the status is not written", || self.replicas() == replicas).await
+    }
+
+    fn replicas(&self) -> Value {
+        self.server.objects("replicationcontrollers")[0]["status"]["replicas"].clone()
+    }
+
+    async fn stop(self) -> Result<()> {
+        self.context.shutdown.cancel();
+        Ok(self.running.await?)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconcile_reads_live_for_as_long_as_the_cache_does_not_show_its_write() -> Result<()> {
+    let late = Late::new(vec![]).await?;
+    until("the status is not written", || late.replicas() == 1).await?;
+    ensure!(late.creates() == 1, "{} Pods created", late.creates());
+    late.scale(2).await?;
+    ensure!(late.creates() == 2, "{} Pods created", late.creates());
+    late.stop().await
+}
+
+/// Panics once, when a Pod was created and before the controller has the answer.
+struct PanicAfterCreate(AtomicBool);
+
+impl Interceptor for PanicAfterCreate {
+    fn before(&self, _: &Effect) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn after(&self, effect: &Effect) -> Verdict {
+        assert!(
+            !is_create(effect) || self.0.swap(true, Ordering::SeqCst),
+            "the test injects a panic"
+        );
+        Verdict::Pass
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconcile_after_a_panic_reads_live_and_creates_nothing_twice() -> Result<()> {
+    let late = Late::new(vec![Arc::new(PanicAfterCreate(AtomicBool::new(false)))]).await?;
+    until("the status is not written", || late.replicas() == 1).await?;
+    ensure!(late.creates() == 1, "{} Pods created", late.creates());
+    late.scale(2).await?;
+    ensure!(late.creates() == 2, "{} Pods created", late.creates());
+    late.stop().await
+}
+
+/// What is logged, line by line.
+#[derive(Clone, Default)]
+struct Log(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines(&self) -> Vec<Value> {
+        let text = String::from_utf8_lossy(&self.0.lock()).into_owned();
+        text.lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_of_a_failure_names_the_reconcile() -> Result<()> {
+    let (log, server) = (Log::default(), ApiServer::new(Settings::default()));
+    let written = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .json()
+        .with_writer(move || written.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    deleted_map(&server).await?;
+    let context = context(failing_once(&server, 500), vec![])?;
+    let reconciler = Reconciler::new(&context, context.cache::<ConfigMap>());
+    let running = tokio::spawn(reconciler.run(Arc::new(Releasing)));
+    until("the object is never released", || {
+        server.objects("configmaps").is_empty()
+    })
+    .await?;
+    let lines = log.lines();
+    let failed = lines
+        .iter()
+        .find(|line| line["fields"]["message"] == "reconcile failed");
+    let span = failed.map(|line| &line["span"]).cloned().unwrap_or_default();
+    ensure!(
+        span["name"] == "reconcile" || span["controller"] == "releasing",
+        "{lines:?}"
+    );
+    ensure!(span["reconcile"].is_u64(), "{span}");
+    context.shutdown.cancel();
+    running.await?;
+    Ok(())
+}

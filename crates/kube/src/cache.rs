@@ -1,6 +1,6 @@
 //! Trimmed, shared caches. Invariant: one watch per kind and scope however many controllers read it; each subscriber
 //! sees every object that exists when it subscribes and every later change, deletions included; a cache that was started
-//! with a limit never holds more objects than that.
+//! with a limit never holds more objects, nor more text in them, than that.
 //!
 //! kube's own shared reflector does not pass deletions on, so the fan-out is ours; list, watch, resume and store are
 //! kube's.
@@ -16,6 +16,7 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource, ResourceExt};
@@ -23,8 +24,10 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 
 use crate::error::Error;
+use crate::pages;
 use crate::rewatch::Rewatch;
 use crate::runtime::Preview;
 
@@ -39,6 +42,34 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// An object that a cache can hold.
 pub trait Object: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {}
 impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static> Object for K {}
+
+/// The most that a cache may hold of a server that somebody else runs.
+pub(crate) struct Most<K> {
+    pub objects: usize,
+    pub bytes: usize,
+    /// Returns how many bytes of text a trimmed object has.
+    pub size: fn(&K) -> usize,
+}
+
+/// The longest name of an object, in bytes.
+const NAME_BYTES: usize = 253;
+/// More than a UID or a resourceVersion has.
+const ID_BYTES: usize = 128;
+
+/// Whether Kubernetes allows the names of an object.
+fn is_plausible(meta: &ObjectMeta) -> bool {
+    let within = |text: &Option<String>, most: usize| text.as_ref().is_none_or(|text| text.len() <= most);
+    within(&meta.name, NAME_BYTES)
+        && within(&meta.namespace, NAME_BYTES)
+        && within(&meta.uid, ID_BYTES)
+        && within(&meta.resource_version, ID_BYTES)
+}
+
+/// Returns how many bytes of text the names of an object have.
+pub(crate) fn name_bytes(meta: &ObjectMeta) -> usize {
+    let texts = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
+    texts.into_iter().flatten().map(String::len).sum()
+}
 
 /// One change of one object.
 #[derive(Clone, Debug)]
@@ -127,19 +158,20 @@ impl<K: Object> Clone for Cache<K> {
 impl<K: Object> Cache<K> {
     /// Watch `api` until the last clone is dropped or `shutdown` is cancelled.
     pub fn start(api: Api<K>, config: watcher::Config, trim: fn(&mut K), shutdown: CancellationToken) -> Self {
-        Self::start_bounded(api, config, trim, usize::MAX, shutdown)
+        Self::start_with(api, config, trim, None, None, shutdown)
     }
 
-    /// As [`Cache::start`], with at most `limit` objects. When the server has more, the cache keeps those that it has,
-    /// is [overfull](Cache::is_overfull), and is filled again from time to time.
-    pub fn start_bounded(
+    /// As [`Cache::start`], with no more than `most`. When the server has more, the cache keeps what it has, is
+    /// [overfull](Cache::is_overfull), and is filled again from time to time. Objects whose names Kubernetes does not allow
+    /// are left out.
+    pub(crate) fn start_bounded(
         api: Api<K>,
         config: watcher::Config,
         trim: fn(&mut K),
-        limit: usize,
+        most: Most<K>,
         shutdown: CancellationToken,
     ) -> Self {
-        Self::start_with(api, config, trim, limit, None, shutdown)
+        Self::start_with(api, config, trim, Some(most), None, shutdown)
     }
 
     /// As [`Cache::start`], with the objects that a preview changes in the place of those that the server has.
@@ -150,14 +182,14 @@ impl<K: Object> Cache<K> {
         preview: Option<Preview>,
         shutdown: CancellationToken,
     ) -> Self {
-        Self::start_with(api, config, trim, usize::MAX, preview, shutdown)
+        Self::start_with(api, config, trim, None, preview, shutdown)
     }
 
     fn start_with(
         api: Api<K>,
         config: watcher::Config,
         trim: fn(&mut K),
-        limit: usize,
+        most: Option<Most<K>>,
         preview: Option<Preview>,
         shutdown: CancellationToken,
     ) -> Self {
@@ -166,20 +198,32 @@ impl<K: Object> Cache<K> {
         let feed = Arc::<Feed<K>>::default();
         let (tell, listed) = watch::channel(false);
         let fed = feed.clone();
-        let source = move || {
-            let events = watcher(api.clone(), config.clone()).backoff(Rewatch::of(&K::kind(&())));
+        // Only the watch of a workload cluster, or of a part of one, belongs to whoever starts it.
+        let span = most.as_ref().map_or_else(Span::none, |_| Span::current());
+        let page = config.page_size;
+        let source = move |page| {
+            let mut config = config.clone();
+            config.page_size = page;
+            let events = watcher(api.clone(), config).backoff(Rewatch::of(&K::kind(&())));
             match &preview {
                 Some(preview) => preview.overlaid(events).boxed(),
                 None => events.boxed(),
             }
         };
-        let keep = keep(source, trim, limit, writer, tell, fed);
-        let task = tokio::spawn(async move {
+        let mut filling = Filling {
+            trim,
+            most,
+            writer,
+            listed: tell,
+            feed: fed,
+        };
+        let kept = async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
-                () = keep => {}
+                () = filling.keep(source, page) => {}
             }
-        });
+        };
+        let task = tokio::spawn(kept.instrument(span));
         Self(Arc::new(Shared {
             store,
             listed,
@@ -257,72 +301,95 @@ impl<K: Object> Cache<K> {
 
 type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<K>>>;
 
-/// Keeps the store for ever. A watch ends only when the server has more objects than the limit.
-async fn keep<K: Object>(
-    source: impl Fn() -> Events<K>,
-    trim: fn(&mut K),
-    limit: usize,
-    mut writer: Writer<K>,
-    listed: watch::Sender<bool>,
-    feed: Arc<Feed<K>>,
-) {
-    loop {
-        fill(source(), trim, limit, &mut writer, &listed, &feed).await;
-        // The store drops what it has collected of the list.
-        writer.apply_watcher_event(&watcher::Event::Init);
-        tracing::warn!(kind = %K::kind(&()), limit, "the server has more objects than the cache may hold");
-        feed.overfull.store(true, Ordering::SeqCst);
-        *feed.trouble.lock() = Some(format!("the server has more than {limit} objects"));
-        tokio::time::sleep(OVERFULL_RETRY).await;
-    }
+/// Why a watch is begun again.
+enum End {
+    Overfull,
+    /// A page is beyond the bounds of an answer: this many objects in one may be within them.
+    Smaller(u32),
 }
 
-async fn fill<K: Object>(
-    mut events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Unpin,
+/// Fills the store.
+struct Filling<K: Object> {
     trim: fn(&mut K),
-    limit: usize,
-    writer: &mut Writer<K>,
-    listed: &watch::Sender<bool>,
-    feed: &Feed<K>,
-) {
-    let reader = writer.as_reader();
-    let mut in_list = 0;
-    while let Some(event) = events.next().await {
-        let event = match event {
-            Ok(event) => event.modify(trim),
-            Err(error) => {
-                let error = shortened(&error);
-                tracing::warn!(kind = %K::kind(&()), error, "watch interrupted");
-                *feed.trouble.lock() = Some(error);
-                continue;
+    most: Option<Most<K>>,
+    writer: Writer<K>,
+    listed: watch::Sender<bool>,
+    feed: Arc<Feed<K>>,
+}
+
+impl<K: Object> Filling<K> {
+    /// Keeps the store for ever.
+    async fn keep(&mut self, source: impl Fn(Option<u32>) -> Events<K>, mut page: Option<u32>) {
+        loop {
+            let end = self.fill(source(page), page).await;
+            // The store drops what it has collected of the list.
+            self.writer.apply_watcher_event(&watcher::Event::Init);
+            match end {
+                Some(End::Smaller(half)) => page = Some(half),
+                Some(End::Overfull) => {
+                    let (objects, bytes) = self
+                        .most
+                        .as_ref()
+                        .map(|most| (most.objects, most.bytes))
+                        .unwrap_or_default();
+                    tracing::warn!(kind = %K::kind(&()), objects, bytes, "the server has more than the cache may hold");
+                    self.feed.overfull.store(true, Ordering::SeqCst);
+                    *self.feed.trouble.lock() = Some(format!("the server has more than {objects} objects"));
+                    tokio::time::sleep(OVERFULL_RETRY).await;
+                }
+                None => return,
             }
-        };
-        let size = match &event {
-            watcher::Event::Init => {
-                in_list = 0;
-                0
-            }
-            watcher::Event::InitApply(_) => {
-                in_list += 1;
-                in_list
-            }
-            watcher::Event::Apply(object) if reader.get(&ObjectRef::from_obj(object)).is_none() => reader.len() + 1,
-            watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone => 0,
-        };
-        if size > limit {
-            return;
         }
-        // The beginning of a list comes before the server is asked for it, and proves nothing.
-        if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
-            *feed.trouble.lock() = None;
-            feed.overfull.store(false, Ordering::SeqCst);
+    }
+
+    async fn fill(
+        &mut self,
+        mut events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Unpin,
+        page: Option<u32>,
+    ) -> Option<End> {
+        let reader = self.writer.as_reader();
+        let mut count = Count::of(&self.most, &reader);
+        while let Some(event) = events.next().await {
+            let event = match event {
+                Ok(event) => event.modify(self.trim),
+                Err(error) => {
+                    if let (watcher::Error::InitialListFailed(error), Some(page)) = (&error, page)
+                        && let Some(half) = pages::halved(page, error)
+                    {
+                        return Some(End::Smaller(half));
+                    }
+                    let error = shortened(&error);
+                    tracing::warn!(kind = %K::kind(&()), error, "watch interrupted");
+                    *self.feed.trouble.lock() = Some(error);
+                    continue;
+                }
+            };
+            if let Some(most) = &self.most {
+                if !is_allowed(&event) {
+                    continue;
+                }
+                if !count.admits(most, &reader, &event) {
+                    return Some(End::Overfull);
+                }
+            }
+            // The beginning of a list comes before the server is asked for it, and proves nothing.
+            if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+                *self.feed.trouble.lock() = None;
+                self.feed.overfull.store(false, Ordering::SeqCst);
+            }
+            self.publish(&reader, &event);
         }
+        None
+    }
+
+    /// Puts an event into the store and tells the subscribers.
+    fn publish(&mut self, reader: &Store<K>, event: &watcher::Event<K>) {
         // Subscribing reads the store under this lock: a change is either in what it reads or sent to it after.
-        let mut subscribers = feed.subscribers.lock();
-        let changes = apply(writer, &reader, &event);
+        let mut subscribers = self.feed.subscribers.lock();
+        let changes = apply(&mut self.writer, reader, event);
         for change in changes.iter().filter(|change| change.gone) {
             if let Some(uid) = &change.object.meta().uid {
-                feed.removed.lock().note(uid.clone());
+                self.feed.removed.lock().note(uid.clone());
             }
         }
         subscribers.retain(|subscriber| {
@@ -330,8 +397,61 @@ async fn fill<K: Object>(
         });
         drop(subscribers);
         if matches!(event, watcher::Event::InitDone) {
-            listed.send_replace(true);
+            self.listed.send_replace(true);
         }
+    }
+}
+
+fn is_allowed<K: Object>(event: &watcher::Event<K>) -> bool {
+    match event {
+        watcher::Event::Apply(object) | watcher::Event::InitApply(object) | watcher::Event::Delete(object) => {
+            is_plausible(object.meta())
+        }
+        watcher::Event::Init | watcher::Event::InitDone => true,
+    }
+}
+
+/// How much of the most a cache holds.
+#[derive(Default)]
+struct Count {
+    bytes: usize,
+    listed: usize,
+    listed_bytes: usize,
+}
+
+impl Count {
+    fn of<K: Object>(most: &Option<Most<K>>, reader: &Store<K>) -> Self {
+        let size = |most: &Most<K>| reader.state().iter().map(|object| (most.size)(object)).sum();
+        Self {
+            bytes: most.as_ref().map_or(0, size),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the cache may hold what the event adds to it.
+    fn admits<K: Object>(&mut self, most: &Most<K>, reader: &Store<K>, event: &watcher::Event<K>) -> bool {
+        let held = |object: &K| reader.get(&ObjectRef::from_obj(object));
+        match event {
+            watcher::Event::Init => (self.listed, self.listed_bytes) = (0, 0),
+            watcher::Event::InitApply(object) => {
+                self.listed += 1;
+                self.listed_bytes += (most.size)(object);
+            }
+            watcher::Event::InitDone => self.bytes = self.listed_bytes,
+            watcher::Event::Apply(object) => {
+                let before = held(object);
+                let replaced = before.as_ref().map_or(0, |before| (most.size)(before));
+                self.bytes = self.bytes.saturating_sub(replaced) + (most.size)(object);
+                if before.is_none() && reader.len() >= most.objects {
+                    return false;
+                }
+            }
+            watcher::Event::Delete(object) => {
+                let replaced = held(object).map_or(0, |before| (most.size)(&before));
+                self.bytes = self.bytes.saturating_sub(replaced);
+            }
+        }
+        self.listed <= most.objects && self.listed_bytes <= most.bytes && self.bytes <= most.bytes
     }
 }
 

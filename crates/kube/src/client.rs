@@ -83,18 +83,19 @@ fn in_process(config: kube::Config, layer: &InterceptorLayer, transport: &Transp
 }
 
 /// As [`connect`], to a server that somebody else runs: its answers are bounded.
-pub fn connect_bounded(
+pub(crate) fn connect_bounded(
     config: kube::Config,
     profile: Profile,
     interceptors: &Interceptors,
     metrics: &Metrics,
     transport: Option<&Transport>,
+    bounds: &Bounds,
 ) -> Result<kube::Client, Error> {
     let (config, layer) = prepared(config, profile, interceptors, metrics);
     if let Some(transport) = transport {
         return Ok(in_process(config, &layer, transport));
     }
-    let builder = ClientBuilder::try_from(config)?.with_layer(&Bounds::shared());
+    let builder = ClientBuilder::try_from(config)?.with_layer(bounds);
     Ok(builder.with_layer(&layer).build())
 }
 

@@ -101,6 +101,14 @@ pub fn class_of(error: &kube::Error) -> Class {
     }
 }
 
+/// Why an answer was given up that was beyond the bounds.
+pub(crate) fn unbounded(error: &kube::Error) -> Option<Unbounded> {
+    match error {
+        kube::Error::Service(source) => source.downcast_ref().copied(),
+        _ => None,
+    }
+}
+
 /// One sentence of ours about an error of a cluster that somebody else runs. Neither the answer nor the names in it are
 /// repeated: they may come from any server that a kubeconfig leads to, and the sentence goes into a condition.
 pub fn classified(error: &kube::Error) -> String {
@@ -120,7 +128,7 @@ pub fn classified(error: &kube::Error) -> String {
             if let Some(refused) = source.downcast_ref::<Refused>() {
                 return refused.to_string();
             }
-            if let Some(unbounded) = source.downcast_ref::<Unbounded>() {
+            if let Some(unbounded) = unbounded(error) {
                 return unbounded.to_string();
             }
             of_connection(source.as_ref())

@@ -17,6 +17,7 @@ pub mod lease;
 pub mod metrics;
 pub mod nodes;
 pub mod objects;
+mod pages;
 pub mod patch;
 mod rewatch;
 pub mod runtime;

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus, Taint};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
-use crate::cache::Change;
+use crate::cache::{Change, name_bytes};
 
 /// Taints that keep pods away for a while: the node is not initialized, not healthy or about to be removed. Other taints
 /// reserve a node for some pods; such a node takes the pods that it is there for.
@@ -21,9 +21,7 @@ const TEMPORARY_TAINTS: [&str; 7] = [
 ];
 /// The taints of network plugins and drivers that do not run yet end so.
 const STARTING_TAINTS: [&str; 2] = ["not-ready", "uninitialized"];
-/// A Node has a handful of addresses; no more than this are indexed.
-const ADDRESSES: usize = 16;
-/// A trimmed Node of a workload cluster has 1 to 4 KiB of text; one with more than this is reduced to its name.
+/// A trimmed Node of a workload cluster has less than 1 KiB of text; one with more than this is reduced to its name.
 const NODE_BYTES: usize = 8 * 1024;
 
 fn ready(node: &Node) -> Option<&NodeCondition> {
@@ -70,15 +68,6 @@ pub fn provider_id(node: &Node) -> Option<String> {
     (!id.is_empty()).then(|| id.to_ascii_lowercase())
 }
 
-pub fn internal_ips(node: &Node) -> Vec<String> {
-    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let internal = addresses.filter(|address| address.type_ == "InternalIP");
-    internal
-        .take(ADDRESSES)
-        .map(|address| address.address.clone())
-        .collect()
-}
-
 /// Keeps of a workload cluster's Node what controllers read, within [`NODE_BYTES`]: the cluster may be hostile.
 pub(crate) fn trim_foreign(node: &mut Node) {
     let meta = std::mem::take(&mut node.metadata);
@@ -97,9 +86,19 @@ pub(crate) fn trim_foreign(node: &mut Node) {
         ..NodeSpec::default()
     });
     node.status = node.status.take().map(|status| NodeStatus {
-        addresses: status.addresses,
-        conditions: status.conditions,
-        node_info: status.node_info,
+        conditions: status.conditions.map(|conditions| {
+            let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+            let ready = ready.map(|condition| NodeCondition {
+                type_: condition.type_,
+                status: condition.status,
+                ..NodeCondition::default()
+            });
+            ready.into_iter().collect()
+        }),
+        node_info: status.node_info.map(|info| NodeSystemInfo {
+            kubelet_version: info.kubelet_version,
+            ..NodeSystemInfo::default()
+        }),
         ..NodeStatus::default()
     });
     if text(node) > NODE_BYTES {
@@ -108,7 +107,7 @@ pub(crate) fn trim_foreign(node: &mut Node) {
 }
 
 /// Returns how many bytes of text a trimmed Node has, with a few for each entry of a list.
-fn text(node: &Node) -> usize {
+pub(crate) fn text(node: &Node) -> usize {
     let spec = node.spec.iter();
     let id = spec
         .clone()
@@ -117,36 +116,18 @@ fn text(node: &Node) -> usize {
     let taints = spec.flat_map(|spec| spec.taints.iter().flatten());
     let taints = taints.map(|t| 64 + t.key.len() + t.effect.len() + t.value.as_ref().map_or(0, String::len));
     let status = node.status.iter();
-    let addresses = status.clone().flat_map(|status| status.addresses.iter().flatten());
-    let addresses = addresses.map(|a| 64 + a.type_.len() + a.address.len());
     let conditions = status.clone().flat_map(|status| status.conditions.iter().flatten());
-    let conditions = conditions.map(|c| {
-        let texts = [c.message.as_ref(), c.reason.as_ref()].into_iter().flatten();
-        64 + c.type_.len() + c.status.len() + texts.map(String::len).sum::<usize>()
-    });
-    let info = status.filter_map(|status| status.node_info.as_ref()).map(|i| {
-        let texts = [
-            &i.architecture,
-            &i.boot_id,
-            &i.container_runtime_version,
-            &i.kernel_version,
-            &i.kube_proxy_version,
-            &i.kubelet_version,
-            &i.machine_id,
-            &i.operating_system,
-            &i.os_image,
-            &i.system_uuid,
-        ];
-        texts.into_iter().map(String::len).sum::<usize>()
-    });
-    id.chain(taints).chain(addresses).chain(conditions).chain(info).sum()
+    let conditions = conditions.map(|c| 64 + c.type_.len() + c.status.len());
+    let info = status.filter_map(|status| status.node_info.as_ref());
+    let info = info.map(|info| info.kubelet_version.len());
+    let names = [name_bytes(&node.metadata)];
+    id.chain(taints).chain(conditions).chain(info).chain(names).sum()
 }
 
 /// The state of a Node that machines depend on: a change of anything else (heartbeats, above all) concerns no machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Facts {
     provider_id: Option<String>,
-    internal_ips: Vec<String>,
     ready: bool,
     cordoned: bool,
     /// Key and effect.
@@ -154,11 +135,10 @@ struct Facts {
     deleting: bool,
 }
 
-/// Node names by provider id and by address. It grows and shrinks with the cache that feeds it.
+/// Node names by provider id. It grows and shrinks with the cache that feeds it.
 #[derive(Default)]
 pub struct NodeIndex {
     by_provider_id: HashMap<String, BTreeSet<String>>,
-    by_internal_ip: HashMap<String, BTreeSet<String>>,
     known: HashMap<String, Facts>,
 }
 
@@ -170,15 +150,12 @@ impl NodeIndex {
         if let Some(before) = &before {
             let id = before.provider_id.iter();
             id.for_each(|id| unlink(&mut self.by_provider_id, id, &name));
-            let ips = before.internal_ips.iter();
-            ips.for_each(|ip| unlink(&mut self.by_internal_ip, ip, &name));
         }
         if change.gone {
             return true;
         }
         let facts = Facts {
             provider_id: provider_id(node),
-            internal_ips: internal_ips(node),
             ready: is_ready(node),
             cordoned: is_cordoned(node),
             taints: taints(node)
@@ -189,9 +166,6 @@ impl NodeIndex {
         if let Some(id) = &facts.provider_id {
             self.by_provider_id.entry(id.clone()).or_default().insert(name.clone());
         }
-        for ip in &facts.internal_ips {
-            self.by_internal_ip.entry(ip.clone()).or_default().insert(name.clone());
-        }
         let changed = before.as_ref() != Some(&facts);
         self.known.insert(name, facts);
         changed
@@ -200,10 +174,6 @@ impl NodeIndex {
     /// Returns the name of the node with this provider id, whatever its case; the first by name if there are several.
     pub fn by_provider_id(&self, id: &str) -> Option<String> {
         self.by_provider_id.get(&id.to_ascii_lowercase())?.first().cloned()
-    }
-
-    pub fn by_internal_ip(&self, ip: &str) -> Option<String> {
-        self.by_internal_ip.get(ip)?.first().cloned()
     }
 }
 
@@ -256,9 +226,8 @@ mod tests {
         assert_eq!(takes_pods(&node(spec, conditions)), takes);
     }
 
-    fn change(spec: Value, ip: &str, gone: bool) -> Change<Node> {
-        let status = json!({"addresses": [{"type": "InternalIP", "address": ip}], "conditions": ready()});
-        let object = json!({"metadata": {"name": "a"}, "spec": spec, "status": status});
+    fn change(spec: Value, gone: bool) -> Change<Node> {
+        let object = json!({"metadata": {"name": "a"}, "spec": spec, "status": {"conditions": ready()}});
         let object = Arc::new(serde_json::from_value(object).unwrap());
         Change { object, gone }
     }
@@ -267,16 +236,15 @@ mod tests {
     fn the_index_finds_a_node_by_its_present_facts_only() {
         let mut index = NodeIndex::default();
         let id = json!({"providerID": "azure:///Subscriptions/X"});
-        assert!(index.apply(&change(id.clone(), "10.0.0.1", false)));
+        assert!(index.apply(&change(id.clone(), false)));
         assert_eq!(index.by_provider_id("azure:///SUBSCRIPTIONS/x").as_deref(), Some("a"));
-        assert!(!index.apply(&change(id.clone(), "10.0.0.1", false)), "a heartbeat");
-        assert!(index.apply(&change(id.clone(), "10.0.0.2", false)));
-        assert_eq!(index.by_internal_ip("10.0.0.1"), None);
-        assert_eq!(index.by_internal_ip("10.0.0.2").as_deref(), Some("a"));
+        assert!(!index.apply(&change(id.clone(), false)), "a heartbeat");
+        assert!(index.apply(&change(json!({"providerID": "azure:///other"}), false)));
+        assert_eq!(index.by_provider_id("azure:///subscriptions/x"), None);
         let cordoned = json!({"providerID": "azure:///Subscriptions/X", "unschedulable": true});
-        assert!(index.apply(&change(cordoned, "10.0.0.2", false)));
-        assert!(index.apply(&change(id, "10.0.0.2", true)));
-        assert!(index.by_provider_id.is_empty() && index.by_internal_ip.is_empty() && index.known.is_empty());
+        assert!(index.apply(&change(cordoned, false)));
+        assert!(index.apply(&change(id, true)));
+        assert!(index.by_provider_id.is_empty() && index.known.is_empty());
     }
 
     #[test]
@@ -286,7 +254,10 @@ mod tests {
         small.metadata.annotations = Some([("k".to_owned(), "v".repeat(NODE_BYTES))].into());
         trim_foreign(&mut small);
         assert!(is_ready(&small) && small.metadata.annotations.is_none());
-        let mut large = node(json!({"providerID": "a"}), conditions(&"x".repeat(NODE_BYTES)));
+        let mut talkative = node(json!({"providerID": "a"}), conditions(&"x".repeat(NODE_BYTES)));
+        trim_foreign(&mut talkative);
+        assert_eq!(text(&talkative), text(&small), "nobody reads the message");
+        let mut large = node(json!({"providerID": "x".repeat(NODE_BYTES)}), conditions("fine"));
         trim_foreign(&mut large);
         assert!(large.spec.is_none() && large.status.is_none() && large.name_any() == "a");
         let mut many = node(

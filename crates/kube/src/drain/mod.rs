@@ -25,15 +25,17 @@ use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use self::evict::evict;
 use self::node::NodeDrain;
 use self::owners::Owners;
-use crate::cache::{self, Cache};
+use crate::cache::{self, Cache, Most};
 use crate::context::Context;
 use crate::error::{self, Error, code};
 use crate::metrics::Metrics;
 use crate::nodes::is_unreachable;
+use crate::pages;
 use crate::workload::ClusterKey;
 
 /// Listing a node's pods takes milliseconds; a cluster that needs longer than this does not answer.
@@ -44,8 +46,12 @@ const ABANDONED: Duration = Duration::from_secs(600);
 const PAGE: u32 = 100;
 /// A node with more pods than this is not drained; kubelets run at most a few hundred.
 const MAX_PODS: usize = 2_000;
+/// Text of the pods of one node that is kept at most: some 300 bytes each.
+const PODS_BYTES: usize = 2 << 20;
 /// Disruption budgets that are watched at most. Pods under any other are tried again after a while.
 const MAX_BUDGETS: usize = 10_000;
+/// Text of the disruption budgets that is kept at most: some 200 bytes each.
+const BUDGETS_BYTES: usize = 4 << 20;
 /// So many evictions are sent at once.
 const PARALLEL: usize = 8;
 
@@ -260,11 +266,16 @@ impl Drainer {
             .fields(&format!("spec.nodeName={node}"))
             .page_size(PAGE);
         let (api, shutdown) = (Api::all(self.0.client.clone()), self.0.shutdown.clone());
-        let pods = Cache::start_bounded(api, config, node::trim_pod, MAX_PODS, shutdown);
+        let most = Most {
+            objects: MAX_PODS,
+            bytes: PODS_BYTES,
+            size: node::pod_bytes,
+        };
+        let pods = Cache::start_bounded(api, config, node::trim_pod, most, shutdown);
         let mut changes = Box::pin(pods.subscribe());
         let draining = Arc::new(NodeDrain::new(pods, wake, self.0.clock, self.0.metrics.clone()));
         let (weak, inner, node) = (Arc::downgrade(&draining), Arc::downgrade(&self.0), node.to_owned());
-        let watcher = tokio::spawn(async move {
+        let watching = async move {
             loop {
                 let change = tokio::time::timeout(ABANDONED, changes.next()).await;
                 let (Some(draining), Some(inner)) = (weak.upgrade(), inner.upgrade()) else {
@@ -279,7 +290,8 @@ impl Drainer {
                     Ok(Some(_)) | Err(_) => {}
                 }
             }
-        });
+        };
+        let watcher = tokio::spawn(watching.in_current_span());
         draining.watched_by(watcher.abort_handle());
         draining
     }
@@ -300,23 +312,19 @@ impl Drainer {
 
     async fn plan_live(&self, draining: &NodeDrain, node: &str, options: &Options) -> Result<Plan, Error> {
         let api: Api<Pod> = Api::all(self.0.client.clone());
-        let mut page = ListParams::default()
-            .fields(&format!("spec.nodeName={node}"))
-            .limit(PAGE);
-        let mut pods = Vec::new();
-        loop {
-            let answer = api.list(&page).await?;
-            pods.extend(answer.items.into_iter().map(|mut pod| {
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let (mut pods, mut bytes) = (Vec::new(), 0);
+        pages::list(&api, on_node, PAGE, |page| {
+            for mut pod in page {
                 node::trim_pod(&mut pod);
-                pod
-            }));
-            if pods.len() > MAX_PODS {
-                return Err(self.unreachable(format!("node {node} has more than {MAX_PODS} pods")));
+                bytes += node::pod_bytes(&pod);
+                pods.push(pod);
             }
-            match answer.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page.continue_token = Some(token),
-                None => break,
-            }
+            pods.len() <= MAX_PODS && bytes <= PODS_BYTES
+        })
+        .await?;
+        if pods.len() > MAX_PODS || bytes > PODS_BYTES {
+            return Err(self.unreachable(format!("node {node} has more than {MAX_PODS} pods")));
         }
         self.plan(draining, pods.iter(), Source::Live, options).await
     }
@@ -361,9 +369,16 @@ impl Drainer {
         }
         let api = Api::<PodDisruptionBudget>::all(self.0.client.clone());
         let (config, shutdown) = (watcher::Config::default(), self.0.shutdown.clone());
-        let budgets = Cache::start_bounded(api, config, trim_budget, MAX_BUDGETS, shutdown);
+        // This lasts longer than the reconcile that begins it.
+        let span = tracing::info_span!(parent: None, "disruption budgets", cluster = %self.0.cluster);
+        let most = Most {
+            objects: MAX_BUDGETS,
+            bytes: BUDGETS_BYTES,
+            size: |budget: &PodDisruptionBudget| cache::name_bytes(budget.meta()),
+        };
+        let budgets = span.in_scope(|| Cache::start_bounded(api, config, trim_budget, most, shutdown));
         let inner = Arc::downgrade(&self.0);
-        let task = tokio::spawn(async move {
+        let watching = async move {
             let mut changes = Box::pin(budgets.subscribe());
             while let Some(change) = changes.next().await {
                 let Some(inner) = inner.upgrade() else { return };
@@ -378,8 +393,8 @@ impl Drainer {
                     inner.budget_allows(&format!("{namespace}/{}", change.object.name_any()));
                 }
             }
-        });
-        *watcher = Some(task.abort_handle());
+        };
+        *watcher = Some(tokio::spawn(watching.instrument(span)).abort_handle());
     }
 }
 

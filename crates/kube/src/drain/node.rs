@@ -9,14 +9,14 @@ use capstan_core::drain::{
     self, Eviction, Obstacle, ObstacleReason, Options, Plan, PodAction, PodName, Refusal, Source,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, PodSpec, PodStatus, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 
 use super::Wake;
 use super::evict::Answer;
 use super::owners::{DRAIN_LABEL, MIRROR};
-use crate::cache::Cache;
+use crate::cache::{Cache, name_bytes};
 use crate::metrics::{BlockedLabels, Metrics};
 
 /// A refused pod is tried again after this long, twice as long each time; a change of its budget cuts it short.
@@ -215,7 +215,7 @@ impl NodeDrain {
     }
 }
 
-/// Keeps what [`super::owners::Owners::describe`] reads: a mark, a label, the controller, and whether there are emptyDirs.
+/// Keeps what [`super::owners::Owners::describe`] reads: a mark, a label, the controller, and whether there is an emptyDir.
 pub(super) fn trim_pod(pod: &mut Pod) {
     let meta = std::mem::take(&mut pod.metadata);
     let only = |map: Option<BTreeMap<String, String>>, key: &str| {
@@ -240,8 +240,12 @@ pub(super) fn trim_pod(pod: &mut Pod) {
     };
     pod.spec = pod.spec.take().map(|spec| PodSpec {
         volumes: spec.volumes.map(|volumes| {
-            let empty_dir = |volume: &Volume| volume.empty_dir.is_some();
-            volumes.into_iter().find(empty_dir).into_iter().collect()
+            let empty_dir = Volume {
+                empty_dir: Some(EmptyDirVolumeSource::default()),
+                ..Volume::default()
+            };
+            let mut found = volumes.iter().filter(|volume| volume.empty_dir.is_some());
+            found.next().map(|_| empty_dir).into_iter().collect()
         }),
         ..PodSpec::default()
     });
@@ -249,4 +253,24 @@ pub(super) fn trim_pod(pod: &mut Pod) {
         phase: status.phase,
         ..PodStatus::default()
     });
+}
+
+/// Returns how many bytes of text a trimmed Pod has.
+pub(super) fn pod_bytes(pod: &Pod) -> usize {
+    let texts = |map: &Option<BTreeMap<String, String>>| {
+        let texts = map.iter().flatten();
+        texts.map(|(key, value)| key.len() + value.len()).sum::<usize>()
+    };
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let owners = owners.map(|owner| {
+        let texts = [&owner.api_version, &owner.kind, &owner.name, &owner.uid];
+        texts.into_iter().map(String::len).sum::<usize>()
+    });
+    let phase = pod.status.iter().filter_map(|status| status.phase.as_ref());
+    let meta = &pod.metadata;
+    name_bytes(meta)
+        + texts(&meta.annotations)
+        + texts(&meta.labels)
+        + owners.sum::<usize>()
+        + phase.map(String::len).sum::<usize>()
 }

@@ -11,18 +11,23 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use kube::runtime::watcher;
 use parking_lot::Mutex;
+use tracing::Instrument;
 
 use super::events::{Events, NodeEvent};
 use super::{ClusterKey, FIRST_ANSWER, kubeconfig};
-use crate::cache::{self, Cache, shortened};
+use crate::bounds::Bounds;
+use crate::cache::{Cache, Most, shortened};
 use crate::client::{self, Profile};
 use crate::context::Context;
 use crate::drain::Drainer;
 use crate::error::{self, Error};
 use crate::nodes::{self, NodeIndex};
+use crate::pages;
 
 /// A workload cluster with more Nodes than this is refused. Kubernetes itself is tested with 5,000.
 pub const MAX_NODES: usize = 10_000;
+/// Text of a workload cluster's Nodes that is kept at most: some 600 bytes each.
+pub(crate) const NODES_BYTES: usize = 8 << 20;
 /// Nodes in one answer: with their image lists they are large before they are trimmed.
 pub(crate) const PAGE: u32 = 50;
 /// A silently dead watch is noticed after this long; kube's own default is five minutes.
@@ -60,9 +65,11 @@ impl Connection {
     ) -> Result<Arc<Self>, String> {
         let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
         let config = kubeconfig::config(text).await.map_err(refused)?;
+        let bounds = Bounds::new();
         let client = |profile| {
             let (interceptors, transport) = (&context.interceptors, context.transport.as_ref());
-            let client = client::connect_bounded(config.clone(), profile, interceptors, &context.metrics, transport);
+            let config = config.clone();
+            let client = client::connect_bounded(config, profile, interceptors, &context.metrics, transport, &bounds);
             client.map_err(|error| match error {
                 Error::Api(error) => refused(error::classified(&error)),
                 _ => refused("the client cannot be built".to_owned()),
@@ -76,27 +83,22 @@ impl Connection {
     pub(super) fn with_clients(
         context: &Context,
         key: &ClusterKey,
-        clients: (kube::Client, kube::Client),
+        (client, no_retry): (kube::Client, kube::Client),
         events: &Events,
     ) -> Arc<Self> {
         let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
-        let (api, shutdown) = (Api::all(clients.0.clone()), context.shutdown.clone());
-        let nodes = Cache::start_bounded(api, config, nodes::trim_foreign, MAX_NODES, shutdown);
-        Self::new(context, key, clients, nodes, events)
-    }
-
-    pub(super) fn new(
-        context: &Context,
-        key: &ClusterKey,
-        (client, no_retry): (kube::Client, kube::Client),
-        nodes: Cache<Node>,
-        events: &Events,
-    ) -> Arc<Self> {
+        let (api, shutdown) = (Api::all(client.clone()), context.shutdown.clone());
+        let most = Most {
+            objects: MAX_NODES,
+            bytes: NODES_BYTES,
+            size: nodes::text,
+        };
+        let nodes = Cache::start_bounded(api, config, nodes::trim_foreign, most, shutdown);
         let drainer = Drainer::of_cluster(context, (client.clone(), no_retry.clone()), key.clone());
         let index = Arc::<Mutex<NodeIndex>>::default();
         let mut changes = Box::pin(nodes.subscribe());
         let (feed, events, cluster) = (index.clone(), events.clone(), key.clone());
-        let feeder = tokio::spawn(async move {
+        let feeding = async move {
             while let Some(change) = changes.next().await {
                 let concerns_machines = feed.lock().apply(&change);
                 if concerns_machines {
@@ -107,7 +109,8 @@ impl Connection {
                     });
                 }
             }
-        });
+        };
+        let feeder = tokio::spawn(feeding.in_current_span());
         Arc::new(Self {
             client,
             no_retry,
@@ -165,12 +168,16 @@ impl Connection {
     }
 
     pub(super) async fn live_provider_ids(&self) -> Result<BTreeSet<String>, String> {
-        let mut ids = BTreeSet::new();
+        let (mut ids, mut bytes) = (BTreeSet::new(), 0);
         self.list(|node| {
+            bytes += nodes::text(&node);
             ids.extend(nodes::provider_id(&node));
-            true
+            bytes <= NODES_BYTES
         })
         .await?;
+        if bytes > NODES_BYTES {
+            return Err(too_many());
+        }
         Ok(ids)
     }
 
@@ -180,30 +187,20 @@ impl Connection {
             return Err(too_many());
         }
         let api: Api<Node> = Api::all(self.no_retry.clone());
-        let (mut page, mut count) = (ListParams::default().limit(PAGE), 0);
-        loop {
-            let answer = match api.list(&page).await {
-                Ok(answer) => answer,
-                Err(error) => return Err(self.failed(&error)),
-            };
-            count += answer.items.len();
-            if count > MAX_NODES && !self.key.is_itself() {
-                return Err(too_many());
-            }
-            for mut node in answer.items {
-                match self.key.is_itself() {
-                    true => cache::trim_node(&mut node),
-                    false => nodes::trim_foreign(&mut node),
-                }
-                if !next(node) {
-                    return Ok(());
-                }
-            }
-            match answer.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page.continue_token = Some(token),
-                None => return Ok(()),
-            }
+        let mut count = 0;
+        let listed = pages::list(&api, ListParams::default(), PAGE, |page| {
+            count += page.len();
+            let mut trimmed = page.into_iter().map(|mut node| {
+                nodes::trim_foreign(&mut node);
+                node
+            });
+            count <= MAX_NODES && trimmed.all(&mut next)
+        });
+        listed.await.map_err(|error| self.failed(&error))?;
+        if count > MAX_NODES {
+            return Err(too_many());
         }
+        Ok(())
     }
 
     /// Returns why the cluster did not list its nodes, and keeps it for a moment.
@@ -220,5 +217,8 @@ impl Connection {
 }
 
 fn too_many() -> String {
-    format!("it has more than {MAX_NODES} Nodes, and Capstan manages no machines of such a cluster")
+    let text = NODES_BYTES >> 20;
+    format!(
+        "it has more than {MAX_NODES} Nodes, or {text} MiB of them, and Capstan manages no machines of such a cluster"
+    )
 }

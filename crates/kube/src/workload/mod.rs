@@ -20,6 +20,7 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tracing::Instrument;
 
 pub use self::connection::{Connection, MAX_NODES};
 use self::events::Events;
@@ -113,11 +114,6 @@ impl Cluster {
         self.find(|index| index.by_provider_id(id), matches).await
     }
 
-    pub async fn by_internal_ip(&self, ip: &str) -> Lookup {
-        let matches = |node: &Node| nodes::internal_ips(node).iter().any(|address| address == ip);
-        self.find(|index| index.by_internal_ip(ip), matches).await
-    }
-
     pub async fn by_name(&self, name: &str) -> Lookup {
         let matches = |node: &Node| node.name_any() == name;
         self.find(|_| Some(name.to_owned()), matches).await
@@ -158,14 +154,12 @@ impl Cluster {
 
 struct Entry {
     cluster: Cluster,
-    keeper: Option<tokio::task::AbortHandle>,
+    keeper: tokio::task::AbortHandle,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some(keeper) = &self.keeper {
-            keeper.abort();
-        }
+        self.keeper.abort();
     }
 }
 
@@ -188,23 +182,6 @@ impl Workloads {
         }))
     }
 
-    /// Returns the cluster that we run in: the nodes of OpenShift's machines are there.
-    pub fn itself(&self) -> Cluster {
-        let key = ClusterKey::default();
-        let mut clusters = self.0.clusters.lock();
-        let entry = clusters.entry(key.clone()).or_insert_with(|| {
-            let context = &self.0.context;
-            let clients = (context.client.clone(), context.no_retry.clone());
-            let connection = Connection::new(context, &key, clients, context.nodes(), &self.0.events);
-            let (_, state) = watch::channel(State::Up(connection));
-            Entry {
-                cluster: Cluster { key, state },
-                keeper: None,
-            }
-        });
-        entry.cluster.clone()
-    }
-
     /// Returns the workload cluster of the Cluster object `namespace`/`name`.
     pub fn cluster(&self, namespace: &str, name: &str) -> Cluster {
         let key = ClusterKey {
@@ -214,10 +191,12 @@ impl Workloads {
         let mut clusters = self.0.clusters.lock();
         let entry = clusters.entry(key.clone()).or_insert_with(|| {
             let (sender, state) = watch::channel(State::Starting);
+            // The connection lasts longer than the reconcile that begins it.
+            let span = tracing::info_span!(parent: None, "workload", cluster = %key);
             let keep = keep(self.0.context.clone(), key.clone(), sender, self.0.events.clone());
             Entry {
                 cluster: Cluster { key, state },
-                keeper: Some(tokio::spawn(keep).abort_handle()),
+                keeper: tokio::spawn(keep.instrument(span)).abort_handle(),
             }
         });
         entry.cluster.clone()

@@ -1,10 +1,11 @@
 use super::*;
+use crate::bounds::Unbounded;
 use crate::context::Options;
 use crate::stub;
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tower::BoxError;
 
@@ -52,6 +53,19 @@ async fn the_connection_of_a_cluster_whose_object_is_gone_is_closed() {
 
 /// An API server with `total` Nodes, which it lists in pages; and how many lists it was asked for.
 fn many_nodes(total: usize) -> (kube::Client, Arc<AtomicUsize>) {
+    nodes_of(
+        total,
+        usize::MAX,
+        |n| json!({"metadata": {"name": format!("n{n}")}, "spec": {"providerID": format!("azure:///n{n}")}}),
+    )
+}
+
+/// As [`many_nodes`], with these Nodes; a page of more than `largest` is beyond the bounds.
+fn nodes_of(
+    total: usize,
+    largest: usize,
+    node: impl Fn(usize) -> Value + Copy + Send + Sync + 'static,
+) -> (kube::Client, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -67,8 +81,9 @@ fn many_nodes(total: usize) -> (kube::Client, Arc<AtomicUsize>) {
             if watch {
                 return std::future::pending().await;
             }
-            let node =
-                |n| json!({"metadata": {"name": format!("n{n}")}, "spec": {"providerID": format!("azure:///n{n}")}});
+            if to - from > largest {
+                return Err(Unbounded::TooLarge.into());
+            }
             let next = if to < total { to.to_string() } else { String::new() };
             let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1", "continue": next},
                 "items": (from..to).map(node).collect::<Vec<_>>()});
@@ -128,5 +143,65 @@ async fn a_large_cluster_within_the_limit_is_listed_in_pages() {
     assert_eq!(cluster.live_provider_ids().await.unwrap().len(), 1_234);
     let pages = 1_234_usize.div_ceil(connection::PAGE as usize);
     assert_eq!(requests.load(Ordering::SeqCst) - before, pages);
+    context.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_cluster_whose_nodes_have_too_much_text_is_refused() {
+    // Within all limits of one Node.
+    let (client, requests) = nodes_of(10_000, usize::MAX, |n| {
+        let taints = vec![json!({"key": "x".repeat(1_000), "effect": "NoSchedule"}); 7];
+        json!({"metadata": {"name": format!("n{n}"), "uid": "u".repeat(100)}, "spec": {"taints": taints}})
+    });
+    let context = nowhere();
+    let (cluster, connection) = cluster_of(&context, &client);
+    until(|| connection.nodes.is_overfull()).await;
+    assert_eq!(connection.nodes.store().len(), 0);
+    let most = connection::NODES_BYTES / 7_000 / connection::PAGE as usize + 1;
+    assert!(
+        requests.load(Ordering::SeqCst) <= most,
+        "the list is not read to its end"
+    );
+    assert!(matches!(cluster.by_name("n1").await, Lookup::Unreachable(_)));
+    context.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_node_whose_name_kubernetes_does_not_allow_is_left_out() {
+    let (client, _) = nodes_of(3, usize::MAX, |n| {
+        let long = |is: bool| if is { "x".repeat(70_000) } else { format!("n{n}") };
+        json!({"metadata": {"name": long(n == 1), "uid": long(n == 2)}})
+    });
+    let context = nowhere();
+    let (_, connection) = cluster_of(&context, &client);
+    connection.nodes.ready().await.unwrap();
+    let names: Vec<_> = connection
+        .nodes
+        .store()
+        .state()
+        .iter()
+        .map(|node| node.name_any())
+        .collect();
+    assert_eq!(names, ["n0"]);
+    context.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_large_is_asked_for_again_with_fewer_nodes() {
+    let largest = 7;
+    let (client, requests) = nodes_of(
+        100,
+        largest,
+        |n| json!({"metadata": {"name": format!("n{n}")}, "spec": {"providerID": format!("azure:///n{n}")}}),
+    );
+    let context = nowhere();
+    let (cluster, connection) = cluster_of(&context, &client);
+    connection.nodes.ready().await.unwrap();
+    assert_eq!(connection.nodes.store().len(), 100);
+    // 50, 25 and 12 are too many, 6 are not.
+    let expected = 3 + 100_usize.div_ceil(6);
+    assert_eq!(requests.load(Ordering::SeqCst), expected);
+    assert_eq!(cluster.live_provider_ids().await.unwrap().len(), 100);
+    assert_eq!(requests.load(Ordering::SeqCst), 2 * expected);
     context.shutdown.cancel();
 }

@@ -301,7 +301,8 @@ mod tests {
     #[tokio::test]
     async fn a_client_with_slow_headers_is_cut_off_and_others_are_served() {
         let limits = Limits {
-            headers: SHORT,
+            // Enough for a client that is not slow, on a machine that is.
+            headers: Duration::from_secs(2),
             ..PATIENT
         };
         let address = serve(limits, None).await;
@@ -347,7 +348,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_ends_with_its_life_between_two_requests() {
-        let limits = Limits { life: SHORT, ..PATIENT };
+        let limits = Limits {
+            // Enough for the first request, on a slow machine.
+            life: Duration::from_secs(2),
+            ..PATIENT
+        };
         let address = serve(limits, None).await;
         let whole = WHOLE.replace("Connection: close\r\n", "");
         assert!(rest(connect(address, &whole).await).await.ends_with("served"));

@@ -11,6 +11,7 @@ use capstan_core::vm::{self as plan, Nic, ObservedVm, PowerState};
 use capstan_kube::runtime::{Outcome, Scope};
 use capstan_vsphere::{MoRef, Task, VmRuntime, VmWatch};
 use parking_lot::Mutex;
+use tracing::Instrument;
 
 use super::state::{CloneEnd, PendingTask, TaskKind, TaskOutcome, VmState, WaiterReport};
 use crate::observed;
@@ -27,7 +28,7 @@ pub fn follow(
 ) -> Outcome {
     let report = Arc::new(Mutex::new(WaiterReport::default()));
     let (clock, wake, shared) = (scope.context.clock, scope.waker(), report.clone());
-    let waiter = tokio::spawn(async move {
+    let waiting = async move {
         let mut work = std::pin::pin!(work);
         let outcome = tokio::select! {
             outcome = &mut work => outcome,
@@ -39,7 +40,8 @@ pub fn follow(
         };
         shared.lock().outcome = Some(outcome);
         wake();
-    });
+    };
+    let waiter = tokio::spawn(waiting.in_current_span());
     state.pending = Some(PendingTask {
         kind,
         waiter: waiter.abort_handle(),

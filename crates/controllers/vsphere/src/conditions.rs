@@ -62,6 +62,8 @@ pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-
 pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
 /// Keeps the Secret of a cluster until the cluster is gone; CAPV uses the same.
 pub const SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
+/// On a VSphereCluster: the Secret that it owns, to be released when the cluster names another.
+pub const IDENTITY_SECRET: &str = "capstan.dev/identity-secret";
 /// Finalizers of CAPV on objects that Capstan puts none on.
 pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
 pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";

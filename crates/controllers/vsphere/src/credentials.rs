@@ -164,13 +164,9 @@ impl Credentials {
         Ok(self.sessions.get(&login).await?)
     }
 
-    /// Stops to watch the Secret of a cluster that is deleted.
-    pub fn forget(&self, cluster: &VSphereCluster) {
-        let identity = cluster.spec.identity_ref.as_ref();
-        let own = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret);
-        if let (Some(own), Some(namespace)) = (own, cluster.namespace()) {
-            self.secrets.release(&namespace, &own.name);
-        }
+    /// Stops to watch a Secret that no cluster uses any more.
+    pub fn forget(&self, namespace: &str, name: &str) {
+        self.secrets.release(namespace, name);
     }
 
     async fn find_account(&self, cluster: &VSphereCluster, server: &str) -> Result<Account, Error> {
@@ -301,6 +297,12 @@ impl Credentials {
         match patch::object(&secrets, secret, &after, Lock::Version).await {
             // Somebody else has changed the Secret, or removed it: the watch asks for the next reconcile.
             Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
+            // The identity works without an owner; only clusterctl misses it.
+            Err(error) if error.code() == Some(403) => {
+                let name = secret.name_any();
+                tracing::warn!(namespace = self.home, secret = name, %error, "may not patch the Secret of an identity");
+                Ok(())
+            }
             result => result.map(drop).map_err(Error::from),
         }
     }
@@ -349,6 +351,11 @@ fn check_server(whose: &str, allowed: &[String], server: &str) -> Result<(), Err
 fn list(text: &str) -> Vec<String> {
     let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
     entries.map(str::to_owned).collect()
+}
+
+/// Whether a Secret has the shape of an identity.
+pub fn is_identity(secret: &Secret) -> bool {
+    account_in(secret, "", "").is_ok()
 }
 
 /// Returns the account in a Secret that has the shape of an identity: type Opaque, the keys `username` and `password`, perhaps

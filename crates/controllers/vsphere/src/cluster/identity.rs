@@ -9,13 +9,15 @@ use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope}
 use capstan_kube::{Cache, Context};
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::conditions as names;
 use crate::credentials::Credentials;
 use crate::error::Error;
+
+use super::secret::NamedSecret;
+
 /// The name of this controller.
 pub const NAME: &str = Controller::NAME;
 
@@ -33,17 +35,7 @@ enum Observed {
 
 enum IdentitySecret {
     Owned,
-    Unowned(Unowned),
-}
-
-/// A Secret that a step is about. Logs show its name only.
-#[derive(Clone)]
-struct Unowned(Arc<Secret>);
-
-impl std::fmt::Debug for Unowned {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.name_any())
-    }
+    Unowned(NamedSecret),
 }
 
 #[derive(Debug)]
@@ -52,7 +44,7 @@ enum Step {
     Release,
     /// Make the identity an owner of its Secret, as CAPV does: clusterctl then moves the Secret along, and leaves it at its source
     /// for the clusters that stay there.
-    Own(Unowned),
+    Own(NamedSecret),
 }
 
 impl std::fmt::Display for Step {
@@ -106,7 +98,7 @@ impl Reconcile for Controller {
             Ok(secret) if secret.owner_references().iter().any(|owner| owner.uid == scope.key.uid) => {
                 Ok(Some(Observed::Usable(IdentitySecret::Owned)))
             }
-            Ok(secret) => Ok(Some(Observed::Usable(IdentitySecret::Unowned(Unowned(secret))))),
+            Ok(secret) => Ok(Some(Observed::Usable(IdentitySecret::Unowned(NamedSecret(secret))))),
             Err(error) if error.is_reported() => Ok(Some(Observed::Unusable(error.to_string()))),
             Err(error) => Err(error),
         }

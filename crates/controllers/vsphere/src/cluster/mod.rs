@@ -2,6 +2,7 @@
 
 pub mod identity;
 mod modules;
+mod secret;
 mod status;
 mod topology;
 pub mod zone;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::ClusterFailureDomain;
-use capstan_api::capi::GROUP;
+use capstan_api::capi::{CLUSTER_NAME_LABEL, GROUP};
 use capstan_api::vsphere::{
     VSphereCluster, VSphereClusterIdentity, VSphereDeploymentZone, VSphereIdentityKind, VSphereMachine, VSphereVM,
 };
@@ -19,15 +20,13 @@ use capstan_core::Class;
 use capstan_core::plan::{Describe, Impact};
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::capi::Cluster;
-use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::workload::{NodeEvent, Workloads};
 use capstan_kube::{Cache, Context, Recorder, cache};
 use capstan_vsphere::{Trust, Vcenter};
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ListParams;
 use kube::core::SelectorExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
@@ -38,6 +37,7 @@ use crate::credentials::Credentials;
 use crate::error::Error;
 use crate::owner_cluster::{Clusters, cluster_name, has_paused_annotation};
 use modules::Modules;
+use secret::{NamedSecret, Secrets};
 
 /// A refused account may be corrected in vCenter, where Capstan does not see it. A more frequent login might lock it.
 const REFUSED: Duration = Duration::from_secs(60);
@@ -74,11 +74,12 @@ struct Zones {
 
 enum Observed {
     Deleting {
-        /// The machines that are left.
+        /// The machines and VMs that are left.
         machines: Vec<String>,
     },
     Present {
         zones: Zones,
+        secrets: Secrets,
         /// The version of vCenter, and whether its certificate is verified.
         connected: Option<(String, bool)>,
         modules: Option<Modules>,
@@ -95,7 +96,9 @@ enum Step {
     /// Sign in to vCenter, and bring the cluster modules up to date.
     Connect,
     /// Make the cluster an owner of its Secret, and keep the Secret until the cluster is gone.
-    ProtectSecret,
+    ProtectSecret(NamedSecret),
+    /// Release a Secret that the cluster owns and does not use any more.
+    ReleaseFormerSecret(String),
     RemoveModules,
     /// Remove the finalizers from the Secret.
     ReleaseSecret,
@@ -105,23 +108,26 @@ enum Step {
 
 impl std::fmt::Display for Step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
+        let text = match self {
+            Self::ProtectSecret(secret) => return write!(f, "makes the VSphereCluster an owner of Secret {secret:?}"),
+            Self::ReleaseFormerSecret(name) => return write!(f, "releases Secret {name}, which it used before"),
             Self::AddFinalizer => "puts its finalizer on the VSphereCluster",
             Self::Connect => "signs in to vCenter and brings the cluster modules up to date",
-            Self::ProtectSecret => "makes the VSphereCluster an owner of its Secret",
             Self::RemoveModules => "deletes the cluster modules",
             Self::ReleaseSecret => "releases the Secret",
             Self::Release => "takes its finalizer off the VSphereCluster",
-        })
+        };
+        f.write_str(text)
     }
 }
 
 impl Describe for Step {
     fn impact(&self) -> Impact {
         match self {
-            Self::AddFinalizer | Self::Connect | Self::ProtectSecret | Self::RemoveModules | Self::ReleaseSecret => {
+            Self::AddFinalizer | Self::Connect | Self::ProtectSecret(_) | Self::ReleaseFormerSecret(_) => {
                 Impact::Ensures
             }
+            Self::RemoveModules | Self::ReleaseSecret => Impact::Ensures,
             Self::Release => Impact::Cluster,
         }
     }
@@ -193,9 +199,12 @@ impl ClusterController {
             })
             .watches(&self.vms, move |vm: &VSphereVM| {
                 // A VM outside its module needs it; the last VM of an owner makes a module superfluous.
+                // A cluster that is deleted waits for its last VM.
                 let cluster = of_vm.infrastructure_behind(vm);
-                let cluster = cluster.filter(|cluster| affinity.has_modules(cluster));
                 let concerned = cluster.filter(|cluster| {
+                    if !affinity.has_modules(cluster) {
+                        return cluster.meta().deletion_timestamp.is_some();
+                    }
                     let modules = &cluster.spec.cluster_modules;
                     let inside = vm.status.as_ref().and_then(|status| status.module_uuid.as_deref());
                     let is_outside = |target: Target| inside.is_none() || target.module(modules) != inside;
@@ -259,54 +268,26 @@ impl ClusterController {
         Ok(vcenter)
     }
 
-    /// Makes a cluster an owner of the Secret in its namespace, so that clusterctl moves it along, and adds the finalizer that
-    /// CAPV uses: machines whose Secret is gone could not be deleted in vCenter.
-    async fn protect_secret(&self, scope: &Scope<VSphereCluster>) -> Result<(), Error> {
-        let Some(secret) = self.credentials.own_secret(&scope.object).await? else {
-            return Ok(());
-        };
-        let is_owned = secret.owner_references().iter().any(|owner| owner.uid == scope.key.uid);
-        let is_kept = secret
-            .finalizers()
-            .iter()
-            .any(|finalizer| finalizer == names::SECRET_FINALIZER);
-        if (is_owned && is_kept) || secret.metadata.deletion_timestamp.is_some() {
-            return Ok(());
+    /// Returns the machines and VMs of a cluster that are left. What the caches do not show is read live: without its Secret
+    /// a VM could not be deleted in vCenter.
+    async fn left_of(&self, scope: &Scope<VSphereCluster>, cluster: &str) -> Result<Vec<String>, Error> {
+        let namespace = Some(scope.key.namespace.as_str());
+        let machines = self
+            .machines
+            .select(namespace, |machine| cluster_name(machine).as_deref() == Some(cluster));
+        let vms = self
+            .vms
+            .select(namespace, |vm| cluster_name(vm).as_deref() == Some(cluster));
+        let machines = machines.iter().map(|machine| machine.name_any());
+        let cached: Vec<String> = machines.chain(vms.iter().map(|vm| vm.name_any())).collect();
+        if !cached.is_empty() {
+            return Ok(cached);
         }
-        let mut after = Secret::clone(&secret);
-        if !is_owned {
-            after.owner_references_mut().push(OwnerReference {
-                api_version: VSphereCluster::API_VERSION.to_owned(),
-                kind: VSphereCluster::KIND.to_owned(),
-                name: scope.key.name.clone(),
-                uid: scope.key.uid.clone(),
-                ..OwnerReference::default()
-            });
-        }
-        if !is_kept {
-            after.finalizers_mut().push(names::SECRET_FINALIZER.to_owned());
-        }
-        match patch::object(&scope.api_of::<Secret>(), secret.as_ref(), &after, Lock::Version).await {
-            // Somebody else has changed the Secret, or removed it: the watch asks for the next reconcile.
-            Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
-            result => result.map(drop).map_err(Error::from),
-        }
-    }
-
-    /// Removes the finalizers from the Secret of a cluster.
-    async fn release_secret(&self, scope: &Scope<VSphereCluster>) -> Result<(), Error> {
-        let identity = scope.object.spec.identity_ref.as_ref();
-        let Some(identity) = identity.filter(|identity| identity.kind == VSphereIdentityKind::Secret) else {
-            return Ok(());
-        };
-        let secrets = scope.api_of::<Secret>();
-        for finalizer in [names::CLUSTER_FINALIZER, names::SECRET_FINALIZER] {
-            let Some(secret) = secrets.get_opt(&identity.name).await? else {
-                return Ok(());
-            };
-            patch::remove_finalizer(&secrets, &secret, finalizer).await?;
-        }
-        Ok(())
+        let of_cluster = ListParams::default().labels(&format!("{CLUSTER_NAME_LABEL}={cluster}"));
+        let machines = scope.api_of::<VSphereMachine>().list(&of_cluster).await?;
+        let vms = scope.api_of::<VSphereVM>().list(&of_cluster).await?;
+        let machines = machines.items.iter().map(|machine| machine.name_any());
+        Ok(machines.chain(vms.items.iter().map(|vm| vm.name_any())).collect())
     }
 }
 
@@ -338,14 +319,12 @@ impl Reconcile for ClusterController {
             return Ok(None);
         }
         if scope.is_deleting() {
-            let left = self.machines.select(Some(&scope.key.namespace), |machine| {
-                cluster_name(machine).as_deref() == Some(owner.name.as_str())
-            });
-            let machines = left.iter().map(|machine| machine.name_any()).collect();
+            let machines = self.left_of(scope, &owner.name).await?;
             return Ok(Some(Observed::Deleting { machines }));
         }
         Ok(Some(Observed::Present {
             zones: self.zones_of(&own)?,
+            secrets: self.observe_secrets(&own).await?,
             connected: None,
             modules: None,
             workload: self.workloads.refusal(&scope.key.namespace, &owner.name),
@@ -360,10 +339,13 @@ impl Reconcile for ClusterController {
                 requeue: None,
             },
             Observed::Deleting { .. } => Plan::after(DELETING),
-            Observed::Present { .. } => Plan {
-                steps: vec![Step::AddFinalizer, Step::ProtectSecret, Step::Connect],
-                requeue: None,
-            },
+            Observed::Present { secrets, .. } => {
+                let mut steps = vec![Step::AddFinalizer];
+                steps.extend(secrets.former.iter().cloned().map(Step::ReleaseFormerSecret));
+                steps.extend(secrets.identity.clone().map(Step::ProtectSecret));
+                steps.push(Step::Connect);
+                Plan { steps, requeue: None }
+            }
         }
     }
 
@@ -378,13 +360,11 @@ impl Reconcile for ClusterController {
             Step::AddFinalizer => {
                 scope.add_finalizer(names::CLUSTER_FINALIZER).await?;
             }
-            Step::ProtectSecret => self.protect_secret(scope).await?,
+            Step::ProtectSecret(secret) => self.protect_secret(scope, &secret.0).await?,
+            Step::ReleaseFormerSecret(name) => self.release_former(scope, &name).await?,
             Step::Connect => return self.apply_connect(observed, scope).await,
             Step::RemoveModules => self.remove_modules(&scope.object).await?,
-            Step::ReleaseSecret => {
-                self.release_secret(scope).await?;
-                self.credentials.forget(&scope.object);
-            }
+            Step::ReleaseSecret => self.release_secret(scope).await?,
             Step::Release => {
                 scope.remove_finalizer(names::CLUSTER_FINALIZER).await?;
             }

@@ -131,6 +131,7 @@ mod tests {
 
     fn observed(unchecked: &[&str]) -> Observed {
         Observed::Present {
+            secrets: Default::default(),
             zones: Zones {
                 unchecked: unchecked.iter().map(|name| (*name).to_owned()).collect(),
                 ..Zones::default()

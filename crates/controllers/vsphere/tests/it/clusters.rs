@@ -8,8 +8,8 @@ use capstan_api::vsphere::{
 };
 use capstan_testkit::vcsim::{Fault, Options};
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
-use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use world::{World, spec};
 
@@ -399,4 +399,98 @@ async fn objects_that_belong_to_nobody_go_when_they_are_deleted() -> Result<()> 
     clusters.delete("alone", &Default::default()).await?;
     world.gone::<VSphereMachine>("alone").await?;
     world.gone::<VSphereCluster>("alone").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_for_another_purpose_stays_unowned_and_survives_its_cluster() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world
+        .until::<Secret>("vcenter", |secret| holders(secret) == ["c"])
+        .await?;
+    let tls = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls"}, "type": "kubernetes.io/tls",
+        "stringData": {"tls.crt": "certificate", "tls.key": "key"},
+    });
+    world.create::<Secret>(tls).await?;
+    let clusters = world.api::<VSphereCluster>();
+    let named = json!({"spec": {"identityRef": {"kind": "Secret", "name": "tls"}}});
+    merge(&clusters, "c", named).await?;
+    world
+        .until::<VSphereCluster>("c", available("cannot be used as an identity"))
+        .await?;
+    let released = |secret: &Secret| holders(secret).is_empty() && secret.finalizers().is_empty();
+    world.until::<Secret>("vcenter", released).await?;
+    clusters.delete("c", &Default::default()).await?;
+    world.gone::<VSphereCluster>("c").await?;
+    let tls = world.api::<Secret>().get("tls").await?;
+    assert!(released(&tls), "{:?}", tls.metadata);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_of_two_clusters_is_kept_until_the_second_is_gone() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let first = world.api::<VSphereCluster>().get("c").await?;
+    let second = json!({
+        "kind": "VSphereCluster",
+        "metadata": {"name": "d", "ownerReferences": first.metadata.owner_references},
+        "spec": {
+            "server": world.vcsim.server, "thumbprint": world.vcsim.thumbprint,
+            "identityRef": {"kind": "Secret", "name": "vcenter"},
+        },
+    });
+    world.create::<VSphereCluster>(second).await?;
+    let both = |secret: &Secret| holders(secret) == ["c", "d"];
+    world.until::<Secret>("vcenter", both).await?;
+    let (clusters, secrets) = (world.api::<VSphereCluster>(), world.api::<Secret>());
+    clusters.delete("c", &Default::default()).await?;
+    world.gone::<VSphereCluster>("c").await?;
+    let secret = secrets.get("vcenter").await?;
+    assert_eq!((holders(&secret), secret.finalizers().len()), (vec!["d".to_owned()], 1));
+    clusters.delete("d", &Default::default()).await?;
+    world.gone::<VSphereCluster>("d").await?;
+    // The garbage collector may have deleted the Secret with its last cluster.
+    let left = secrets.get_opt("vcenter").await?;
+    assert!(left.is_none_or(|secret| secret.finalizers().is_empty()));
+    Ok(())
+}
+
+/// Returns the VSphereClusters that own a Secret.
+fn holders(secret: &Secret) -> Vec<String> {
+    let owners = secret.owner_references().iter();
+    let clusters = owners.filter(|owner| owner.kind == "VSphereCluster");
+    let mut names: Vec<String> = clusters.map(|owner| owner.name.clone()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_waits_for_vms_that_have_no_machine_before_it_releases_its_secret() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    let vm = json!({
+        "kind": "VSphereVM",
+        "metadata": {
+            "name": "left", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "finalizers": ["example.com/held"],
+        },
+        "spec": spec("pvscsi", json!({"server": "attacker.example"})),
+    });
+    world.create::<VSphereVM>(vm).await?;
+    world.condition_of_vm("left", "spec.server").await?;
+    world.api::<VSphereCluster>().delete("c", &Default::default()).await?;
+    world.api::<VSphereVM>().delete("left", &Default::default()).await?;
+    // The finalizer of the test is the last one: Capstan has nothing to delete in vCenter.
+    let released = |vm: &VSphereVM| vm.finalizers() == ["example.com/held"];
+    world.until::<VSphereVM>("left", released).await?;
+    assert!(world.api::<VSphereCluster>().get_opt("c").await?.is_some());
+    assert_eq!(world.api::<Secret>().get("vcenter").await?.finalizers().len(), 1);
+    merge(
+        &world.api::<VSphereVM>(),
+        "left",
+        json!({"metadata": {"finalizers": null}}),
+    )
+    .await?;
+    world.gone::<VSphereCluster>("c").await
 }

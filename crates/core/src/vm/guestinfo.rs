@@ -9,6 +9,8 @@ use super::types::{DesiredVm, UserData};
 
 /// The key of the cloud-init metadata; `.encoding` beside it says base64.
 pub const METADATA: &str = "guestinfo.metadata";
+/// The keys of bootstrap data and metadata, which every VM of ours is started with.
+pub(super) const BOOTSTRAP: [&str; 3] = [METADATA, CLOUD_INIT, IGNITION];
 const CLOUD_INIT: &str = "guestinfo.userdata";
 const IGNITION: &str = "guestinfo.ignition.config.data";
 

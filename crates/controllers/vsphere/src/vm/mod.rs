@@ -1,7 +1,7 @@
 //! VSphereVM: one object, one virtual machine. The plan is `capstan_core::vm::plan`.
 //!
 //! Invariant: the VM of an object has the object's UID as its instance UUID, or the BIOS UUID that the object kept through a
-//! move to another management cluster. Observe searches it by both before a clone is planned.
+//! move to another management cluster (`core/vm/ownership.rs`). Observe searches it by both before a clone is planned.
 
 mod apply;
 mod clone;
@@ -58,6 +58,7 @@ struct Controller {
     workloads: Workloads,
     affinity: Affinity,
     ipam: Ipam,
+    vms: Cache<VSphereVM>,
     trigger: Trigger<VSphereVM>,
     started: Timestamp,
 }
@@ -82,6 +83,7 @@ pub async fn run(
         };
         futures::stream::iter(references(&by_secret.select(None, |vm| is_busy(vm) && needs(vm))))
     });
+    let vms = cache.clone();
     let reconciler = Reconciler::new(context, cache)
         .concurrency(concurrency)
         .watches(&clusters.infrastructure, move |changed| {
@@ -106,6 +108,7 @@ pub async fn run(
         workloads,
         affinity,
         ipam: Ipam::default(),
+        vms,
         trigger: reconciler.trigger(),
         started: context.clock.now(),
     };

@@ -15,13 +15,6 @@ use crate::desired;
 use crate::error::Error;
 use crate::observed::{self, Resolved};
 
-/// The keys of bootstrap data and metadata, which every VM of ours is started with.
-const BOOTSTRAP_KEYS: [&str; 3] = [
-    "guestinfo.metadata",
-    "guestinfo.userdata",
-    "guestinfo.ignition.config.data",
-];
-
 impl Controller {
     pub(super) async fn observe_vm(
         &self,
@@ -141,7 +134,7 @@ impl Controller {
         if let Some(reference) = state.reference.take().or(noted.map(MoRef::vm)) {
             match vcenter.vm(&reference).await {
                 // A VM that cannot be read shows no ids; that it is another's is not known.
-                Ok(info) if is_ours(vm, &info) || observed::unreadable(&info).is_some() => {
+                Ok(info) if self.is_owner(vm, &info) || observed::unreadable(&info).is_some() => {
                     state.found(info);
                     return Ok(());
                 }
@@ -157,11 +150,21 @@ impl Controller {
         }
         if let Some(reference) = found {
             let info = vcenter.vm(&reference).await?;
-            if is_ours(vm, &info) || observed::unreadable(&info).is_some() {
+            if self.is_owner(vm, &info) || observed::unreadable(&info).is_some() {
                 state.found(info);
             }
         }
         Ok(())
+    }
+
+    fn is_owner(&self, vm: &VSphereVM, info: &VmInfo) -> bool {
+        let found = plan::FoundVm {
+            name: &info.state.name,
+            instance_uuid: &info.instance_uuid,
+            bios_uuid: &info.bios_uuid,
+            extra_config: &info.extra_config,
+        };
+        plan::is_owner(vm, &found, |claims| !self.vms.select(None, claims).is_empty())
     }
 
     /// Returns the vCenter objects that the networks, datastores and policies of a spec name.
@@ -252,18 +255,4 @@ pub(super) fn recorded(vm: &VSphereVM, state: &VmState) -> Recorded {
         recorded.linked = started.linked;
     }
     recorded
-}
-
-/// Whether a virtual machine is this object's: it was cloned for it, or for the object that this one was before it was moved
-/// to another management cluster or restored. Such an object has a new UID and keeps its BIOS UUID. As anybody who may write
-/// VSphereVMs can write a BIOS UUID, it counts only for a VM of the same name that was started with bootstrap data.
-fn is_ours(vm: &VSphereVM, info: &VmInfo) -> bool {
-    let same =
-        |one: Option<&str>, other: &str| one.is_some_and(|one| !one.is_empty() && one.eq_ignore_ascii_case(other));
-    let bootstrapped = || {
-        let mut keys = info.extra_config.iter().map(|(key, _)| key.as_str());
-        keys.any(|key| BOOTSTRAP_KEYS.iter().any(|prefix| key.starts_with(prefix)))
-    };
-    same(vm.uid().as_deref(), &info.instance_uuid)
-        || same(vm.spec.bios_uuid.as_deref(), &info.bios_uuid) && vm.name_any() == info.state.name && bootstrapped()
 }

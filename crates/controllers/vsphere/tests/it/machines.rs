@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use capstan_api::vsphere::{VSphereMachine, VSphereMachineTemplate, VSphereVM};
+use capstan_api::vsphere::{VSphereCluster, VSphereMachine, VSphereMachineTemplate, VSphereVM};
 use capstan_kube::capi::Machine;
 use capstan_testkit::vcsim::{Fault, Options};
 use capstan_vsphere::{CloneSpec, ConfigSpec, DeviceChange, DeviceKind, NewDisk, PowerState};
@@ -722,5 +722,47 @@ async fn a_running_machine_stays_ready_when_its_secret_is_missing() -> Result<()
     let machine = world.api::<VSphereMachine>().get("m").await?.status.unwrap();
     let ready = machine.conditions.into_iter().find(|c| c.type_ == "Ready");
     assert_eq!((ready.unwrap().status.as_str(), machine.ready), ("True", true));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_of_another_namespace_is_not_adopted_by_its_name_and_bios_uuid() -> Result<()> {
+    let mut world = World::start(Options::default()).await?;
+    let filter = world.namespace.clone();
+    let label = json!({"metadata": {"labels": {"cluster.x-k8s.io/watch-filter": filter}}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(label));
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    world.crash().await;
+    world.api::<VSphereCluster>().patch("c", &params, &patch).await?;
+    world.api::<VSphereMachine>().patch("m", &params, &patch).await?;
+    let vm = world.api::<VSphereVM>().patch("m", &params, &patch).await?;
+    let info = world.in_vcenter(&vm).await?.unwrap();
+
+    let other = world.plane.namespace("other").await?;
+    let victim = std::mem::replace(&mut world.namespace, other);
+    world.make_cluster().await?;
+    world.api::<VSphereCluster>().patch("c", &params, &patch).await?;
+    world.watch_filter = Some(filter.clone());
+    world.run(Default::default()).await?;
+    let labels = json!({"cluster.x-k8s.io/cluster-name": "c", "cluster.x-k8s.io/watch-filter": filter});
+    world
+        .create::<VSphereVM>(json!({
+            "kind": "VSphereVM", "metadata": {"name": "m", "labels": labels},
+            "spec": spec("pvscsi", json!({"biosUUID": info.bios_uuid})),
+        }))
+        .await?;
+    world.condition_of_vm("m", "cannot be found in vCenter").await?;
+    let vms = world.api::<VSphereVM>();
+    let taken = vms.get("m").await?.status.unwrap_or_default();
+    assert!(
+        !taken.ready && taken.vm_ref.is_none() && taken.addresses.is_empty(),
+        "{taken:?}"
+    );
+    vms.delete("m", &Default::default()).await?;
+    world.gone::<VSphereVM>("m").await?;
+    world.namespace = victim;
+    let left = world.in_vcenter(&vm).await?.unwrap();
+    assert_eq!(left.state.power, info.state.power, "it runs on");
     Ok(())
 }

@@ -38,6 +38,8 @@ pub struct World {
     pub anti_affinity: bool,
     /// The manager's flags about credentials.
     pub credentials: capstan_vsphere_machines::Policy,
+    /// With it the controllers work in all namespaces, on the objects with this label.
+    pub watch_filter: Option<String>,
     /// The version of Cluster API's own objects.
     core: &'static str,
     running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
@@ -67,6 +69,7 @@ impl World {
             ledger: Ledger::of(write_or_secret),
             anti_affinity: false,
             credentials: Default::default(),
+            watch_filter: None,
             core,
             running: None,
         };
@@ -81,7 +84,8 @@ impl World {
         let shutdown = CancellationToken::new();
         let options = capstan_kube::Options {
             interceptors,
-            namespace: Some(self.namespace.clone()),
+            namespace: self.watch_filter.is_none().then(|| self.namespace.clone()),
+            watch_filter: self.watch_filter.clone(),
             shutdown: shutdown.clone(),
             ..Default::default()
         };
@@ -162,7 +166,7 @@ impl World {
         format!("cluster.x-k8s.io/{}", self.core)
     }
 
-    async fn make_cluster(&self) -> Result<()> {
+    pub async fn make_cluster(&self) -> Result<()> {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
             "stringData": {"username": self.vcsim.username, "password": self.vcsim.password},

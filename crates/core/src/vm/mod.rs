@@ -12,6 +12,7 @@ mod guestinfo;
 pub mod machine;
 mod metadata;
 mod moref;
+pub mod naming;
 mod ownership;
 mod plan;
 mod report;

@@ -5,7 +5,9 @@ use capstan_api::vsphere::{
     NetworkDeviceSpec, VSphereCluster, VSphereDeploymentZoneSpec, VSphereFailureDomainSpec, VSphereMachine, VSphereVM,
     VSphereVMSpec, VirtualMachineCloneSpec,
 };
+use capstan_core::validate::vcenter::same_server;
 use capstan_core::validate::vsphere::LONGEST_WINDOWS_NAME;
+use capstan_core::vm::naming;
 use capstan_kube::capi::Machine;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -27,7 +29,7 @@ pub fn name(owner: &VSphereMachine, machine: &str) -> Result<String, String> {
         .as_ref()
         .and_then(|strategy| strategy.template.as_deref());
     let name = match strategy.filter(|template| !template.is_empty()) {
-        Some(template) => cut(fill(template, machine)?),
+        Some(template) => cut(naming::fill(template, machine)?),
         None => machine.to_owned(),
     };
     let windows = owner
@@ -53,56 +55,6 @@ fn cut(name: String) -> String {
     name[..end].to_owned()
 }
 
-/// Fills `{{ .machine.name }}`, with `trunc n` and `trimSuffix "x"` behind a bar, into a template.
-fn fill(template: &str, machine: &str) -> Result<String, String> {
-    let wrong = |what: &str| {
-        format!("spec.namingStrategy.template {template:?}: {what}: use {{{{ .machine.name }}}}, trunc and trimSuffix")
-    };
-    let mut out = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once("{{") {
-        let (inside, after) = after.split_once("}}").ok_or_else(|| wrong("an action has no end"))?;
-        out.push_str(before);
-        let mut parts = inside.trim_matches('-').split('|').map(str::trim);
-        if parts.next() != Some(".machine.name") {
-            return Err(wrong(&format!("{:?} is not known", inside.trim())));
-        }
-        let value = parts.try_fold(machine.to_owned(), |value, part| {
-            apply(part, value).ok_or_else(|| wrong(part))
-        })?;
-        out.push_str(&value);
-        rest = after;
-    }
-    out.push_str(rest);
-    if out.is_empty() {
-        Err(wrong("the name is empty"))
-    } else {
-        Ok(out)
-    }
-}
-
-fn apply(function: &str, value: String) -> Option<String> {
-    let (name, argument) = function.split_once(' ').unwrap_or((function, ""));
-    match name {
-        "lower" => Some(value.to_lowercase()),
-        "trunc" => {
-            let count: i64 = argument.trim().parse().ok()?;
-            let keep = usize::try_from(count.unsigned_abs()).ok()?;
-            let skip = if count < 0 {
-                value.chars().count().saturating_sub(keep)
-            } else {
-                0
-            };
-            Some(value.chars().skip(skip).take(keep).collect())
-        }
-        "trimSuffix" => {
-            let suffix = argument.trim().trim_matches('"');
-            Some(value.strip_suffix(suffix).map(str::to_owned).unwrap_or(value))
-        }
-        _ => None,
-    }
-}
-
 /// Returns the VSphereVM that should exist for a VSphereMachine with this UID.
 pub fn vm(
     name: &str,
@@ -120,7 +72,9 @@ pub fn vm(
     if empty(&spec.server) {
         spec.server = cluster.spec.server.clone();
     }
-    if empty(&spec.thumbprint) {
+    let server = spec.server.as_deref().zip(cluster.spec.server.as_deref());
+    // Another vCenter, which a zone may name, has another certificate.
+    if empty(&spec.thumbprint) && server.is_some_and(|(own, cluster)| same_server(own, cluster)) {
         spec.thumbprint = cluster.spec.thumbprint.clone();
     }
     let mut labels = std::collections::BTreeMap::new();
@@ -291,16 +245,6 @@ mod tests {
     }
 
     #[test]
-    fn a_naming_template_that_cannot_be_filled_is_refused() {
-        let error = name(
-            &owner(json!({"namingStrategy": {"template": "{{ .cluster.name }}"}})),
-            "m",
-        )
-        .unwrap_err();
-        assert!(error.contains("\".cluster.name\" is not known"), "{error}");
-    }
-
-    #[test]
     fn a_failure_domain_overrides_what_it_names() {
         let machine: Machine = serde_json::from_value(json!({
             "metadata": {"name": "m", "namespace": "ns", "labels": {"cluster.x-k8s.io/control-plane": ""}},
@@ -314,7 +258,9 @@ mod tests {
             "topology": {"datacenter": "dc2", "datastore": "ds2", "networks": ["n1", "n2"]},
         }))
         .unwrap();
-        let cluster = VSphereCluster::default();
+        let mut cluster = VSphereCluster::default();
+        cluster.spec.server = Some("vc1".into());
+        cluster.spec.thumbprint = Some("of vc1".into());
         let made = vm(
             "m",
             &owner(json!({"resourcePool": "p"})),
@@ -331,6 +277,9 @@ mod tests {
             (spec.server.as_deref(), spec.datacenter.as_deref()),
             (Some("vc2"), Some("dc2"))
         );
+        assert_eq!(spec.thumbprint, None, "another server has another certificate");
+        let unzoned = vm("m", &owner(json!({})), "u", &machine, &cluster, None);
+        assert_eq!(unzoned.spec.clone_spec.thumbprint.as_deref(), Some("of vc1"));
         assert_eq!(
             (spec.folder.as_deref(), spec.resource_pool.as_deref()),
             (Some("f"), Some("p"))

@@ -28,17 +28,32 @@ impl Controller {
             return Ok(None);
         }
         let plan = if scope.is_deleting() {
-            // The Machine itself may be gone already.
-            let name = desired::name(&own, &name).unwrap_or(name);
-            // Read from the API server: a VM that was created a moment ago must not be forgotten.
-            let vm = scope.api_of::<VSphereVM>().get_opt(&name).await?;
-            let vm = vm.filter(|vm| is_owned_by(vm, &scope.key.uid));
-            ObservedMachine::Deleting { vm: vm.map(Arc::new) }
+            let vm = self.owned_vm(scope, &name).await?;
+            ObservedMachine::Deleting { vm }
         } else {
             let Some(machine) = &machine else { return Ok(None) };
             self.observe_vm(scope, machine, cluster).await?
         };
         Ok(Some(Observed { plan, machine }))
+    }
+
+    /// Returns the VSphereVM of a VSphereMachine that is deleted. The naming strategy may give another name now than the VM was
+    /// created with, so the owner decides. Reads from the API server what the cache does not show: a VM that was created a
+    /// moment ago must not be forgotten.
+    async fn owned_vm(&self, scope: &Scope<VSphereMachine>, machine: &str) -> Result<Option<Arc<VSphereVM>>, Error> {
+        let vms = scope.api_of::<VSphereVM>();
+        let name = desired::name(&scope.object, machine).unwrap_or_else(|_| machine.to_owned());
+        let owned = |vm: &VSphereVM| is_owned_by(vm, &scope.key.uid);
+        if let Some(vm) = vms.get_opt(&name).await?.filter(owned) {
+            return Ok(Some(Arc::new(vm)));
+        }
+        let cached = self.vms.select(Some(&scope.key.namespace), owned);
+        for vm in cached {
+            if let Some(vm) = vms.get_opt(&vm.name_any()).await?.filter(owned) {
+                return Ok(Some(Arc::new(vm)));
+            }
+        }
+        Ok(None)
     }
 
     /// A VSphereMachine that belongs to no Machine is left alone, until it is deleted: then it goes with its VSphereVM.

@@ -766,3 +766,38 @@ async fn a_vm_of_another_namespace_is_not_adopted_by_its_name_and_bios_uuid() ->
     assert_eq!(left.state.power, info.state.power, "it runs on");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_whose_naming_template_capstan_cannot_fill_goes_with_its_vm() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    let template = "{{ printf \"%s-x\" .machine.name }}";
+    let named = spec("pvscsi", json!({"namingStrategy": {"template": template}}));
+    world.machine("m", named).await?;
+    let refused = |machine: &VSphereMachine| {
+        let conditions = machine.status.clone().unwrap_or_default().conditions;
+        let mut messages = conditions.iter().filter_map(|c| c.message.as_deref());
+        messages.any(|text| text.contains("\"printf\" is not known"))
+    };
+    let machine = world.until::<VSphereMachine>("m", refused).await?;
+    // The predecessor, which knows the function, has put its finalizer on the machine and made the VSphereVM.
+    let held = json!({"metadata": {"finalizers": ["vspheremachine.infrastructure.cluster.x-k8s.io"]}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(held));
+    world.api::<VSphereMachine>().patch("m", &params, &patch).await?;
+    let owner =
+        json!({"apiVersion": VSphereMachine::API_VERSION, "kind": "VSphereMachine", "name": "m", "uid": machine.uid()});
+    let vm = json!({
+        "kind": "VSphereVM",
+        "metadata": {
+            "name": "m-x", "labels": {"cluster.x-k8s.io/cluster-name": "c"}, "ownerReferences": [owner],
+            "finalizers": ["vspherevm.infrastructure.cluster.x-k8s.io"],
+        },
+        "spec": spec("pvscsi", json!({"bootstrapRef": {"kind": "Secret", "name": "m-boot"}})),
+    });
+    world.create::<VSphereVM>(vm).await?;
+    let ready = |vm: &VSphereVM| vm.status.as_ref().is_some_and(|status| status.ready);
+    let vm = world.until::<VSphereVM>("m-x", ready).await?;
+    world.delete("m").await?;
+    assert!(world.api::<VSphereVM>().get_opt("m-x").await?.is_none());
+    assert!(world.in_vcenter(&vm).await?.is_none(), "the VM is gone, too");
+    Ok(())
+}

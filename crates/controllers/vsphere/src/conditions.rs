@@ -73,6 +73,8 @@ pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
 /// On a VSphereMachine, with the value "true": the machine fails when its VM is lost in vCenter, so that a MachineHealthCheck
 /// replaces it.
 pub const FAIL_WHEN_LOST: &str = "capstan.dev/fail-when-lost";
+/// On a Machine: a MachineHealthCheck replaces it. Cluster API does not read the value; Capstan writes [`FAIL_WHEN_LOST`].
+pub const REMEDIATE: &str = "cluster.x-k8s.io/remediate-machine";
 /// The reason of a failed machine. Cluster API lists the values.
 pub const FAILED: &str = "UpdateError";
 pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";

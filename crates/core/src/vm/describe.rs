@@ -120,6 +120,10 @@ impl fmt::Display for MachineStep {
             Self::UpdateVm { .. } => f.write_str("brings the VSphereVM in line with its machine"),
             Self::SetProviderId(id) => write!(f, "writes provider ID {id}"),
             Self::LabelHost(host) => write!(f, "labels the Machine with its host {host}"),
+            Self::AskForRemediation => {
+                f.write_str("asks Cluster API to replace the Machine, whose virtual machine is lost")
+            }
+            Self::WithdrawRemediation => f.write_str("asks no more to replace the Machine"),
             Self::DeleteVm(_) => f.write_str("deletes the VSphereVM"),
             Self::Release => f.write_str("takes its finalizer off the VSphereMachine"),
         }
@@ -131,6 +135,7 @@ impl Describe for MachineStep {
         match self {
             Self::AddFinalizer | Self::UpdateVm { .. } | Self::LabelHost(_) => Impact::Ensures,
             Self::CreateVm(_) | Self::SetProviderId(_) | Self::DeleteVm(_) | Self::Release => Impact::Cluster,
+            Self::AskForRemediation | Self::WithdrawRemediation => Impact::Cluster,
         }
     }
 }

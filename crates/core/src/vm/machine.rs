@@ -44,7 +44,19 @@ pub enum ObservedMachine {
         host_label: Option<String>,
         /// Since when vCenter does not have the VM of a machine that is to fail then.
         lost_since: Option<Timestamp>,
+        remediation: Remediation,
     },
+}
+
+/// Whether somebody has asked Cluster API to replace a Machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Remediation {
+    #[default]
+    Unasked,
+    /// Capstan has asked.
+    Asked,
+    /// A user has asked; Capstan leaves that alone.
+    AskedByOthers,
 }
 
 /// One effect for a VSphereMachine.
@@ -61,6 +73,10 @@ pub enum MachineStep {
     SetProviderId(String),
     /// Label the Machine with the name of its host.
     LabelHost(String),
+    /// Ask Cluster API to replace the Machine, because its VM is lost.
+    AskForRemediation,
+    /// Take that back, because the VM is there again.
+    WithdrawRemediation,
     DeleteVm(Arc<VSphereVM>),
     /// Remove the finalizer.
     Release,
@@ -83,6 +99,7 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
             is_failing,
             host_label,
             lost_since,
+            remediation,
         } => {
             if vm.metadata.deletion_timestamp.is_none() {
                 steps.push(MachineStep::UpdateVm {
@@ -103,6 +120,13 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
                 }
             }
             steps.extend(host_label.clone().map(MachineStep::LabelHost));
+            match remediation {
+                Remediation::Unasked if provider_id.is_some() && fails(*lost_since, now) => {
+                    steps.push(MachineStep::AskForRemediation);
+                }
+                Remediation::Asked if lost_since.is_none() => steps.push(MachineStep::WithdrawRemediation),
+                _ => {}
+            }
         }
     }
     Plan { steps, requeue }
@@ -131,6 +155,7 @@ pub fn fails(lost_since: Option<Timestamp>, now: Timestamp) -> bool {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use rstest::rstest;
 
     use super::*;
 
@@ -153,6 +178,7 @@ mod tests {
             is_failing: false,
             host_label: None,
             lost_since: None,
+            remediation: Remediation::Unasked,
         }
     }
 
@@ -163,6 +189,8 @@ mod tests {
             MachineStep::UpdateVm { .. } => "update",
             MachineStep::SetProviderId(_) => "provider id",
             MachineStep::LabelHost(_) => "label",
+            MachineStep::AskForRemediation => "ask",
+            MachineStep::WithdrawRemediation => "withdraw",
             MachineStep::DeleteVm(_) => "delete",
             MachineStep::Release => "release",
         };
@@ -199,6 +227,35 @@ mod tests {
         assert_eq!(lost(60), (Some(Duration::from_secs(240)), false));
         assert_eq!(lost(300), (None, true));
         assert!(!fails(None, now()));
+    }
+
+    #[rstest]
+    #[case::there(None, Remediation::Unasked, None)]
+    #[case::lost_a_moment_ago(Some(60), Remediation::Unasked, None)]
+    #[case::lost(Some(300), Remediation::Unasked, Some("ask"))]
+    #[case::lost_and_asked(Some(300), Remediation::Asked, None)]
+    #[case::lost_and_asked_by_a_user(Some(300), Remediation::AskedByOthers, None)]
+    #[case::back(None, Remediation::Asked, Some("withdraw"))]
+    #[case::back_and_asked_by_a_user(None, Remediation::AskedByOthers, None)]
+    #[case::lost_again_after_a_moment(Some(60), Remediation::Asked, None)]
+    fn a_lost_machine_asks_for_its_replacement_until_it_is_back(
+        #[case] lost: Option<i64>,
+        #[case] asked: Remediation,
+        #[case] expected: Option<&str>,
+    ) {
+        let mut observed = observed(vm(1000, false), Some("vsphere://1"));
+        if let ObservedMachine::Vm {
+            lost_since,
+            remediation,
+            ..
+        } = &mut observed
+        {
+            *lost_since = lost.map(|seconds| now() - jiff::SignedDuration::from_secs(seconds));
+            *remediation = asked;
+        }
+        let steps = names(&plan(&observed, now()));
+        let found = steps.into_iter().find(|step| ["ask", "withdraw"].contains(step));
+        assert_eq!(found, expected);
     }
 
     #[test]

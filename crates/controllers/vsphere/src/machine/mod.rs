@@ -135,7 +135,21 @@ impl Reconcile for Controller {
                 after.spec.provider_id = Some(id);
                 scope.write_object(&after, Lock::Open).await?;
             }
-            MachineStep::LabelHost(host) => self.label_host(scope, observed.machine.as_deref(), host).await?,
+            MachineStep::LabelHost(host) => {
+                // Cluster API copies this label from the Machine to its Node.
+                let label =
+                    |machine: &mut Machine| drop(machine.labels_mut().insert(names::HOST_LABEL.to_owned(), host));
+                self.patch_machine(scope, observed.machine.as_deref(), label).await?;
+            }
+            MachineStep::AskForRemediation => {
+                let (key, value) = (names::REMEDIATE.to_owned(), names::FAIL_WHEN_LOST.to_owned());
+                let ask = |machine: &mut Machine| drop(machine.annotations_mut().insert(key, value));
+                self.patch_machine(scope, observed.machine.as_deref(), ask).await?;
+            }
+            MachineStep::WithdrawRemediation => {
+                let withdraw = |machine: &mut Machine| drop(machine.annotations_mut().remove(names::REMEDIATE));
+                self.patch_machine(scope, observed.machine.as_deref(), withdraw).await?;
+            }
             MachineStep::DeleteVm(vm) => self.delete_vm(scope, &vm).await?,
             MachineStep::Release => {
                 scope.remove_finalizer(names::MACHINE_FINALIZER).await?;
@@ -184,17 +198,16 @@ impl Controller {
         }
     }
 
-    /// Cluster API copies this label from the Machine to its Node.
-    async fn label_host(
+    /// Changes the metadata of the Machine.
+    async fn patch_machine(
         &self,
         scope: &mut Scope<VSphereMachine>,
         machine: Option<&Machine>,
-        host: String,
+        change: impl FnOnce(&mut Machine),
     ) -> Result<(), Error> {
         let Some(machine) = machine else { return Ok(()) };
         let mut after = machine.clone();
-        let labels = after.meta_mut().labels.get_or_insert_default();
-        labels.insert(names::HOST_LABEL.to_owned(), host);
+        change(&mut after);
         match patch::object(&scope.api_of::<Machine>(), machine, &after, Lock::Open).await {
             Ok(Some(updated)) => scope.wrote(&self.machines, &updated),
             Err(error) if !error.is_not_found() => return Err(error.into()),

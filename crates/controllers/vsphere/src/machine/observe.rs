@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use capstan_api::vsphere::{VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
-use capstan_core::vm::machine::ObservedMachine;
+use capstan_core::vm::machine::{ObservedMachine, Remediation};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_kube::conditions;
 use capstan_kube::runtime::{ObjectKey, Scope};
@@ -124,6 +124,7 @@ impl Controller {
             is_failing: matches!(severity, Some("Warning" | "Error")),
             host_label: host_label(machine, status.host.as_deref().filter(|_| uuid.is_some())),
             lost_since: lost_since(&scope.object, &vm),
+            remediation: remediation(machine),
             vm,
         })
     }
@@ -176,6 +177,15 @@ fn lost_since(own: &VSphereMachine, vm: &VSphereVM) -> Option<Timestamp> {
     let provisioned = conditions::get(conditions, names::VM_PROVISIONED)?;
     let lost = provisioned.status == "False" && provisioned.reason.as_deref() == Some(names::NOT_FOUND);
     lost.then_some(provisioned.last_transition_time.0)
+}
+
+/// Returns whether somebody has asked to replace a Machine. The value tells who: Cluster API does not read it.
+fn remediation(machine: &Machine) -> Remediation {
+    match machine.annotations().get(names::REMEDIATE).map(String::as_str) {
+        None => Remediation::Unasked,
+        Some(names::FAIL_WHEN_LOST) => Remediation::Asked,
+        Some(_) => Remediation::AskedByOthers,
+    }
 }
 
 /// Returns the host's name for the label of a Machine that has a Node and not this label.

@@ -155,6 +155,7 @@ mod tests {
                 is_failing: false,
                 host_label: None,
                 lost_since: None,
+                remediation: Default::default(),
             };
             let machine = VSphereMachine::new("m", Default::default());
             status(&machine, Some(&observed), Ok(()), now).object
@@ -177,6 +178,7 @@ mod tests {
                 is_failing: true,
                 host_label: None,
                 lost_since,
+                remediation: Default::default(),
             };
             let machine = VSphereMachine::new("m", Default::default());
             let report = status(&machine, Some(&observed), Ok(()), now);

@@ -1,4 +1,4 @@
-//! Rewrites objects that are stored in an old version, once, and removes that version from `status.storedVersions`.
+//! Rewrites objects that are stored in an old version, once for each version, and removes that version from `status.storedVersions`.
 //!
 //! Invariant: the old version leaves `status.storedVersions` only after every object was rewritten since the definition was read. A
 //! later version of Capstan may then stop to serve it.
@@ -19,19 +19,27 @@ const PAGE: u32 = 100;
 /// How long to wait after a failure where the error says nothing.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Migrates all definitions that Capstan converts, and retries until that is done or the context shuts down.
+/// Migrates all definitions that Capstan converts, until the context shuts down: somebody may apply definitions later that store
+/// another version.
 ///
 /// A manager of one namespace migrates nothing: the others' objects are not its own.
 pub async fn run(context: &Context) {
     if context.namespace.is_some() {
         return;
     }
-    for failures in 1.. {
-        let Err(error) = migrate_labeled(&context.client, CONVERTED).await else {
-            return;
+    let mut failures = 0;
+    loop {
+        let wait = match migrate_labeled(&context.client, CONVERTED).await {
+            Ok(()) => {
+                failures = 0;
+                context.resync
+            }
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(%error, "cannot rewrite objects in the stored version");
+                backoff::delay(Class::Transient, failures, 1.0).unwrap_or(RETRY)
+            }
         };
-        tracing::warn!(%error, "cannot rewrite objects in the stored version");
-        let wait = backoff::delay(Class::Transient, failures, 1.0).unwrap_or(RETRY);
         tokio::select! {
             () = context.shutdown.cancelled() => return,
             () = context.clock.sleep(wait) => {}

@@ -1,7 +1,8 @@
 //! The conversion webhook of the vSphere kinds: converts objects for the API server, and keeps the definitions pointed at it.
 //!
-//! Invariant: only definitions with the label [`CONVERTED_LABEL`] are changed, and only the way to the webhook in them. Reviews cost
-//! bounded memory, whoever sends them: one large review is in memory at a time, and one of its objects at a time as more than text.
+//! Invariant: only definitions with the label [`CONVERTED_LABEL`] are changed, and only the way to the webhook in them. Nobody
+//! else writes the CA there: [`release_ca`] takes cert-manager's order off a definition. Reviews cost bounded memory, whoever sends
+//! them: one large review is in memory at a time, and one of its objects at a time as more than text.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,11 @@ const TURN_TIME: Duration = Duration::from_secs(8);
 /// The answer to a large review is sent in parts of this size.
 const PART: usize = 64 << 10;
 
+/// Lets cert-manager write a CA into a definition. CAPV's manifests have it, and applying others over them keeps it.
+const INJECT_CA: &str = "cert-manager.io/inject-ca-from";
+/// On a definition: the value of cert-manager's own annotation before Capstan took it off, for the way back.
+const INJECTED_CA: &str = "capstan.dev/inject-ca-from";
+
 /// Converts for all definitions whose label has this value.
 pub struct Conversion(String);
 
@@ -86,6 +92,7 @@ impl Conversion {
             let conversion = after.spec.conversion.as_mut();
             if let Some(webhook) = conversion.and_then(|conversion| conversion.webhook.as_mut()) {
                 webhook.client_config = Some(client_config(address, bundle));
+                release_ca(&mut after);
                 patch::object(&api, crd, &after, Lock::Open).await?;
             }
         }
@@ -242,6 +249,15 @@ async fn convert(State(turns): State<Turns>, request: Request) -> Result<Respons
     sent.text = Vec::new();
     let answer = serde_json::to_vec(&answer).map_err(|_| Refusal::Unreadable)?;
     Ok(sent.answer(answer))
+}
+
+/// Keeps cert-manager from replacing the CA in a definition by the one of CAPV's webhook. The definition keeps the order under
+/// another name.
+fn release_ca(crd: &mut CustomResourceDefinition) {
+    let annotations = crd.metadata.annotations.as_mut();
+    if let Some((annotations, order)) = annotations.and_then(|all| all.remove(INJECT_CA).map(|order| (all, order))) {
+        annotations.insert(INJECTED_CA.to_owned(), order);
+    }
 }
 
 /// Converts all objects of a review, or none of them.

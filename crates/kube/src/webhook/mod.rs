@@ -26,7 +26,8 @@ use certificate::Certificate;
 pub use conversion::Conversion;
 
 /// How often the registrations and the certificate are checked: others may change or remove them.
-const CHECK_INTERVAL: Duration = Duration::from_secs(300);
+/// While a definition trusts another CA, the API server can read no object of its kind.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The API server has heard of a new CA after this long; until then the certificate before it is served, which the new
 /// bundle trusts as well.
 const NOTICE: Duration = Duration::from_secs(5);

@@ -131,6 +131,7 @@ async fn machines_stored_as_v1beta1_are_served_in_both_versions_and_rewritten_on
     machines.create("v1beta1", "old", &old).await?;
 
     machines.define(&definition()?).await?;
+    let injector = tokio::spawn(inject_ca(machines.definitions(), plane.kubeconfig().to_owned()));
     let stop = CancellationToken::new();
     let options = Options {
         shutdown: stop.clone(),
@@ -138,8 +139,26 @@ async fn machines_stored_as_v1beta1_are_served_in_both_versions_and_rewritten_on
     };
     let context = Context::new(plane.config().await?, options)?;
     let hooks: Vec<Arc<dyn webhook::Hook>> = vec![Arc::new(webhook::Conversion::labeled(LABEL))];
-    let converting = tokio::spawn(webhook::run(context, webhook::Options::default(), hooks));
+    let options = webhook::Options {
+        check_interval: Duration::from_secs(1),
+        ..webhook::Options::default()
+    };
+    let converting = tokio::spawn(webhook::run(context, options, hooks));
     let result = both_versions(&machines, &old).await;
+    injector.abort();
+    let annotations = machines
+        .definitions()
+        .get(&definition()?.name_any())
+        .await?
+        .metadata
+        .annotations;
+    assert_eq!(
+        annotations
+            .unwrap_or_default()
+            .get("capstan.dev/inject-ca-from")
+            .map(String::as_str),
+        Some("capv/cert")
+    );
     // The definition does not need the webhook any more, which would keep other tests from cleaning up.
     let alone = machines.define(&only("v1beta2")?).await;
     stop.cancel();
@@ -153,6 +172,28 @@ async fn machines_stored_as_v1beta1_are_served_in_both_versions_and_rewritten_on
     let name = definition()?.name_any();
     machines.definitions().delete(&name, &DeleteParams::default()).await?;
     Ok(())
+}
+
+/// Plays the CA injector of cert-manager: a definition that a predecessor installed gets the CA of the predecessor's webhook, for
+/// as long as its annotation asks for that.
+async fn inject_ca(definitions: Api<CustomResourceDefinition>, kubeconfig: std::path::PathBuf) -> Result<()> {
+    const ASKED: &str = "cert-manager.io/inject-ca-from";
+    let name = definition()?.name_any();
+    let asked = Patch::Merge(json!({"metadata": {"annotations": {ASKED: "capv/cert"}}}));
+    definitions.patch(&name, &PatchParams::default(), &asked).await?;
+    let kubeconfig = std::fs::read_to_string(kubeconfig)?;
+    let other = kubeconfig
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("certificate-authority-data: "));
+    let other = Patch::Merge(json!({"spec": {"conversion": {"webhook": {"clientConfig": {"caBundle": other}}}}}));
+    loop {
+        let found = definitions.get(&name).await?;
+        if found.annotations().contains_key(ASKED) {
+            // A definition without a webhook yet is tried again.
+            let _ = definitions.patch(&name, &PatchParams::default(), &other).await;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 async fn both_versions(machines: &Machines, old_spec: &Value) -> Result<()> {

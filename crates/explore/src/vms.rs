@@ -50,6 +50,11 @@ fn is_provisioned(object: &Value) -> bool {
     object["status"]["initialization"]["provisioned"] == true
 }
 
+/// Whether a VSphereVM is ready.
+fn is_ready(object: &Value) -> bool {
+    object["status"]["ready"] == true
+}
+
 impl Watch {
     fn vms(&self) -> Vec<Value> {
         self.server
@@ -60,7 +65,7 @@ impl Watch {
     }
 
     fn observe(&self) {
-        let ready = self.vms().into_iter().filter(is_provisioned);
+        let ready = self.vms().into_iter().filter(is_ready);
         self.up.lock().extend(ready.map(|vm| name(&vm)));
     }
 }

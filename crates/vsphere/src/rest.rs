@@ -92,8 +92,8 @@ impl Vcenter {
     }
 
     async fn rest_send(&self, method: &str, request: reqwest::RequestBuilder) -> Result<String> {
-        let answer = self.dispatch(request).await.map_err(|error| self.unreachable(&error))?;
-        let status = answer.status();
+        let answer = self.dispatch(request).await.map_err(|none| none.error)?;
+        let status = answer.response.status();
         let text = self.body(method, answer, MAX_REST).await?;
         if status.is_success() {
             return Ok(text.to_owned());

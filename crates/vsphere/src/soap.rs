@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_core::interceptor::{Effect, System, Verdict};
 use capstan_core::vm::MoRef;
 
-use crate::body;
+use crate::body::{self, Answer};
 use crate::error::{Error, Fault, Result};
 use crate::tls;
 use crate::vcenter::Vcenter;
@@ -64,6 +64,12 @@ impl<'a> Call<'a> {
             ..Self::read(method, this, body)
         }
     }
+}
+
+/// Why there is no answer, and whether the server was silent for too long.
+pub(crate) struct NoAnswer {
+    pub error: Error,
+    pub is_silent: bool,
 }
 
 impl Vcenter {
@@ -133,15 +139,14 @@ impl Vcenter {
         call: &Call<'_>,
         request: reqwest::RequestBuilder,
     ) -> Result<(Element, Option<String>)> {
-        let answer = self.dispatch(request).await.map_err(|error| {
-            let unreachable = self.unreachable(&error);
-            if error.is_timeout() && !call.is_long() {
-                self.0.circuit.silent(&unreachable);
+        let answer = self.dispatch(request).await.map_err(|NoAnswer { error, is_silent }| {
+            if is_silent && !call.is_long() {
+                self.0.circuit.silent(&error);
             }
-            unreachable
+            error
         })?;
-        let status = answer.status();
-        let cookie = session_cookie(answer.headers());
+        let status = answer.response.status();
+        let cookie = session_cookie(answer.response.headers());
         let limit = if call.is_first() {
             body::MAX_HELLO
         } else {
@@ -176,17 +181,41 @@ impl Vcenter {
         Ok((answer, cookie))
     }
 
-    /// Sends a request to the server, or to the one in the process.
-    pub(crate) async fn dispatch(&self, request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
-        match &self.0.in_process {
-            None => request.send().await,
-            Some(in_process) => Ok(in_process.send(request.build()?).await),
+    /// Sends a request to the server, or to the one in the process. The time of the request is measured here and not by the HTTP
+    /// client, because an answer may have to wait for its turn.
+    pub(crate) async fn dispatch(&self, request: reqwest::RequestBuilder) -> Result<Answer, NoAnswer> {
+        let failed = |error: reqwest::Error| NoAnswer {
+            is_silent: error.is_timeout(),
+            error: self.unreachable(&error),
+        };
+        let mut request = request.build().map_err(failed)?;
+        if let Some(in_process) = &self.0.in_process {
+            let (response, deadline) = (in_process.send(request).await, None);
+            return Ok(Answer { response, deadline });
         }
+        let time = request.timeout_mut().take();
+        let deadline = time.map(|time| self.0.clock.instant() + time);
+        let answered = match deadline {
+            None => self.0.http.execute(request).await,
+            Some(end) => match tokio::time::timeout_at(end.into(), self.0.http.execute(request)).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    let cause = format!("it does not answer within {} s", time.unwrap_or_default().as_secs());
+                    let server = self.0.login.server.clone();
+                    return Err(NoAnswer {
+                        error: Error::Unreachable { server, cause },
+                        is_silent: true,
+                    });
+                }
+            },
+        };
+        let response = answered.map_err(failed)?;
+        Ok(Answer { response, deadline })
     }
 
     /// Reads an answer that is not longer than `limit`.
-    pub(crate) async fn body(&self, method: &str, answer: reqwest::Response, limit: usize) -> Result<body::Text> {
-        match body::read(self.0.clock, answer, limit).await {
+    pub(crate) async fn body(&self, method: &str, answer: Answer, limit: usize) -> Result<body::Text> {
+        match body::read(self.0.clock, &self.0.login.server, answer, limit).await {
             Ok(body::Body::Text(text)) => Ok(text),
             Ok(body::Body::TooLarge) => Err(Error::TooLarge {
                 server: self.0.login.server.clone(),
@@ -195,7 +224,7 @@ impl Vcenter {
             }),
             Ok(body::Body::TooSlow) => Err(Error::Unreachable {
                 server: self.0.login.server.clone(),
-                cause: format!("its large answer to {method} does not end"),
+                cause: format!("its answer to {method} does not end in time"),
             }),
             Err(error) => Err(self.unreachable(&error)),
         }

@@ -9,7 +9,7 @@ use crate::owned::{Owned, Resource};
 use crate::path::{Followed, Path};
 use crate::skus::Catalogues;
 use crate::token::Tokens;
-use crate::{ArmError, Cloud, Credential, Error, Operation, Progress, Settings};
+use crate::{Allowed, ArmError, Cloud, Credential, Error, Operation, Progress, Settings};
 use bytes::{Bytes, BytesMut};
 use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System, Verdict};
@@ -91,6 +91,11 @@ impl Clients {
     /// The Azure that requests go to.
     pub fn cloud(&self) -> &Cloud {
         &self.shared.settings.cloud
+    }
+
+    /// What credentials of tenants may use.
+    pub fn allowed(&self) -> &Allowed {
+        &self.shared.settings.allowed
     }
 
     pub fn client(&self, credential: &Credential, subscription: &str) -> Client {

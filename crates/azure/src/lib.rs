@@ -8,6 +8,7 @@
 //! - names never change where a request goes, and only a resource that was read and proven owned is deleted;
 //! - errors keep Azure's code, message and details, and are [`capstan_core::Classified`].
 
+pub mod allowed;
 pub mod assertion;
 pub mod budget;
 pub mod certificate;
@@ -31,6 +32,7 @@ pub mod skus;
 mod token;
 pub mod usages;
 
+pub use allowed::{Allowed, Namespaces};
 pub use capstan_core::Secret;
 pub use client::{Client, Clients, Put};
 pub use credential::{Credential, Identity};

@@ -1,7 +1,7 @@
 //! Which Azure to talk to, by the variables that Azure's own SDKs read.
 
 use crate::client::MAX_ANSWER;
-use crate::{Error, InProcess, Metrics};
+use crate::{Allowed, Error, InProcess, Metrics};
 use capstan_core::Clock;
 use capstan_core::interceptor::Interceptors;
 use reqwest::Url;
@@ -97,6 +97,8 @@ pub struct Settings {
     /// Bytes of one answer that are read at most.
     pub max_answer: usize,
     pub clock: Clock,
+    /// What credentials of tenants may use.
+    pub allowed: Allowed,
     pub interceptors: Interceptors,
     pub metrics: Metrics,
     /// Answers requests in the place of Azure, if there is to be no network.
@@ -110,6 +112,7 @@ impl Settings {
             ca_file: None,
             max_answer: MAX_ANSWER,
             clock: Clock::system(),
+            allowed: Allowed::default(),
             interceptors: Interceptors::default(),
             metrics: Metrics::default(),
             in_process: None,

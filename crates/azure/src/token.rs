@@ -128,10 +128,8 @@ impl Tokens {
 
     fn cell(&self, credential: &Credential) -> Result<Arc<Cell>, Error> {
         let (key, now) = (credential.key(), self.clock.instant());
-        let mut cells = self.cells.lock();
-        if let Some(entry) = cells.get_mut(&key) {
-            entry.used = now;
-            return Ok(entry.cell.clone());
+        if let Some(cell) = used(&mut self.cells.lock(), &key, now) {
+            return Ok(cell);
         }
         let identity = credential.identity();
         // The tenant becomes part of the authority's address.
@@ -141,6 +139,7 @@ impl Tokens {
                 identity: identity.to_string(),
                 reason: error.to_string(),
             })?;
+        // A file is read here: everybody else's sign-in must not wait for it.
         let source = self.source(credential).map_err(|error| match error {
             SourceError::Ours(error) => error,
             SourceError::Theirs(error) => Error::Credential {
@@ -148,6 +147,11 @@ impl Tokens {
                 reason: error.to_string(),
             },
         })?;
+        let mut cells = self.cells.lock();
+        // Somebody was faster: all share that one's token.
+        if let Some(cell) = used(&mut cells, &key, now) {
+            return Ok(cell);
+        }
         make_room(&mut cells, now);
         let cell = Arc::new(Cell {
             source,
@@ -225,6 +229,13 @@ impl Tokens {
             }
         })
     }
+}
+
+/// Returns a remembered credential, and remembers that it was used.
+fn used(cells: &mut HashMap<CredentialKey, Entry>, key: &CredentialKey, now: Instant) -> Option<Arc<Cell>> {
+    let entry = cells.get_mut(key)?;
+    entry.used = now;
+    Some(entry.cell.clone())
 }
 
 /// Forgets unused credentials, and then, if there are still too many, one more: the longest unused of those that never
@@ -314,6 +325,28 @@ mod tests {
         }
         assert_eq!(tokens.cells.lock().len(), MOST_CREDENTIALS);
         assert!(Arc::ptr_eq(&good, &tokens.cell(&credential("good")).unwrap()));
+    }
+
+    #[test]
+    fn nobody_waits_for_the_file_of_another_credential() {
+        let path = std::env::temp_dir().join(format!("capstan-token-{}", std::process::id()));
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let (tokens, slow) = (tokens(), path.clone());
+        let slow = Credential::WorkloadIdentity {
+            tenant: "t".into(),
+            client_id: "c".into(),
+            token_file: slow,
+        };
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| tokens.cell(&slow).map(drop));
+            // A FIFO opens for writing once its reader is there.
+            let writer = std::fs::File::options().write(true).open(&path).unwrap();
+            assert!(tokens.cells.try_lock().is_some(), "the read holds the lock of all");
+            drop(writer);
+            reading.join().unwrap().unwrap();
+        });
+        std::fs::remove_file(path).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

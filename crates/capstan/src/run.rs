@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_azure_pools::{Namespaces, SignIn};
+use capstan_azure::{Allowed, Namespaces};
+use capstan_azure_pools::SignIn;
 use capstan_kube::lease::{self, Identity};
 use capstan_kube::serve::Server;
 use capstan_kube::webhook;
@@ -218,26 +219,35 @@ pub struct Azure {
     /// Trust the certificates in this PEM file, besides those of the system
     #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
     azure_ca_file: Option<String>,
-    /// Let AzureClusters without identityRef use the credential of this process, in these namespaces [without names: in all]
+    /// Let AzureClusters without identityRef, and credentials Secrets of Machines that hold no credential, use the credential
+    /// of this process, in these namespaces [without names: in all]
     #[arg(long, num_args = 0.., require_equals = true, default_missing_value = "*", value_delimiter = ',', value_name = "NAMESPACE,...")]
     allow_environment_identity: Vec<String>,
-    /// Folder from which AzureClusterIdentities may name certificates and credential files; repeat it for several [default: none]
+    /// Folder from which AzureClusterIdentities and credentials Secrets of Machines may name certificates, tokens and credential
+    /// files; repeat it for several [default: none]
     #[arg(long, value_name = "DIR")]
     azure_credential_folder: Vec<PathBuf>,
 }
 
 impl Azure {
-    /// How AzureClusters sign in.
-    pub fn sign_in(&self) -> Result<SignIn> {
+    /// What tenants may use to sign in.
+    fn allowed(&self) -> Allowed {
         let names = &self.allow_environment_identity;
         let environment_identity = match () {
             () if names.is_empty() => Namespaces::None,
             () if names.iter().any(|name| name == "*") => Namespaces::All,
             () => Namespaces::Only(names.iter().cloned().collect()),
         };
-        Ok(SignIn {
+        Allowed {
             environment_identity,
             folders: self.azure_credential_folder.clone(),
+        }
+    }
+
+    /// How AzureClusters sign in.
+    pub fn sign_in(&self) -> Result<SignIn> {
+        Ok(SignIn {
+            allowed: self.allowed(),
             ..SignIn::from_vars(|name| std::env::var(name).ok())?
         })
     }
@@ -250,7 +260,10 @@ impl Azure {
             "SSL_CERT_FILE" => self.azure_ca_file.clone(),
             other => std::env::var(other).ok(),
         })?;
-        Ok(settings)
+        Ok(capstan_azure::Settings {
+            allowed: self.allowed(),
+            ..settings
+        })
     }
 }
 
@@ -479,7 +492,7 @@ mod tests {
         }
         let read = |flags: &[&str]| {
             let line = <Line as clap::Parser>::try_parse_from(["capstan"].iter().chain(flags)).unwrap();
-            line.azure.sign_in().unwrap().environment_identity
+            line.azure.settings().unwrap().allowed.environment_identity
         };
         let both = Namespaces::Only(["team-a".to_owned(), "team-b".to_owned()].into());
         assert_eq!(read(&[]), Namespaces::None);

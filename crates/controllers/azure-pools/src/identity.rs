@@ -4,15 +4,14 @@
 //! after that was checked. The Secret is in the identity's own namespace, or grants that namespace. The manager's own
 //! credential is used only where the operator allows it. A file is read only from the operator's folders.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use capstan_api::azure::{AllowedNamespaces, AzureCluster, AzureClusterIdentity, IdentityType};
-use capstan_azure::{Credential, Secret as Hidden, Url, certificate};
+use capstan_azure::{Allowed, Credential, Secret as Hidden, Url, certificate};
 use capstan_kube::grant;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Api, Resource, ResourceExt};
-use tokio::io::AsyncReadExt;
 use zeroize::Zeroizing;
 
 use crate::error::Error;
@@ -22,51 +21,28 @@ const TOKEN_FILE: &str = "/var/run/secrets/azure/tokens/azure-identity-token";
 const SECRET_KEY: &str = "clientSecret";
 const CERTIFICATE_KEYS: [&str; 2] = ["certificate", SECRET_KEY];
 const PASSWORD_KEY: &str = "password";
-/// Certificates and credential files are a few KiB.
-const LARGEST_FILE: u64 = 1 << 20;
-
-/// The namespaces whose clusters may use the manager's own identity.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Namespaces {
-    #[default]
-    None,
-    All,
-    Only(BTreeSet<String>),
-}
-
-impl Namespaces {
-    fn contain(&self, namespace: &str) -> bool {
-        match self {
-            Self::None => false,
-            Self::All => true,
-            Self::Only(names) => names.contains(namespace),
-        }
-    }
-}
 
 /// What the operator gives and allows for signing in to Azure; read once, at start.
 #[derive(Clone, Debug)]
 pub struct SignIn {
-    /// The clusters that may leave out `identityRef`: the manager's own credential is used for them.
-    pub environment_identity: Namespaces,
+    /// Its `environment_identity` names the clusters that may leave out `identityRef`: the manager's own credential is used
+    /// for them.
+    pub allowed: Allowed,
     /// The credential that the environment of the process describes.
     pub environment: Option<Credential>,
     /// The subscription of clusters that name none.
     pub subscription: Option<String>,
     /// The token that WorkloadIdentity signs in with.
     pub token_file: PathBuf,
-    /// The folders from which an identity may name a file.
-    pub folders: Vec<PathBuf>,
 }
 
 impl Default for SignIn {
     fn default() -> Self {
         Self {
-            environment_identity: Namespaces::None,
+            allowed: Allowed::default(),
             environment: None,
             subscription: None,
             token_file: TOKEN_FILE.into(),
-            folders: Vec::new(),
         }
     }
 }
@@ -121,7 +97,7 @@ impl SignIn {
     }
 
     fn environment_credential(&self, cluster: &AzureCluster, namespace: &str) -> Result<Credential, Error> {
-        let allowed = self.environment_identity.contain(namespace);
+        let allowed = self.allowed.environment_identity.contain(namespace);
         let credential = self.environment.as_ref().filter(|_| allowed).cloned();
         credential.ok_or_else(|| {
             let name = cluster.name_any();
@@ -149,7 +125,7 @@ impl SignIn {
                 let secret = Keys::read(client, identity).await;
                 let (bytes, password) = match spec.cert_path.as_deref().filter(|path| !path.is_empty()) {
                     Some(path) => {
-                        let bytes = self.file("certPath", path).await.map_err(refuse)?;
+                        let bytes = self.allowed.read("certPath", path).await.map_err(refuse)?;
                         // The Secret is optional beside a file: it may hold the password.
                         (
                             Zeroizing::new(bytes),
@@ -198,7 +174,7 @@ impl SignIn {
         }
         let path = path.filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| format!("{FIELD} is not set"))?;
-        let bytes = self.file(FIELD, path).await?;
+        let bytes = self.allowed.read(FIELD, path).await?;
         let file: File =
             serde_json::from_slice(&bytes).map_err(|_| format!("{FIELD} {path} is not a credential of Azure's"))?;
         let endpoint = file.authentication_endpoint.filter(|endpoint| !endpoint.is_empty());
@@ -217,40 +193,6 @@ impl SignIn {
             pem: pem(Zeroizing::new(file.client_secret.into_bytes()), Hidden::default()).await?,
             authority,
         })
-    }
-
-    /// Reads a file that an identity names. All refusals are alike: they tell nothing of files elsewhere.
-    async fn file(&self, field: &str, path: &str) -> Result<Vec<u8>, String> {
-        let read = async {
-            // A mounted Secret is full of links: only their targets count.
-            let target = tokio::fs::canonicalize(path).await.ok()?;
-            self.contain(&target).await.then_some(())?;
-            let described = tokio::fs::metadata(&target).await.ok()?;
-            (described.is_file() && described.len() <= LARGEST_FILE).then_some(())?;
-            let mut bytes = Vec::new();
-            let file = tokio::fs::File::open(&target).await.ok()?;
-            file.take(LARGEST_FILE).read_to_end(&mut bytes).await.ok()?;
-            Some(bytes)
-        };
-        read.await.ok_or_else(|| {
-            let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
-            let folders = match folders.is_empty() {
-                true => "a folder that --azure-credential-folder names".to_owned(),
-                false => folders.join(" or "),
-            };
-            format!("{field} {path:?} is not a readable file of at most 1 MiB in {folders}")
-        })
-    }
-
-    async fn contain(&self, target: &Path) -> bool {
-        for folder in &self.folders {
-            if let Ok(folder) = tokio::fs::canonicalize(folder).await
-                && target.starts_with(folder)
-            {
-                return true;
-            }
-        }
-        false
     }
 }
 
@@ -370,6 +312,7 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use capstan_azure::Namespaces;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -412,8 +355,12 @@ mod tests {
         #[case] environment_identity: Namespaces,
         #[case] expected: bool,
     ) {
-        let sign_in = SignIn {
+        let allowed = Allowed {
             environment_identity,
+            ..Allowed::default()
+        };
+        let sign_in = SignIn {
+            allowed,
             ..SignIn::from_vars(|_| None).unwrap()
         };
         let found = sign_in.environment_credential(&cluster(), "team-a");
@@ -425,44 +372,6 @@ mod tests {
                 assert!(refusal.contains("--allow-environment-identity=team-a"), "{refusal}");
             }
         }
-    }
-
-    #[tokio::test]
-    async fn an_identity_reads_small_regular_files_of_the_operators_folders_only() {
-        let home = std::env::temp_dir().join(format!("capstan-identity-{}", std::process::id()));
-        let (inside, outside) = (home.join("inside"), home.join("outside"));
-        std::fs::create_dir_all(&inside).unwrap();
-        std::fs::create_dir_all(&outside).unwrap();
-        std::fs::write(inside.join("cert"), "pem").unwrap();
-        std::fs::write(inside.join("large"), vec![0; 1 + LARGEST_FILE as usize]).unwrap();
-        std::fs::write(outside.join("cert"), "pem").unwrap();
-        std::os::unix::fs::symlink(inside.join("cert"), inside.join("link")).unwrap();
-        std::os::unix::fs::symlink(outside.join("cert"), inside.join("way-out")).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", inside.join("endless")).unwrap();
-        let sign_in = SignIn {
-            folders: vec![home.join("missing"), inside.clone()],
-            ..SignIn::default()
-        };
-        let read = async |path: &Path| sign_in.file("certPath", &path.display().to_string()).await;
-        for readable in ["cert", "link", "../inside/cert"] {
-            assert_eq!(read(&inside.join(readable)).await.unwrap(), b"pem");
-        }
-        let refused = [
-            "large",
-            "way-out",
-            "endless",
-            "missing",
-            ".",
-            "../outside/cert",
-            "../missing",
-        ];
-        for refused in refused.map(|name| inside.join(name)) {
-            let refusal = read(&refused).await.unwrap_err();
-            let same = format!("certPath {refused:?} is not a readable file of at most 1 MiB in ");
-            assert!(refusal.starts_with(&same), "{refusal}");
-        }
-        assert!(read(Path::new("/dev/zero")).await.is_err());
-        std::fs::remove_dir_all(home).unwrap();
     }
 
     #[rstest]
@@ -486,8 +395,12 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("credentials.json");
         std::fs::write(&path, content.to_string()).unwrap();
-        let sign_in = SignIn {
+        let allowed = Allowed {
             folders: vec![folder.clone()],
+            ..Allowed::default()
+        };
+        let sign_in = SignIn {
+            allowed,
             ..SignIn::default()
         };
         let read = sign_in.credentials_file(path.to_str(), "other".to_owned()).await;

@@ -11,7 +11,7 @@ pub mod model;
 pub mod pool;
 
 pub use error::Error;
-pub use identity::{Namespaces, SignIn};
+pub use identity::SignIn;
 
 use std::collections::HashSet;
 use std::sync::Arc;

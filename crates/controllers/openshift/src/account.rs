@@ -1,6 +1,8 @@
 //! Azure accounts, from the credentials secrets that machines name.
 //!
-//! Invariant: a machine uses a secret of its own namespace, or one whose annotation names the machine's namespace.
+//! Invariants: a machine uses a secret of its own namespace, or one whose annotation names the machine's namespace. A secret
+//! names no file but the operator's own token and files of the operator's folders, and stands for the identity of this process
+//! only where the operator allows that.
 
 use crate::machine::Error;
 use capstan_api::openshift::MACHINE_FINALIZER;
@@ -11,6 +13,7 @@ use k8s_openapi::api::core::v1::{Secret, SecretReference};
 use kube::{Api, Client as Kube, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How soon a rotated secret is used; until then machines do not read it again.
@@ -98,7 +101,7 @@ pub struct Accounts {
     kube: Kube,
     clients: Clients,
     clock: Clock,
-    token_file: Option<String>,
+    token_file: Option<PathBuf>,
     known: Mutex<HashMap<Key, Known>>,
 }
 
@@ -108,7 +111,7 @@ impl Accounts {
             kube,
             clients,
             clock,
-            token_file: std::env::var(TOKEN_FILE_VARIABLE).ok().or_else(mounted_token),
+            token_file: own_token(),
             known: Mutex::default(),
         }
     }
@@ -159,8 +162,9 @@ impl Accounts {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_default().trim().to_owned();
         let secret = values(secret).into_iter().map(|(key, value)| (key, text(value)));
         let account = self
-            .account(&secret.collect())
-            .map_err(|missing| Error::NotReady(format!("credentials secret {namespace}/{name} has no {missing}")))?;
+            .account(namespace, &secret.collect())
+            .await
+            .map_err(|reason| Error::NotReady(format!("credentials secret {namespace}/{name} {reason}")))?;
         let known = Known {
             read: self.clock.instant(),
             account,
@@ -172,25 +176,51 @@ impl Accounts {
         Ok(Some(known))
     }
 
-    fn account(&self, secret: &BTreeMap<String, String>) -> Result<Account, &'static str> {
-        let credential = credential(secret, self.token_file.clone())?;
+    /// Returns the account that a secret of `namespace` holds, or what is wrong with the secret.
+    async fn account(&self, namespace: &str, secret: &BTreeMap<String, String>) -> Result<Account, String> {
+        let credential = credential(secret, self.token_file.clone()).map_err(|key| format!("has no {key}"))?;
+        self.check(namespace, &credential).await?;
         let get = |key: &'static str| secret.get(key).cloned().filter(|value| !value.is_empty());
         let place = Place {
-            subscription: get("azure_subscription_id").ok_or("azure_subscription_id")?,
+            subscription: get("azure_subscription_id").ok_or("has no azure_subscription_id")?,
             group: get("azure_resourcegroup").unwrap_or_default(),
             location: get("azure_region").unwrap_or_default(),
         };
         if AzureName::Subscription.check(&place.subscription).is_err() {
-            return Err("valid azure_subscription_id");
+            return Err("has no valid azure_subscription_id".to_owned());
         }
         let client = self.clients.client(&credential, &place.subscription);
         Ok(Account { client, place })
     }
+
+    /// Refuses a credential that is not the tenant's: a file of this process, or the identity of this process.
+    async fn check(&self, namespace: &str, credential: &Credential) -> Result<(), String> {
+        let allowed = self.clients.allowed();
+        match credential {
+            Credential::WorkloadIdentity { token_file, .. } => {
+                let own = [self.token_file.as_deref(), Some(TOKEN_FILE.as_ref())];
+                if own.contains(&Some(token_file)) {
+                    return Ok(());
+                }
+                let path = token_file.to_string_lossy();
+                let checked = allowed.check("azure_federated_token_file", &path).await;
+                checked.map_err(|refusal| format!("is refused: {refusal}, nor the token of capstan itself"))
+            }
+            Credential::ManagedIdentity { .. } if !allowed.environment_identity.contain(namespace) => Err(format!(
+                "has no azure_client_secret, azure_client_certificate or token, so it stands for the managed identity of the \
+                 machine that capstan runs on: add one of them, or start capstan with \
+                 --allow-environment-identity={namespace}"
+            )),
+            Credential::ManagedIdentity { .. } | Credential::Secret { .. } | Credential::Certificate { .. } => Ok(()),
+        }
+    }
 }
 
-fn mounted_token() -> Option<String> {
-    let there = std::path::Path::new(TOKEN_FILE).exists();
-    there.then(|| TOKEN_FILE.to_owned())
+/// Returns the token that the operator gives to this process.
+fn own_token() -> Option<PathBuf> {
+    let named = std::env::var(TOKEN_FILE_VARIABLE).ok().filter(|path| !path.is_empty());
+    let mounted = || Some(PathBuf::from(TOKEN_FILE)).filter(|path| path.exists());
+    named.map(PathBuf::from).or_else(mounted)
 }
 
 fn missing(what: &str, key: &Key) -> String {
@@ -207,7 +237,7 @@ fn left_over(why: &str) -> String {
 }
 
 /// Returns the credential that a secret holds, or the key that it lacks.
-fn credential(secret: &BTreeMap<String, String>, token_file: Option<String>) -> Result<Credential, &'static str> {
+fn credential(secret: &BTreeMap<String, String>, token_file: Option<PathBuf>) -> Result<Credential, &'static str> {
     let get = |key: &str| secret.get(key).cloned().filter(|value| !value.is_empty());
     let Some(client_id) = get("azure_client_id") else {
         return if get("azure_client_secret").is_some() {
@@ -234,11 +264,12 @@ fn credential(secret: &BTreeMap<String, String>, token_file: Option<String>) -> 
             authority: None,
         });
     }
-    match (get("azure_federated_token_file").or(token_file), tenant) {
-        (Some(file), Some(tenant)) => Ok(Credential::WorkloadIdentity {
+    let named = get("azure_federated_token_file").map(PathBuf::from);
+    match (named.or(token_file), tenant) {
+        (Some(token_file), Some(tenant)) => Ok(Credential::WorkloadIdentity {
             tenant,
             client_id,
-            token_file: file.into(),
+            token_file,
         }),
         _ => Ok(Credential::ManagedIdentity {
             client_id: Some(client_id),
@@ -312,6 +343,10 @@ mod tests {
 
     /// Accounts of an API server that has this secret in every namespace and no other, as long as it is there.
     fn accounts(there: &There) -> Accounts {
+        accounts_that(there, capstan_azure::Allowed::default())
+    }
+
+    fn accounts_that(there: &There, allowed: capstan_azure::Allowed) -> Accounts {
         let secret = there.clone();
         let serve = move |_: http::Request<kube::client::Body>| {
             let found = secret.lock().clone();
@@ -324,7 +359,11 @@ mod tests {
         };
         let kube = Kube::new(tower::service_fn(serve), "default");
         let cloud = capstan_azure::Cloud::custom("sim", "https://localhost:1", "https://localhost:1").unwrap();
-        let clients = Clients::new(capstan_azure::Settings::new(cloud)).unwrap();
+        let settings = capstan_azure::Settings {
+            allowed,
+            ..capstan_azure::Settings::new(cloud)
+        };
+        let clients = Clients::new(settings).unwrap();
         Accounts::new(kube, clients, Clock::starting_at(jiff::Timestamp::UNIX_EPOCH))
     }
 
@@ -394,5 +433,85 @@ mod tests {
             error.to_string(),
             "credentials secret ns/s has no valid azure_subscription_id"
         );
+    }
+
+    /// The secret of a tenant that has these keys besides the subscription.
+    fn secret_with(keys: &[(&str, &str)]) -> There {
+        let encoded = |text: &str| serde_json::json!(k8s_openapi::ByteString(text.as_bytes().to_vec()));
+        let mut data = serde_json::json!({"azure_subscription_id": encoded(SUBSCRIPTION)});
+        for (key, value) in keys {
+            data[key] = encoded(value);
+        }
+        let secret = serde_json::json!({"metadata": {"name": "s"}, "data": data});
+        There::new(Mutex::new(Some(secret)))
+    }
+
+    #[tokio::test]
+    async fn a_secret_names_no_file_but_the_operators_own() {
+        let home = std::env::temp_dir().join(format!("capstan-account-{}", std::process::id()));
+        let inside = home.join("inside");
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::write(inside.join("token"), "jwt").unwrap();
+        std::fs::write(home.join("token"), "jwt").unwrap();
+        let fifo = std::process::Command::new("mkfifo").arg(inside.join("fifo")).status();
+        assert!(fifo.unwrap().success());
+        let own = home.join("own");
+        let path = |name: &str| home.join(name).to_str().unwrap().to_owned();
+        let cases = [
+            (path("own"), true),
+            (TOKEN_FILE.to_owned(), true),
+            (path("inside/token"), true),
+            (path("inside/../token"), false),
+            (path("inside/fifo"), false),
+            (path("inside/missing"), false),
+            (path("token"), false),
+            ("/dev/zero".to_owned(), false),
+            ("/etc/passwd".to_owned(), false),
+            ("/nonexistent".to_owned(), false),
+        ];
+        for (file, accepted) in cases {
+            let keys = [("azure_client_id", "c"), ("azure_tenant_id", "t")];
+            let there = secret_with(&[keys[0], keys[1], ("azure_federated_token_file", &file)]);
+            let folders = vec![inside.clone()];
+            let mut accounts = accounts_that(
+                &there,
+                capstan_azure::Allowed {
+                    folders,
+                    ..Default::default()
+                },
+            );
+            accounts.token_file = Some(own.clone());
+            match accounts.get(Some(&named(None)), "ns").await {
+                Ok(_) => assert!(accepted, "{file} is accepted"),
+                Err(error) => {
+                    let same = format!(
+                        "credentials secret ns/s is refused: azure_federated_token_file {file:?} is not a readable file of \
+                         at most 1 MiB in {}, nor the token of capstan itself",
+                        inside.display()
+                    );
+                    assert_eq!((accepted, error.to_string()), (false, same));
+                }
+            }
+        }
+        std::fs::remove_dir_all(home).unwrap();
+    }
+
+    #[rstest::rstest]
+    #[case::nothing(&[])]
+    #[case::an_identity_of_the_host(&[("azure_client_id", "c")])]
+    #[tokio::test]
+    async fn a_secret_stands_for_the_identity_of_this_process_only_where_the_operator_allows_it(
+        #[case] keys: &[(&str, &str)],
+    ) {
+        let allowed = capstan_azure::Allowed {
+            environment_identity: capstan_azure::Namespaces::Only(["ns".to_owned()].into()),
+            ..Default::default()
+        };
+        let mut accounts = accounts_that(&secret_with(keys), allowed);
+        accounts.token_file = None;
+        accounts.get(Some(&named(None)), "ns").await.unwrap();
+        let refused = accounts.get(Some(&named(None)), "other").await;
+        let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(refused.contains("--allow-environment-identity=other"), "{refused}");
     }
 }

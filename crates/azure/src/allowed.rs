@@ -1,0 +1,136 @@
+//! What the operator lets the credentials of tenants use: files, and the identity of this process.
+//!
+//! Invariant: a file that a tenant names is opened only if it is a small regular file in one of the operator's folders, and
+//! a refusal tells nothing of files elsewhere.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use tokio::io::AsyncReadExt as _;
+
+/// Certificates, tokens and credential files are a few KiB.
+const LARGEST_FILE: u64 = 1 << 20;
+
+/// Namespaces that may use the identity of this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Namespaces {
+    #[default]
+    None,
+    All,
+    Only(BTreeSet<String>),
+}
+
+impl Namespaces {
+    pub fn contain(&self, namespace: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Only(names) => names.contains(namespace),
+        }
+    }
+}
+
+/// What the operator allows; read once, at start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// The namespaces whose objects may use the identity of this process.
+    pub environment_identity: Namespaces,
+    /// The folders from which a tenant may name a file.
+    pub folders: Vec<PathBuf>,
+}
+
+impl Allowed {
+    /// Reads a file that a tenant names in `field`. All refusals are alike.
+    pub async fn read(&self, field: &str, path: &str) -> Result<Vec<u8>, String> {
+        let read = async {
+            let target = self.target(path).await?;
+            let mut bytes = Vec::new();
+            let file = tokio::fs::File::open(&target).await.ok()?;
+            file.take(LARGEST_FILE).read_to_end(&mut bytes).await.ok()?;
+            Some(bytes)
+        };
+        read.await.ok_or_else(|| self.refusal(field, path))
+    }
+
+    /// Checks a file that a tenant names in `field` and that somebody else reads. All refusals are alike.
+    pub async fn check(&self, field: &str, path: &str) -> Result<(), String> {
+        let target = self.target(path).await;
+        target.map(drop).ok_or_else(|| self.refusal(field, path))
+    }
+
+    /// Returns where the path leads, if that may be read. A mounted Secret is full of links: only their targets count.
+    async fn target(&self, path: &str) -> Option<PathBuf> {
+        let target = tokio::fs::canonicalize(path).await.ok()?;
+        self.contain(&target).await.then_some(())?;
+        let described = tokio::fs::metadata(&target).await.ok()?;
+        (described.is_file() && described.len() <= LARGEST_FILE).then_some(target)
+    }
+
+    async fn contain(&self, target: &Path) -> bool {
+        for folder in &self.folders {
+            if let Ok(folder) = tokio::fs::canonicalize(folder).await
+                && target.starts_with(folder)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn refusal(&self, field: &str, path: &str) -> String {
+        let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        let folders = match folders.is_empty() {
+            true => "a folder that --azure-credential-folder names".to_owned(),
+            false => folders.join(" or "),
+        };
+        format!("{field} {path:?} is not a readable file of at most 1 MiB in {folders}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tenant_names_small_regular_files_of_the_operators_folders_only() {
+        let home = std::env::temp_dir().join(format!("capstan-allowed-{}", std::process::id()));
+        let (inside, outside) = (home.join("inside"), home.join("outside"));
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::write(inside.join("cert"), "pem").unwrap();
+        std::fs::write(inside.join("large"), vec![0; 1 + LARGEST_FILE as usize]).unwrap();
+        std::fs::write(outside.join("cert"), "pem").unwrap();
+        std::os::unix::fs::symlink(inside.join("cert"), inside.join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.join("cert"), inside.join("way-out")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", inside.join("endless")).unwrap();
+        // A socket is as little a regular file as a FIFO, and the standard library can make one.
+        let _socket = std::os::unix::net::UnixListener::bind(inside.join("socket")).unwrap();
+        let allowed = Allowed {
+            folders: vec![home.join("missing"), inside.clone()],
+            ..Allowed::default()
+        };
+        for readable in ["cert", "link", "../inside/cert"].map(|name| inside.join(name)) {
+            let path = readable.to_str().unwrap();
+            assert_eq!(allowed.read("certPath", path).await.unwrap(), b"pem");
+            assert_eq!(allowed.check("certPath", path).await, Ok(()));
+        }
+        let refused = [
+            "large",
+            "way-out",
+            "endless",
+            "socket",
+            "missing",
+            ".",
+            "../outside/cert",
+            "../missing",
+            "/dev/zero",
+        ];
+        for refused in refused.map(|name| inside.join(name)) {
+            let path = refused.to_str().unwrap();
+            let refusal = allowed.read("certPath", path).await.unwrap_err();
+            let same = format!("certPath {refused:?} is not a readable file of at most 1 MiB in ");
+            assert!(refusal.starts_with(&same), "{refusal}");
+            assert_eq!(allowed.check("certPath", path).await, Err(refusal));
+        }
+        std::fs::remove_dir_all(home).unwrap();
+    }
+}

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use capstan_azure::Clients;
 use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
-use capstan_kube::lease::{Elector, Fence, Group};
+use capstan_kube::lease::{Elector, Fence, Group, Identity};
 use capstan_kube::webhook::{self, Conversion, Hook};
 use capstan_kube::{Context, Options, lease};
 use capstan_openshift::webhook as admission;
@@ -147,7 +147,16 @@ impl Manager {
             self.hold.is_empty() || self.lease.is_some(),
             "--hold-leases needs the leader election: one replica holds them"
         );
-        Ok(Group::of_peers(&self.lease_client()?, &self.hold, Clock::system()))
+        let client = self.lease_client()?;
+        Ok(Group::of_peers(&client, &self.hold, &self.holder(), Clock::system()))
+    }
+
+    /// Returns who holds the leases of peers: this installation.
+    fn holder(&self) -> Identity {
+        match &self.lease {
+            Some(lease) => Identity::of_installation(&lease.namespace, &lease.name),
+            None => Identity::of_single_installation(),
+        }
     }
 
     /// Runs one term for each time that this process gets the lease, until `stop`.
@@ -195,6 +204,7 @@ impl Manager {
             interceptors,
             namespace: self.namespace.clone(),
             watch_filter: self.watch_filter.clone(),
+            holder: self.holder(),
             shutdown: end.clone(),
             ..Options::default()
         };

@@ -398,7 +398,9 @@ fn machine_api(facts: &Facts, deployment: &Deployment) -> Way {
         .leases
         .iter()
         .filter(|lease| peer.leases().contains(&lease.name.as_str()));
-    let held: Vec<bool> = held.map(|lease| lease.holder == HOLDER && !lease.expired).collect();
+    let held: Vec<bool> = held
+        .map(|lease| lease.holder.starts_with(HOLDER) && !lease.expired)
+        .collect();
     let done = held.len() == peer.leases().len() && held.iter().all(|held| *held);
     let restart = format!(
         "restart the old controllers, so that they give their leases up: kubectl -n {} delete pod -l k8s-app=controller",
@@ -417,8 +419,8 @@ fn machine_api(facts: &Facts, deployment: &Deployment) -> Way {
     }
 }
 
-/// The holder of a peer's leases while Capstan leads.
-pub const HOLDER: &str = "capstan";
+/// Begins the name of the holder of a peer's leases while a Capstan leads. The rest names the installation of Capstan.
+pub const HOLDER: &str = "capstan/";
 
 fn start(facts: &Facts, peer: Peer, more: String) -> Step {
     let command = format!(

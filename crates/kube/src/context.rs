@@ -17,6 +17,7 @@ use crate::cache::{self, Cache, Caches, Object};
 use crate::client::{self, Profile, Transport};
 use crate::error::Error;
 use crate::events::Recorder;
+use crate::lease::Identity;
 use crate::metrics::Metrics;
 use crate::runtime::Preview;
 
@@ -36,6 +37,8 @@ pub struct Options {
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
     pub clock: Clock,
+    /// Who holds the leases of controllers that Capstan replaces.
+    pub holder: Identity,
     /// How often every controller observes its objects again although nothing has changed.
     pub resync: Duration,
     /// Controllers plan into it and carry nothing out: every write of every client is refused.
@@ -52,6 +55,7 @@ impl Default for Options {
             metrics: Metrics::default(),
             shutdown: CancellationToken::default(),
             clock: Clock::system(),
+            holder: Identity::of_single_installation(),
             resync: RESYNC,
             preview: None,
         }
@@ -70,6 +74,7 @@ pub struct Context {
     pub metrics: Metrics,
     pub shutdown: CancellationToken,
     pub clock: Clock,
+    pub holder: Identity,
     pub resync: Duration,
     pub preview: Option<Preview>,
     config: kube::Config,
@@ -88,6 +93,7 @@ impl Context {
             metrics,
             shutdown,
             clock,
+            holder,
             resync,
             preview,
         } = options;
@@ -120,6 +126,7 @@ impl Context {
             metrics,
             shutdown,
             clock,
+            holder,
             resync,
             preview,
             config,
@@ -144,6 +151,7 @@ impl Context {
             metrics: self.metrics.section(),
             shutdown,
             clock: self.clock,
+            holder: self.holder.clone(),
             resync: self.resync,
             preview: self.preview.clone(),
         };

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_core::Clock;
+use capstan_core::adopt::HOLDER;
 use capstan_core::interceptor::{Effect, Interceptor, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -64,6 +65,18 @@ impl Identity {
         let space = boot.as_ref().and_then(|_| pid_namespace());
         let (boot, space) = (boot.as_deref().unwrap_or(UNKNOWN), space.as_deref().unwrap_or(UNKNOWN));
         Self(format!("{host}-{boot}_{space}_{pid}_{start}"))
+    }
+
+    /// Returns the holder of the leases of peers, for an installation of Capstan with this lease of its own. All replicas share
+    /// it: among them the own lease decides, so a new leader need not wait for the leases of the one before. Another
+    /// installation has another own lease, so it must wait for them.
+    pub fn of_installation(namespace: &str, name: &str) -> Self {
+        Self(format!("{HOLDER}{namespace}/{name}"))
+    }
+
+    /// Returns the holder of the leases of peers, for a Capstan without leader election: no other process is like it.
+    pub fn of_single_installation() -> Self {
+        Self(format!("{HOLDER}{}", Self::of_this_process().0))
     }
 
     /// Whether `holder` was a process of this machine (same host, same process namespace) that has ended.

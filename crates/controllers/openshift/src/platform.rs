@@ -77,7 +77,8 @@ impl Facts {
 /// Returns the leases of the controllers that Capstan replaces.
 pub fn leases(context: &Context) -> Result<Group, Error> {
     let leases = LEASES.map(|name| (NAMESPACE.to_owned(), name.to_owned()));
-    Ok(Group::of_peers(&context.unfenced()?, &leases, context.clock))
+    let client = context.unfenced()?;
+    Ok(Group::of_peers(&client, &leases, &context.holder, context.clock))
 }
 
 /// Returns clients of the Azure that the cluster is in, unless the operator of Capstan has chosen another than the public

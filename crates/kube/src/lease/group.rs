@@ -2,8 +2,8 @@
 //!
 //! Invariants: none of the leases is taken before all of them are free, so that no half of the old controllers stands by
 //! while the other half works. Once one is lost, the fences of all are closed and none is renewed. A group is not released:
-//! it expires. Replicas of Capstan share the identity, so the next leader among them takes over at once, and the old
-//! controllers take over once no replica renews the leases any more.
+//! it expires. Replicas of one installation of Capstan share the identity, so the next leader among them takes over at once.
+//! The old controllers, or another installation, take over once no replica renews the leases any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,6 @@ use futures::future::{join_all, select_all};
 use tracing::{info, warn};
 
 use super::{Elector, Fence, Identity, Settings};
-
-/// The holder of the leases of peers. All replicas share it: among them Capstan's own lease decides, so a new leader need not
-/// wait for the leases of the one before.
-const HOLDER: &str = "capstan";
 
 /// The old controllers take over this long after Capstan's last renewal.
 const LEASE: Duration = Duration::from_secs(60);
@@ -37,12 +33,12 @@ impl Group {
         Self(electors)
     }
 
-    /// Returns the leases of controllers that Capstan replaces, by their namespaces and names.
-    pub fn of_peers(client: &kube::Client, leases: &[(String, String)], clock: Clock) -> Self {
+    /// Returns the leases of controllers that Capstan replaces, by their namespaces and names. `holder` is the installation.
+    pub fn of_peers(client: &kube::Client, leases: &[(String, String)], holder: &Identity, clock: Clock) -> Self {
         let settings = |(namespace, name): &(String, String)| Settings {
             namespace: namespace.clone(),
             name: name.clone(),
-            identity: Identity::new(HOLDER),
+            identity: holder.clone(),
             duration: LEASE,
             renew_deadline: RENEW_DEADLINE,
             retry_period: RETRY,

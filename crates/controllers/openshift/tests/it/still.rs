@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use capstan_azure::{Clients, Cloud, InProcess, Settings};
 use capstan_core::Clock;
+use capstan_kube::lease::Identity;
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle, joiner};
 use capstan_testkit::apiserver::{self, ApiServer};
@@ -130,6 +131,7 @@ impl Still {
                 namespace: namespace.map(ToOwned::to_owned),
                 shutdown: shutdown.clone(),
                 clock: self.clock,
+                holder: Identity::of_installation("capstan-system", "capstan"),
                 transport: Some(tower::util::BoxCloneSyncService::new(self.server.clone())),
                 ..Options::default()
             },

@@ -24,6 +24,12 @@ const LEASES: [&str; 3] = ["machines", "sets", "links"];
 struct Server(Arc<Mutex<(u64, BTreeMap<String, Value>)>>);
 
 impl Server {
+    fn client(&self) -> kube::Client {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| server.clone().answer(request));
+        kube::Client::new(service, "default")
+    }
+
     fn elector(
         &self,
         name: &str,
@@ -31,8 +37,6 @@ impl Server {
         [duration, deadline, renew, retry]: [u32; 4],
         clock: Clock,
     ) -> Elector {
-        let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| server.clone().answer(request));
         let settings = Settings {
             namespace: "default".to_owned(),
             name: name.to_owned(),
@@ -43,7 +47,7 @@ impl Server {
             renew_period: SECOND * renew,
             clock,
         };
-        Elector::new(kube::Client::new(service, "default"), settings, Fence::default())
+        Elector::new(self.client(), settings, Fence::default())
     }
 
     fn holder(&self, name: &str) -> Option<String> {
@@ -98,13 +102,14 @@ fn old(server: &Server, identity: &str, clock: Clock) -> Vec<Elector> {
 }
 
 fn capstan(server: &Server, clock: Clock) -> Group {
-    let times = [60, 40, 15, 2];
-    Group::new(
-        LEASES
-            .iter()
-            .map(|name| server.elector(name, "capstan", times, clock))
-            .collect(),
-    )
+    installed(server, "capstan-system", "capstan", clock)
+}
+
+/// An installation of Capstan with this lease of its own.
+fn installed(server: &Server, namespace: &str, name: &str, clock: Clock) -> Group {
+    let leases = LEASES.map(|name| ("default".to_owned(), name.to_owned()));
+    let holder = Identity::of_installation(namespace, name);
+    Group::of_peers(&server.client(), &leases, &holder, clock)
 }
 
 fn fences(electors: &[Elector]) -> Vec<Fence> {
@@ -199,6 +204,26 @@ async fn the_next_replica_of_capstan_need_not_wait_for_the_leases_of_the_one_bef
     let mut second = capstan(&server, clock);
     tokio::time::timeout(SECOND, second.win()).await.unwrap();
     assert!(second.is_open());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_installations_of_capstan_never_work_at_once() {
+    let others = [("elsewhere", "capstan"), ("capstan-system", "second")];
+    for (namespace, name) in others {
+        let (server, clock) = (Server::default(), clock());
+        let (first, second) = (capstan(&server, clock), installed(&server, namespace, name, clock));
+        let (ours, theirs) = (fences(&first.0), fences(&second.0));
+        let parties: [&[Fence]; 2] = [&ours, &theirs];
+        let first = run_group(first);
+        until("the first leads", &parties, || open(&ours)).await;
+        let _second = run_group(second);
+        for _ in 0..300 {
+            tokio::time::sleep(SECOND).await;
+            assert!(open(&ours) && !theirs.iter().any(Fence::is_open), "{namespace}/{name}");
+        }
+        first.abort();
+        until("the second leads", &parties, || open(&theirs)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,8 @@ use capstan_api::openshift::{Infrastructure, Machine, MachineSet};
 use capstan_azure::model::{AvailabilitySet, Disk, NetworkInterface, PublicIpAddress, Tags};
 use capstan_azure::{Client, Operation, Owned, Progress};
 use capstan_core::Clock;
-use capstan_core::machine::orphans::{Kind, Known, Resource, orphans};
+use capstan_core::machine::orphans::{Kind, Known, Resource, Wanted, cluster_name, orphans};
+use capstan_kube::error::code;
 use clap::{Args, ValueEnum};
 use kube::api::{Api, ListParams};
 use kube::{ResourceExt as _, core::NamespaceResourceScope};
@@ -25,7 +26,8 @@ const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 ///
 /// Lists interfaces, public addresses, disks and availability sets that bear the cluster's tag, that nothing uses, and whose
 /// Machine does not exist in the cluster. With --delete, deletes what it has listed, after it has read the tags of each
-/// resource again. A disk may be kept on purpose (deletionPolicy Detach): disks are deleted with --disks only.
+/// resource again. A disk may be kept on purpose (deletionPolicy Detach): disks are deleted with --disks only, and a disk
+/// whose tag says Detach only if --kept-disk names it.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan orphans --resource-group ocp-x7-rg
@@ -38,15 +40,19 @@ pub struct Orphans {
     /// Look in these resource groups
     #[arg(long = "resource-group", short = 'g', required = true, value_name = "GROUP", num_args = 1..)]
     groups: Vec<String>,
-    /// The cluster's name in its tag [default: infrastructureName of Infrastructure cluster]
+    /// The cluster's name in its tag, where no Infrastructure object names it; refused if it is not the kubeconfig's cluster
+    /// [default: infrastructureName of Infrastructure cluster]
     #[arg(long)]
     cluster: Option<String>,
     /// Delete what is listed, disks excepted
     #[arg(long)]
     delete: bool,
-    /// Delete disks, too, with all their data
+    /// Delete disks, too, with all their data, except those whose tag says Detach
     #[arg(long, requires = "delete")]
     disks: bool,
+    /// Delete this disk whose tag says Detach, too, with all its data; repeat it for several
+    #[arg(long, requires = "delete", value_name = "NAME")]
+    kept_disk: Vec<String>,
     /// How to print
     #[arg(long, short = 'o', value_enum, default_value = "table")]
     output: Output,
@@ -73,6 +79,9 @@ struct Row {
     name: String,
     id: String,
     reason: String,
+    /// The deletion policy of a disk, where its tags tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deletion_policy: Option<String>,
     /// `listed`, `deleted`, `kept`, or why it could not be deleted.
     result: String,
 }
@@ -82,9 +91,12 @@ pub async fn run(args: &Orphans) -> Result<bool> {
     let azure = catalogue::client("capstan orphans")?;
     let config = crate::run::cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
     let kube = kube::Client::try_from(config)?;
-    let cluster = match &args.cluster {
-        Some(cluster) => cluster.clone(),
-        None => infrastructure_name(&kube).await?,
+    let found = infrastructure_name(&kube).await?;
+    let cluster = cluster_name(args.cluster.as_deref(), found.as_deref()).map_err(anyhow::Error::msg)?;
+    let wanted = Wanted {
+        others: args.delete,
+        disks: args.disks,
+        kept_disks: args.kept_disk.iter().cloned().collect(),
     };
     let mut resources = Vec::new();
     for group in &args.groups {
@@ -96,7 +108,7 @@ pub async fn run(args: &Orphans) -> Result<bool> {
     for (resource, reason) in orphans(&resources, &known) {
         let result = match args.delete {
             false => "listed".to_owned(),
-            true if resource.kind == Kind::Disk && !args.disks => "kept".to_owned(),
+            true if !wanted.includes(&resource) => "kept".to_owned(),
             true => match delete(&azure, &known, &resource).await {
                 Ok(()) => "deleted".to_owned(),
                 Err(error) => {
@@ -106,6 +118,7 @@ pub async fn run(args: &Orphans) -> Result<bool> {
             },
         };
         rows.push(Row {
+            deletion_policy: resource.deletion_policy().map(str::to_owned),
             kind: resource.kind.noun(),
             resource_group: resource.group,
             name: resource.name,
@@ -118,14 +131,17 @@ pub async fn run(args: &Orphans) -> Result<bool> {
     Ok(!failed)
 }
 
-async fn infrastructure_name(kube: &kube::Client) -> Result<String> {
+/// Returns the name by the cluster itself. An object that cannot be read is not an object that is missing.
+async fn infrastructure_name(kube: &kube::Client) -> Result<Option<String>> {
     let api: Api<Infrastructure> = Api::all(kube.clone());
-    let found = api.get_opt("cluster").await.ok().flatten();
-    let name = found
-        .and_then(|found| found.status)
-        .map(|status| status.infrastructure_name);
-    name.filter(|name| !name.is_empty())
-        .context("no Infrastructure object names the cluster: give --cluster")
+    let found = match api.get("cluster").await {
+        Ok(found) => found,
+        // A group that is not served has an answer of its own kind.
+        Err(error) if code(&error) == Some(404) => return Ok(None),
+        Err(error) => return Err(error).context("cannot read Infrastructure cluster, which names the cluster"),
+    };
+    let name = found.status.map(|status| status.infrastructure_name);
+    Ok(name.filter(|name| !name.is_empty()))
 }
 
 /// Returns what exists in the whole cluster: a machine in another namespace owns its resources just as well.
@@ -294,7 +310,10 @@ fn print(output: Output, rows: &[Row]) -> Result<()> {
             row.resource_group.clone(),
             row.name.clone(),
             row.result.clone(),
-            row.reason.clone(),
+            match &row.deletion_policy {
+                Some(policy) => format!("{}, deletionPolicy {policy}", row.reason),
+                None => row.reason.clone(),
+            },
         ]
     });
     let lines: Vec<[String; 5]> = std::iter::once(heads).chain(lines).collect();
@@ -306,4 +325,32 @@ fn print(output: Output, rows: &[Row]) -> Result<()> {
     }
     writeln!(out, "{} orphans", rows.len())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Returns the name by a cluster whose API server answers so.
+    async fn name(status: u16, body: Value) -> Result<Option<String>> {
+        let serve = move |_: http::Request<kube::client::Body>| {
+            let answer = http::Response::builder().status(status);
+            let answer = answer.body(kube::client::Body::from(body.to_string().into_bytes()));
+            async move { answer.map_err(|error| error.to_string()) }
+        };
+        infrastructure_name(&kube::Client::new(tower::service_fn(serve), "default")).await
+    }
+
+    #[tokio::test]
+    async fn a_name_that_cannot_be_read_is_not_a_name_that_is_missing() {
+        let object = json!({"metadata": {"name": "cluster"}, "spec": {}, "status": {"infrastructureName": "ocp-x7"}});
+        assert_eq!(name(200, object).await.unwrap().as_deref(), Some("ocp-x7"));
+        assert_eq!(name(404, json!("404 page not found")).await.unwrap(), None);
+        for status in [403, 500] {
+            let refused = json!({"kind": "Status", "status": "Failure", "message": "no", "code": status});
+            let error = name(status, refused).await.unwrap_err().to_string();
+            assert!(error.contains("cannot read Infrastructure cluster"), "{error}");
+        }
+    }
 }

@@ -78,7 +78,6 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "it was never run: run it with --ignored, then remove this line"]
 async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()> {
     let plane = ControlPlane::shared().await?;
     plane.install_crds().await?;
@@ -141,6 +140,9 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
         nic(None),
     );
     given(&sim, "Microsoft.Compute/disks", "gone_data", &gone, disk());
+    let mut kept = gone.clone();
+    kept["capstan-deletion-policy"] = json!("Detach");
+    given(&sim, "Microsoft.Compute/disks", "gone_kept", &kept, disk());
     given(
         &sim,
         "Microsoft.Compute/disks",
@@ -157,14 +159,15 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
     );
 
     let out = orphans(&plane, &sim, &["-o", "json"]).await?;
-    let everything = ["gone-nic", "ocp-x7-gone", "gone_data", "ocp-x7-old-as"];
+    let everything = ["gone-nic", "ocp-x7-gone", "gone_data", "gone_kept", "ocp-x7-old-as"];
     assert_eq!(listed(&out)?, pairs(&everything.map(|name| (name, "listed"))));
     let table = String::from_utf8(orphans(&plane, &sim, &[]).await?.stdout)?;
-    assert!(table.starts_with("KIND") && table.ends_with("4 orphans\n"), "{table}");
+    assert!(table.starts_with("KIND") && table.ends_with("5 orphans\n"), "{table}");
     assert!(
         table.contains(&format!("machine {namespace}/gone does not exist")),
         "{table}"
     );
+    assert!(table.contains("does not exist, deletionPolicy Detach\n"), "{table}");
     assert!(
         sim.arm_requests().iter().all(|request| request.method == "GET"),
         "nothing is deleted unasked"
@@ -176,15 +179,19 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
         ("gone-nic", "deleted"),
         ("ocp-x7-gone", "deleted"),
         ("gone_data", "kept"),
+        ("gone_kept", "kept"),
         ("ocp-x7-old-as", "deleted"),
     ];
     assert_eq!(listed(&out)?, pairs(&expected));
     assert_eq!(names(&sim, "networkInterfaces"), ["alive-nic", "other-nic"]);
-    assert_eq!(names(&sim, "disks"), ["gone_data", "pvc-1"]);
+    assert_eq!(names(&sim, "disks"), ["gone_data", "gone_kept", "pvc-1"]);
     assert!(names(&sim, "publicIPAddresses").is_empty() && names(&sim, "availabilitySets").is_empty());
 
     let out = orphans(&plane, &sim, &["--delete", "--disks", "-o", "json"]).await?;
-    assert_eq!(listed(&out)?, pairs(&[("gone_data", "deleted")]));
+    assert_eq!(listed(&out)?, pairs(&[("gone_data", "deleted"), ("gone_kept", "kept")]));
+    assert_eq!(names(&sim, "disks"), ["gone_kept", "pvc-1"]);
+    let out = orphans(&plane, &sim, &["--delete", "--kept-disk", "gone_kept", "-o", "json"]).await?;
+    assert_eq!(listed(&out)?, pairs(&[("gone_kept", "deleted")]));
     assert_eq!(names(&sim, "disks"), ["pvc-1"]);
     Ok(())
 }

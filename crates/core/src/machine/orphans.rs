@@ -2,10 +2,11 @@
 //!
 //! Invariant: a resource is an orphan only if its tags name this cluster, nothing uses it, and the machine that it was made
 //! for does not exist. A resource that names no machine is none, availability sets apart: they belong to a set of machines.
+//! The machines are those of the cluster that the tags name, and a disk that was made to be kept goes only by its name.
 
 use std::collections::BTreeSet;
 
-use super::names::{MACHINE_TAG, Tags, UID_TAG, availability_set_names, is_tag_of};
+use super::names::{MACHINE_TAG, POLICY_TAG, Tags, UID_TAG, availability_set_names, is_tag_of};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -37,6 +38,47 @@ pub struct Resource {
     pub tags: Option<Tags>,
     /// The resource that uses it.
     pub used_by: Option<String>,
+}
+
+impl Resource {
+    /// Returns the deletion policy that a disk was made with, where its tags tell.
+    pub fn deletion_policy(&self) -> Option<&str> {
+        self.tags.as_ref()?.get(POLICY_TAG).map(String::as_str)
+    }
+}
+
+/// What the user wants deleted.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Whatever is no disk.
+    pub others: bool,
+    /// Disks that were not made to be kept.
+    pub disks: bool,
+    /// The names of disks that were made to be kept.
+    pub kept_disks: BTreeSet<String>,
+}
+
+impl Wanted {
+    pub fn includes(&self, orphan: &Resource) -> bool {
+        match orphan.kind {
+            Kind::Disk if orphan.deletion_policy() == Some("Detach") => self.kept_disks.contains(&orphan.name),
+            Kind::Disk => self.disks,
+            Kind::Interface | Kind::Address | Kind::AvailabilitySet => self.others,
+        }
+    }
+}
+
+/// Returns the name of the cluster in its tags. `found` is the name by the cluster itself: the machines of one cluster do not
+/// tell which resources of another are orphans.
+pub fn cluster_name(asked: Option<&str>, found: Option<&str>) -> Result<String, String> {
+    match (asked, found) {
+        (Some(asked), Some(found)) if asked != found => Err(format!(
+            "--cluster {asked} is not the cluster of the kubeconfig, whose infrastructureName is {found}: use the kubeconfig \
+             of {asked}"
+        )),
+        (Some(name), _) | (None, Some(name)) => Ok(name.to_owned()),
+        (None, None) => Err("no Infrastructure object names the cluster: give --cluster".to_owned()),
+    }
 }
 
 /// What exists in the cluster. It is read after the resources, so that no new machine is missed.
@@ -150,6 +192,58 @@ mod tests {
     ) {
         let found = known().reason(kind, name, tags.as_ref());
         assert_eq!(found.is_some(), orphan, "{found:?}");
+    }
+
+    #[rstest]
+    #[case::by_itself(None, Some("c"), Ok("c"))]
+    #[case::by_the_user(Some("c"), None, Ok("c"))]
+    #[case::both(Some("c"), Some("c"), Ok("c"))]
+    #[case::another(
+        Some("d"),
+        Some("c"),
+        Err("--cluster d is not the cluster of the kubeconfig, whose infrastructureName is c")
+    )]
+    #[case::unknown(None, None, Err("give --cluster"))]
+    fn the_machines_of_one_cluster_do_not_tell_of_another(
+        #[case] asked: Option<&str>,
+        #[case] found: Option<&str>,
+        #[case] expected: Result<&str, &str>,
+    ) {
+        match (cluster_name(asked, found), expected) {
+            (Ok(name), Ok(expected)) => assert_eq!(name, expected),
+            (Err(error), Err(part)) => assert!(error.contains(part), "{error}"),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_disk_that_was_made_to_be_kept_goes_only_by_its_name() {
+        let disk = |name: &str, policy: Option<&str>| {
+            let mut disk = gone(Kind::Disk, name, None);
+            let policy = policy.map(|policy| (POLICY_TAG.to_owned(), policy.to_owned()));
+            disk.tags.get_or_insert_default().extend(policy);
+            disk
+        };
+        let all = [
+            disk("untold", None),
+            disk("scratch", Some("Delete")),
+            disk("kept", Some("Detach")),
+            gone(Kind::Interface, "nic", None),
+        ];
+        let included = |others: bool, disks: bool, kept: &[&str]| {
+            let kept_disks = kept.iter().map(|name| (*name).to_owned()).collect();
+            let wanted = Wanted {
+                others,
+                disks,
+                kept_disks,
+            };
+            let included = all.iter().filter(|one| wanted.includes(one));
+            included.map(|one| one.name.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(included(false, false, &[]), Vec::<&str>::new());
+        assert_eq!(included(true, false, &["untold", "scratch"]), ["nic"]);
+        assert_eq!(included(true, true, &[]), ["untold", "scratch", "nic"]);
+        assert_eq!(included(true, false, &["kept"]), ["kept", "nic"]);
     }
 
     fn gone(kind: Kind, name: &str, used_by: Option<&str>) -> Resource {

@@ -134,11 +134,15 @@ async fn succeed(context: Context, clients: Clients, options: Options) -> Result
 }
 
 async fn controllers(context: Context, clients: Clients, options: Options, facts: Facts) -> Result<(), Error> {
-    attach::export(&context);
+    let attachments = async {
+        attach::run(&context).await;
+        Ok(())
+    };
     let sets = async {
         machineset::run(context.clone(), clients.clone()).await;
         Ok(())
     };
-    tokio::try_join!(machine::run(context.clone(), clients.clone(), options, facts), sets)?;
+    let machines = machine::run(context.clone(), clients.clone(), options, facts);
+    tokio::try_join!(machines, sets, attachments)?;
     Ok(())
 }

@@ -19,5 +19,6 @@ mod room;
 mod still;
 mod support;
 mod takeover;
+mod ultra;
 mod upstream;
 mod webhook;

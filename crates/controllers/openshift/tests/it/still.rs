@@ -35,7 +35,11 @@ struct Meanwhile {
 }
 
 /// The controllers; they end with this.
-pub struct Running(CancellationToken, pub tokio::task::JoinHandle<()>);
+pub struct Running(
+    CancellationToken,
+    pub tokio::task::JoinHandle<()>,
+    pub capstan_kube::Metrics,
+);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -136,6 +140,7 @@ impl Still {
                 ..Options::default()
             },
         )?;
+        let metrics = context.metrics.clone();
         let (azure, meanwhile) = (self.azure.clone(), self.meanwhile.clone());
         let in_process = InProcess::new(move |request| {
             let now = meanwhile
@@ -157,7 +162,7 @@ impl Still {
                 eprintln!("the controllers ended: {error}");
             }
         });
-        Ok(Running(shutdown, task))
+        Ok(Running(shutdown, task, metrics))
     }
 
     fn api(&self, object: &Value) -> Api<DynamicObject> {

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub struct Disks {
     /// Decided once, from one listing.
     pub disposition: Option<Disposition>,
+    /// The account may not read disks, so nobody asks whether they are gone.
+    pub unreadable: bool,
     stages: HashMap<String, Request<()>>,
     /// Azure did not let us see that they are gone.
     pub unverified: bool,
@@ -38,7 +40,7 @@ impl Disks {
         // One that does not go keeps none of the others.
         for (label, name) in std::mem::take(&mut disposition.delete) {
             let stage = self.stages.entry(name.clone()).or_default();
-            match delete_disk(stage, client, group, label, &name).await {
+            match delete_disk(stage, client, group, (label, &name), self.unreadable).await {
                 Ok(Deleted::Verified) => drop(self.stages.remove(&name)),
                 Ok(Deleted::Unverified) => {
                     self.unverified = true;
@@ -69,13 +71,16 @@ async fn delete_disk(
     stage: &mut Request<()>,
     client: &Client,
     group: &str,
-    label: &str,
-    name: &str,
+    (label, name): (&str, &str),
+    unreadable: bool,
 ) -> Result<Deleted, Error> {
     let doing = || Error::doing(format!("failed to delete {label}: {name}"));
     let finished = stage.finish(client, client.delete_disk(group, name)).await;
     if let Some(after) = finished.map_err(doing())? {
         return Ok(Deleted::Pending(after));
+    }
+    if unreadable {
+        return Ok(Deleted::Unverified);
     }
     match client.get_disk(group, name).await {
         Ok(None) => Ok(Deleted::Verified),

@@ -7,14 +7,17 @@ use capstan_core::{Clock, Memo};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// An account that may not list disks is asked for them again after this long: rights take minutes to spread.
+const REFUSED: Duration = Duration::from_secs(600);
+
 /// More groups than one cluster has machines in.
 const GROUPS: usize = 100;
 
-/// By subscription and group.
+/// By account, subscription and group.
 pub struct DiskLists {
     clock: Clock,
     /// `None`: the account may not list disks.
-    lists: Memo<(String, String), Option<Listing>>,
+    lists: Memo<[String; 3], Option<Listing>>,
 }
 
 impl DiskLists {
@@ -25,13 +28,16 @@ impl DiskLists {
         }
     }
 
-    /// Returns a list that was begun after this call: what was gone by now is not in it. `None`: the account may not list
-    /// disks. OpenShift's own role may delete disks, and neither read nor list them.
+    /// Returns a list that was begun after this call: what was gone by now is not in it. `None`: the account may neither list
+    /// nor read disks. OpenShift's own role may delete them, and no more.
     pub async fn get(&self, client: &Client, group: &str) -> Result<Option<Listing>, Error> {
-        let key = (client.subscription().to_lowercase(), group.to_lowercase());
+        let key = [client.identity(), client.subscription(), group].map(str::to_lowercase);
         let asked = self.clock.instant();
-        let begun_after = |age: Duration, _: &Option<Listing>| age <= self.clock.since(asked);
-        self.lists.get_if(&key, begun_after, list(client, group)).await
+        let fresh = |age: Duration, found: &Option<Listing>| match found {
+            Some(_) => age <= self.clock.since(asked),
+            None => age < REFUSED,
+        };
+        self.lists.get_if(&key, fresh, list(client, group)).await
     }
 }
 

@@ -12,8 +12,8 @@ const FRESH: Duration = Duration::from_secs(300);
 /// More subnets than one cluster has machines in.
 const SUBNETS: usize = 100;
 
-/// By subscription, group, network and subnet.
-pub struct Subnets(Memo<[String; 4], bool>);
+/// By account, subscription, group, network and subnet.
+pub struct Subnets(Memo<[String; 5], bool>);
 
 impl Subnets {
     pub fn new(clock: Clock) -> Self {
@@ -25,7 +25,8 @@ impl Subnets {
         let Target { spec, names, account } = target;
         let vnet = spec.vnet.as_deref().unwrap_or_default();
         let (subscription, group) = (names.subscription.as_str(), names.network_group.as_str());
-        let key = [subscription, group, vnet, spec.subnet.as_str()].map(str::to_lowercase);
+        let account_id = account.client.identity();
+        let key = [account_id, subscription, group, vnet, spec.subnet.as_str()].map(str::to_lowercase);
         let read = async {
             let found = account.client.get_subnet(group, vnet, &spec.subnet).await?;
             Ok(found.is_some_and(|subnet| has_ipv6(&subnet)))

@@ -316,6 +316,7 @@ impl Controller {
                 had_vm,
             };
             let listing = self.disk_lists.get(&account.client, &names.group).await?;
+            disks.unreadable = listing.is_none();
             disks.disposition = Some(match &listing {
                 Some(listing) => disposition::decide(spec, names, listing, known),
                 None => disposition::decide_unlisted(spec, names, known),

@@ -343,3 +343,45 @@ async fn a_virtual_machine_that_runs_although_its_guest_was_late_is_not_requeste
     assert_eq!(requests, 1, "the virtual machine runs");
     Ok(())
 }
+
+/// An Azure that lets its account do what machine-api-operator's CredentialsRequest asks for.
+fn openshifts_role() -> Config {
+    Config {
+        allowed_actions: Some(OPENSHIFTS_ROLE.map(ToOwned::to_owned).to_vec()),
+        ..Config::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_openshifts_role_a_machine_costs_six_calls_to_create_and_six_to_delete() -> Result<()> {
+    let still = Still::new(openshifts_role()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let disks = json!({"dataDisks": [{"nameSuffix": "data", "lun": 0, "diskSizeGB": 8, "deletionPolicy": "Delete"}]});
+    // The first machine shows what the account may not read.
+    for name in ["first", "m"] {
+        still.azure.clear_requests();
+        still.create(still.machine(name, disks.clone())).await?;
+        still.until_phase(name, "Running").await;
+        let creating = calls(&still);
+        still.azure.clear_requests();
+        still.delete(named(name)).await?;
+        still
+            .until("gone", |still| still.get(API, "machines", name).is_none())
+            .await;
+        let deleting = calls(&still);
+        assert!(still.resources("disks").is_empty());
+        let known = name == "m";
+        assert!(!known || creating.len() <= 6, "{creating:#?}");
+        assert!(!known || deleting.len() <= 6, "{deleting:#?}");
+    }
+    Ok(())
+}
+
+/// All calls to Resource Manager.
+fn calls(still: &Still) -> Vec<String> {
+    let requests = still.azure.arm_requests();
+    requests
+        .iter()
+        .map(|request| format!("{} {} {}", request.method, request.path, request.status))
+        .collect()
+}

@@ -3,6 +3,8 @@
 //! Azure counts vCPUs by region and by the family of the size, and spot machines apart from all others. What Azure does
 //! not mention is no reason to refuse: its own answer decides.
 
+use std::collections::BTreeSet;
+
 /// A quota of a subscription in a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -41,8 +43,41 @@ impl Need<'_> {
     }
 }
 
+/// The room of a region by one answer of Azure, less the machines that were let in since: their virtual machines are not in that
+/// answer yet.
+#[derive(Clone, Debug, Default)]
+pub struct Room {
+    usages: Vec<Usage>,
+    /// The UIDs of the machines that were let in.
+    admitted: BTreeSet<String>,
+}
+
+impl Room {
+    pub fn new(usages: Vec<Usage>) -> Self {
+        Self {
+            usages,
+            admitted: BTreeSet::new(),
+        }
+    }
+
+    /// Lets a machine in, once, or returns the message about the quota that it does not fit into.
+    pub fn admit(&mut self, uid: &str, need: &Need, location: &str) -> Result<(), String> {
+        if need.reserved || self.admitted.contains(uid) {
+            return Ok(());
+        }
+        if let Some(message) = exceeded(need, &self.usages, location) {
+            return Err(message);
+        }
+        for usage in &mut self.usages {
+            usage.used = usage.used.saturating_add(need.of(usage).unwrap_or_default());
+        }
+        self.admitted.insert(uid.to_owned());
+        Ok(())
+    }
+}
+
 /// Returns the message about the first quota that the machine does not fit into. `None`: there is room.
-pub fn exceeded(need: &Need, usages: &[Usage], location: &str) -> Option<String> {
+fn exceeded(need: &Need, usages: &[Usage], location: &str) -> Option<String> {
     if need.reserved {
         return None;
     }
@@ -113,6 +148,30 @@ mod tests {
             limit,
         };
         assert_eq!(exceeded(&need, &[usage], "eastus").is_some(), refused);
+    }
+
+    #[test]
+    fn machines_that_are_let_in_take_room_from_the_next_ones_once() {
+        let of = |name: &str, limit: i64| Usage {
+            name: name.into(),
+            label: String::new(),
+            used: 0,
+            limit,
+        };
+        let mut room = Room::new(vec![
+            of("cores", 9),
+            of("lowPriorityCores", 4),
+            of("virtualMachines", -1),
+        ]);
+        let mut admits = |uid: &str, need: &Need| room.admit(uid, need, "eastus").is_ok();
+        assert!(admits("a", &NEED) && admits("a", &NEED) && admits("b", &NEED));
+        assert!(!admits("c", &NEED) && !admits("c", &NEED));
+        assert!(admits("a", &NEED), "a machine that was let in is let in again");
+        assert!(
+            admits("spot", &SPOT) && !admits("spot2", &SPOT),
+            "spot machines count apart"
+        );
+        assert!(admits("reserved", &RESERVED));
     }
 
     #[test]

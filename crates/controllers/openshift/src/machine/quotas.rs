@@ -4,8 +4,9 @@ use super::Target;
 use super::error::Error;
 use crate::sizes;
 use capstan_azure::Size;
-use capstan_core::machine::quota::{self, Need, Usage};
+use capstan_core::machine::quota::{Need, Room, Usage};
 use capstan_core::{Clock, Memo};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +17,25 @@ const FRESH: Duration = Duration::from_secs(30);
 /// An account that may not read quotas is asked for them again after this long: rights take minutes to spread.
 const REFUSED: Duration = Duration::from_secs(600);
 
+/// Quotas that Azure did not tell are not asked for again for this long: longer than it usually throttles, so that this read, which
+/// is only advice, does not keep the requests after it waiting for ever.
+const UNKNOWN: Duration = Duration::from_secs(120);
+
 /// More regions than the accounts of one cluster have machines in.
 const REGIONS: usize = 100;
 
-/// `None`: the account may not read quotas.
-type Usages = Option<Arc<Vec<Usage>>>;
+/// Azure's answer about one region. Only a quota that is known to be full keeps a machine from being created.
+#[derive(Clone)]
+enum Answer {
+    Known(Arc<Mutex<Room>>),
+    /// The account may not read quotas.
+    Refused,
+    /// Azure did not answer.
+    Unknown,
+}
 
 /// By account, subscription and region.
-pub struct Quotas(Memo<[String; 3], Usages>);
+pub struct Quotas(Memo<[String; 3], Answer>);
 
 impl Quotas {
     pub fn new(clock: Clock) -> Self {
@@ -49,28 +61,38 @@ impl Quotas {
                 .as_deref()
                 .is_some_and(|id| !id.is_empty()),
         };
-        let Some(usages) = self.usages(account, &names.location).await? else {
-            return Ok(());
-        };
-        match quota::exceeded(&need, &usages, &names.location) {
-            Some(message) => Err(Error::NotReady(message)),
-            None => Ok(()),
+        match self.answer(account, &names.location).await? {
+            Answer::Known(room) => {
+                let admitted = room.lock().admit(&names.uid, &need, &names.location);
+                admitted.map_err(Error::NotReady)
+            }
+            Answer::Refused | Answer::Unknown => Ok(()),
         }
     }
 
-    async fn usages(&self, account: &crate::account::Account, location: &str) -> Result<Usages, Error> {
+    async fn answer(&self, account: &crate::account::Account, location: &str) -> Result<Answer, Error> {
         let client = &account.client;
         let key = [client.identity(), client.subscription(), location].map(str::to_lowercase);
-        let fresh = |age: Duration, usages: &Usages| age < if usages.is_some() { FRESH } else { REFUSED };
+        let fresh = |age: Duration, answer: &Answer| match answer {
+            Answer::Known(_) => age < FRESH,
+            Answer::Refused => age < REFUSED,
+            Answer::Unknown => age < UNKNOWN,
+        };
         let read = async {
-            match client.usages(location).await {
-                Ok(found) => Ok(Some(Arc::new(found.into_iter().map(usage).collect()))),
+            Ok(match client.usages(location).await {
+                Ok(found) => {
+                    let room = Room::new(found.into_iter().map(usage).collect());
+                    Answer::Known(Arc::new(Mutex::new(room)))
+                }
                 Err(error) if sizes::is_unreadable(&error) => {
                     tracing::warn!(location, %error, "the account may not read quotas (Microsoft.Compute/locations/usages/read): Azure checks them itself");
-                    Ok(None)
+                    Answer::Refused
                 }
-                Err(error) => Err(Error::doing(format!("reading the quotas of {location}"))(error)),
-            }
+                Err(error) => {
+                    tracing::warn!(location, %error, "cannot read the quotas: Azure checks them itself");
+                    Answer::Unknown
+                }
+            })
         };
         self.0.get_if(&key, fresh, read).await
     }

@@ -385,3 +385,48 @@ fn calls(still: &Still) -> Vec<String> {
         .map(|request| format!("{} {} {}", request.method, request.path, request.status))
         .collect()
 }
+
+#[tokio::test(start_paused = true)]
+async fn quotas_that_azure_does_not_tell_keep_no_machine_from_being_created() -> Result<()> {
+    for (status, code) in [
+        (503, "ServiceUnavailable"),
+        (500, "InternalServerError"),
+        (429, "TooManyRequests"),
+    ] {
+        let still = Still::new(Config::instant()).await?;
+        let broken = Action::Answer {
+            status,
+            code: Some(code.into()),
+            message: Some("as the test asks".into()),
+            retry_after: None,
+        };
+        still.azure.fault(Fault::new(broken).path("/usages"))?;
+        let _running = still.start(Some(NAMESPACE))?;
+        still.create(still.machine("m", json!({}))).await?;
+        still.until_phase("m", "Running").await;
+        assert!(asked(&still, "/usages") > 0);
+        assert_eq!(reason(&still, "m"), "", "{code}");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_answer_about_quotas_lets_in_as_many_machines_as_it_has_room_for() -> Result<()> {
+    // Room for ten machines of four vCPUs each.
+    let still = Still::new(Config {
+        family_cores: Some(40),
+        ..Config::default()
+    })
+    .await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    for n in 0..40 {
+        still.create(still.machine(&format!("m{n}"), json!({}))).await?;
+    }
+    let full = |still: &Still| still.resources("virtualMachines").len() == 10;
+    for _ in 0..600 {
+        assert!(still.resources("networkInterfaces").len() <= 10);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(full(&still), "{:?}", still.resources("virtualMachines"));
+    Ok(())
+}

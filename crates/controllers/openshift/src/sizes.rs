@@ -9,7 +9,7 @@ use std::time::Duration;
 use capstan_api::openshift::AzureMachineProviderSpec;
 use capstan_azure::{Ability, Client, Clients, Size};
 use capstan_core::disks::azure::{ultra_enabled, ultra_unsupported};
-use capstan_core::validate::openshift::too_many_disks;
+use capstan_core::validate::openshift::{has_premium_v2, too_many_disks};
 use capstan_core::{Class, Classified, Clock, Memo};
 
 use crate::account::{self, Accounts};
@@ -80,6 +80,12 @@ pub fn refusals(spec: &AzureMachineProviderSpec, location: &str, size: Option<&S
     }
     if ultra_enabled(spec) == Some(true) && !size.supports_ultra(zone) {
         refusals.push(ultra_unsupported(wanted, location));
+    }
+    if zone.is_none() && !size.zones.is_empty() && has_premium_v2(spec) {
+        refusals.push(format!(
+            "vm size {wanted} takes PremiumV2_LRS disks in location {location} only in a zone. set providerSpec.zone or select \
+             another storageAccountType"
+        ));
     }
     let most = size.max_data_disks.and_then(|most| usize::try_from(most).ok());
     refusals.extend(most.and_then(|most| too_many_disks(wanted, most, spec.data_disks.len())));

@@ -5,8 +5,8 @@ use super::build;
 use super::error::Error;
 use crate::sizes;
 use capstan_azure::{Client, Owned, Size};
-use capstan_core::disks::azure::ultra_enabled;
 use capstan_core::machine::names::Names;
+use capstan_core::validate::openshift::kept_out_of_sets;
 
 /// Returns the availability set: the spec's own, or one for the machine's set where the region has no zones. One that is
 /// there is used as it is: its number of fault domains cannot change.
@@ -23,24 +23,25 @@ pub async fn ensure(target: &Target, size: Option<&Size>) -> Result<Option<Strin
         }));
     }
     let zoneless = size.is_some_and(|size| size.zones.is_empty());
-    let zone = spec.zone.as_deref().is_some_and(|zone| !zone.is_empty());
-    // Azure takes neither spot machines nor Ultra disks into an availability set.
-    if !zoneless || zone || spec.spot_vm_options.is_some() || ultra_enabled(spec) == Some(true) {
+    if !zoneless || !kept_out_of_sets(spec).is_empty() {
         return Ok(None);
     }
     let Some(name) = names.availability_set() else {
         return Ok(None);
     };
     let client = &account.client;
-    for name in std::iter::once(name.clone()).chain(names.former_availability_set()) {
-        let doing = Error::doing(format!("reading availability set {name}"));
-        if client
-            .get_availability_set(&names.group, &name)
-            .await
-            .map_err(doing)?
-            .is_some()
-        {
-            return Ok(Some(id(&name)));
+    let read = async |name: &str| {
+        let found = client.get_availability_set(&names.group, name).await;
+        found.map_err(Error::doing(format!("reading availability set {name}")))
+    };
+    if read(&name).await?.is_some() {
+        return Ok(Some(id(&name)));
+    }
+    if let Some(former) = names.former_availability_set() {
+        // The earlier name does not contain the cluster's: another cluster of the group may have a set of this name.
+        let found = read(&former).await?;
+        if found.is_some_and(|set| names.is_of_cluster(set.tags.as_ref())) {
+            return Ok(Some(id(&former)));
         }
     }
     // The catalogue is known: it told that the size has no zones.
@@ -86,7 +87,7 @@ async fn delete_one(client: &Client, names: &Names, name: &str) -> Result<(), ca
     let Some(set) = client.get_availability_set(&names.group, name).await? else {
         return Ok(());
     };
-    let Ok(owned) = Owned::by_tags(&set, |tags| names.has_made(Some(tags), true)) else {
+    let Ok(owned) = Owned::by_tags(&set, |tags| names.is_of_cluster(Some(tags))) else {
         return Ok(());
     };
     let members = set.properties.and_then(|properties| properties.virtual_machines);

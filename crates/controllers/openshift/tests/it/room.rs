@@ -116,8 +116,8 @@ async fn in_the_west() -> Result<Still> {
     Ok(still)
 }
 
-fn given_set(still: &Still, name: &str) {
-    let body = json!({"location": "westus", "sku": {"name": "Aligned"}, "tags": {"kubernetes.io-cluster-c": "owned"},
+fn given_set(still: &Still, name: &str, tags: &Value) {
+    let body = json!({"location": "westus", "sku": {"name": "Aligned"}, "tags": tags,
         "properties": {"platformFaultDomainCount": 2, "platformUpdateDomainCount": 5}});
     let path = format!("{}?api-version=2024-07-01", still.id(SETS, name));
     assert!(still.azure.direct(Method::PUT, &path, body).status.is_success());
@@ -143,7 +143,7 @@ async fn an_availability_set_has_as_many_fault_domains_as_its_region() -> Result
 #[tokio::test(start_paused = true)]
 async fn an_availability_set_is_found_under_its_earlier_name_and_goes_with_its_last_machine() -> Result<()> {
     let still = in_the_west().await?;
-    given_set(&still, "workers-as");
+    given_set(&still, "workers-as", &json!({"kubernetes.io-cluster-c": "owned"}));
     let _running = still.start(Some(NAMESPACE))?;
     still.create(of_set(&still, "m")).await?;
     still.until_phase("m", "Running").await;
@@ -428,5 +428,49 @@ async fn one_answer_about_quotas_lets_in_as_many_machines_as_it_has_room_for() -
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert!(full(&still), "{:?}", still.resources("virtualMachines"));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_availability_set_of_another_cluster_is_neither_used_nor_deleted() -> Result<()> {
+    for tags in [json!({"kubernetes.io_cluster.other": "owned"}), json!({})] {
+        let still = in_the_west().await?;
+        given_set(&still, "workers-as", &tags);
+        let _running = still.start(Some(NAMESPACE))?;
+        still.create(of_set(&still, "m")).await?;
+        still.until_phase("m", "Running").await;
+        assert_eq!(set_of(&still, "m"), "c_workers-as", "{tags}");
+        still.delete(named("m")).await?;
+        still
+            .until("gone", |still| still.get(API, "machines", "m").is_none())
+            .await;
+        assert_eq!(still.resources("availabilitySets"), ["workers-as"], "{tags}");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_no_availability_set_takes_gets_none() -> Result<()> {
+    let still = in_the_west().await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let disk = json!([{"nameSuffix": "fast", "lun": 0, "diskSizeGB": 8, "deletionPolicy": "Delete",
+        "managedDisk": {"storageAccountType": "PremiumV2_LRS"}}]);
+    let mut machine = of_set(&still, "m");
+    machine["spec"]["providerSpec"]["value"]["dataDisks"] = disk.clone();
+    still.create(machine).await?;
+    still.until_phase("m", "Running").await;
+    assert_eq!(set_of(&still, "m"), "");
+    assert!(still.resources("availabilitySets").is_empty());
+    // Where the size has zones, such a disk needs one.
+    still
+        .create(still.machine("zoneless", json!({"zone": "", "dataDisks": disk})))
+        .await?;
+    let failed = still.until_phase("zoneless", "Failed").await;
+    let message = failed["status"]["errorMessage"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("takes PremiumV2_LRS disks in location eastus only in a zone"),
+        "{message}"
+    );
+    assert_eq!(still.resources("networkInterfaces"), ["m-nic"]);
     Ok(())
 }

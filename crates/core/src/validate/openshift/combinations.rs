@@ -35,6 +35,14 @@ fn availability_set(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError
     let Some(set) = spec.availability_set.as_deref().filter(|set| !set.is_empty()) else {
         return;
     };
+    for other in kept_out_of_sets(spec) {
+        let detail = format!("Azure takes no machine with {other} into an availability set: leave one of them out");
+        errors.push(FieldError::invalid("providerSpec.availabilitySet", set, detail));
+    }
+}
+
+/// Returns what keeps a machine out of every availability set.
+pub fn kept_out_of_sets(spec: &AzureMachineProviderSpec) -> Vec<&'static str> {
     let excluded = [
         (is_set(spec.zone.as_ref()), "a zone"),
         (spec.spot_vm_options.is_some(), "spotVMOptions"),
@@ -48,13 +56,11 @@ fn availability_set(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError
             "capacityReservationGroupID",
         ),
     ];
-    for (_, other) in excluded.iter().filter(|(given, _)| *given) {
-        let detail = format!("Azure takes no machine with {other} into an availability set: leave one of them out");
-        errors.push(FieldError::invalid("providerSpec.availabilitySet", set, detail));
-    }
+    let given = excluded.into_iter().filter(|(given, _)| *given);
+    given.map(|(_, other)| other).collect()
 }
 
-fn has_premium_v2(spec: &AzureMachineProviderSpec) -> bool {
+pub fn has_premium_v2(spec: &AzureMachineProviderSpec) -> bool {
     spec.data_disks
         .iter()
         .any(|disk| kind_of(disk) == StorageAccountType::PremiumV2Lrs)

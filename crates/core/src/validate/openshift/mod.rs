@@ -4,6 +4,8 @@
 mod combinations;
 mod names;
 
+pub use combinations::{has_premium_v2, kept_out_of_sets};
+
 use std::collections::BTreeMap;
 
 use capstan_api::disk::{CachingType, StorageAccountType};

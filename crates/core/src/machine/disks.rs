@@ -39,6 +39,8 @@ pub struct Found {
     /// The virtual machine that holds it.
     pub managed_by: Option<String>,
     pub zones: Vec<String>,
+    /// Its region, as Azure writes it.
+    pub location: Option<String>,
     /// Its `storageAccountType`.
     pub kind: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! Which kept disks a machine attaches instead of new ones. Pure.
 //!
 //! Invariant: a machine gets a disk only if its annotation asks for one, and only one that is kept: made by the same cluster
-//! for a machine of the same namespace that is gone, in the machine's group and zone, of the kind that the spec asks for,
+//! for a machine of the same namespace that is gone, in the machine's group, region and zone, of the kind that the spec asks for,
 //! and attached to nothing else.
 
 use std::collections::BTreeMap;
@@ -172,6 +172,16 @@ impl Machine<'_> {
                 "its storageAccountType is {kind}, and the spec asks for {wanted}"
             ));
         }
+        // A resource group holds resources of all regions.
+        let region = |location: &str| location.replace(' ', "").to_lowercase();
+        let wanted = &self.names.location;
+        if let Some(location) = found
+            .location
+            .as_deref()
+            .filter(|found| region(found) != region(wanted))
+        {
+            return Err(format!("it is in location {location}, and the machine is in {wanted}"));
+        }
         let zone = self.spec.zone.as_deref().filter(|zone| !zone.is_empty());
         let everywhere = found.zones.is_empty() && kind.ends_with("ZRS");
         if !everywhere && found.zones.first().map(String::as_str) != zone {
@@ -218,6 +228,7 @@ mod tests {
             tags: Some(tags.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
             zones: vec!["1".into()],
             kind: Some("Premium_LRS".into()),
+            location: Some("East US".into()),
             ..Found::default()
         }
     }
@@ -313,6 +324,7 @@ mod tests {
     #[case::of_a_machine_that_lives(tagged(UID_TAG, "alive"), "it belongs to machine ns/old, which exists")]
     #[case::attached(Found { managed_by: Some("/vm/other".into()), ..kept("m1_data") }, "it is attached to /vm/other")]
     #[case::in_another_zone(Found { zones: vec!["2".into()], ..kept("m1_data") }, "it is in zone 2, and the machine is in zone 1")]
+    #[case::in_another_region(Found { location: Some("westus".into()), ..kept("m1_data") }, "it is in location westus, and the machine is in eastus")]
     #[case::in_no_zone(Found { zones: vec![], ..kept("m1_data") }, "it is in no zone, and the machine is in zone 1")]
     #[case::of_another_kind(Found { kind: Some("UltraSSD_LRS".into()), ..kept("m1_data") }, "its storageAccountType is UltraSSD_LRS")]
     fn a_disk_that_is_not_the_machines_to_take_is_refused_with_the_reason(#[case] disk: Found, #[case] reason: &str) {

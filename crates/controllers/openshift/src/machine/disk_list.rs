@@ -61,6 +61,7 @@ async fn list(client: &Client, group: &str) -> Result<Option<Listing>, Error> {
             created: created.and_then(|time| time.parse().ok()),
             managed_by: disk.managed_by.filter(|holder| !holder.is_empty()),
             zones: disk.zones.unwrap_or_default(),
+            location: disk.location,
             kind: disk.sku.and_then(|sku| sku.name),
         };
         Some((found.name.to_lowercase(), found))

@@ -33,7 +33,8 @@ impl Ownership {
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     nic: Request<()>,
-    public_ip: Request<()>,
+    /// The address of today's name, and that of the name that an earlier version gave it: both may be there.
+    public_ips: [Request<()>; 2],
 }
 
 impl Network {
@@ -43,7 +44,8 @@ impl Network {
         let client = &target.account.client;
         match self.nic.finish(client, delete_interface(target, ownership)).await {
             Err(error) if ownership.foreign_vm && is_in_use(&error) => {
-                (self.nic, self.public_ip) = (Request::Done(()), Request::Done(()));
+                self.nic = Request::Done(());
+                self.public_ips = [Request::Done(()), Request::Done(())];
             }
             Err(error) => {
                 return Err(Error::doing(format!("failed to delete nic {}", target.names.nic()))(
@@ -56,11 +58,14 @@ impl Network {
         if !ownership.public_ip {
             return Ok(None);
         }
-        let deleted = self.public_ip.finish(client, delete_address(target, ownership)).await;
-        deleted.map_err(Error::doing(format!(
-            "failed to delete public ip {}",
-            target.names.public_ip()
-        )))
+        let names = std::iter::once(target.names.public_ip()).chain(target.names.former_public_ip());
+        let mut wait = None;
+        for (name, stage) in names.zip(&mut self.public_ips) {
+            let deleted = stage.finish(client, delete_address(target, &name, ownership)).await;
+            let after = deleted.map_err(Error::doing(format!("failed to delete public ip {name}")))?;
+            wait = wait.into_iter().chain(after).min();
+        }
+        Ok(wait)
     }
 }
 
@@ -77,18 +82,15 @@ async fn delete_interface(target: &Target, ownership: Ownership) -> Result<Optio
     }
 }
 
-async fn delete_address(target: &Target, ownership: Ownership) -> Result<Option<Operation>, AzureError> {
+async fn delete_address(target: &Target, name: &str, ownership: Ownership) -> Result<Option<Operation>, AzureError> {
     let Target { names, account, .. } = target;
-    let client = &account.client;
-    for name in std::iter::once(names.public_ip()).chain(names.former_public_ip()) {
-        let Some(found) = client.get_public_ip(&names.group, &name).await? else {
-            continue;
-        };
-        if let Ok(owned) = Owned::by_tags(&found, |tags| ownership.covers(names, Some(tags))) {
-            return client.delete_public_ip(&owned).await;
-        }
+    let Some(found) = account.client.get_public_ip(&names.group, name).await? else {
+        return Ok(None);
+    };
+    match Owned::by_tags(&found, |tags| ownership.covers(names, Some(tags))) {
+        Ok(owned) => account.client.delete_public_ip(&owned).await,
+        Err(_) => Ok(None),
     }
-    Ok(None)
 }
 
 /// Whether a virtual machine still uses the interface.

@@ -47,9 +47,8 @@ async fn mutate(State(rules): State<Rules>, Json(review): Json<Review>) -> Json<
     };
     let patch = review::defaults(&request, &rules.cluster_id);
     let mut response = review::patched(response, &patch);
-    if rules.operator {
-        let dropped = review::changed_spec(&request).map(|spec| dropped_by_operator(&spec));
-        response.warnings = dropped.filter(|warnings| !warnings.is_empty()).or(response.warnings);
+    if let (true, Some(spec)) = (rules.operator, review::changed_spec(&request)) {
+        response.warnings = also(response.warnings, dropped_by_operator(&spec));
     }
     Json(response.into_review())
 }
@@ -67,6 +66,12 @@ async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Jso
         findings.warnings.extend(warnings);
     }
     Json(review::answer(response, findings).into_review())
+}
+
+/// Adds warnings to those of an answer.
+fn also(warnings: Option<Vec<String>>, more: Vec<String>) -> Option<Vec<String>> {
+    let all: Vec<String> = warnings.into_iter().flatten().chain(more).collect();
+    (!all.is_empty()).then_some(all)
 }
 
 /// Returns warnings about the fields that the admission of machine-api-operator does not know: it is called after this one
@@ -93,6 +98,17 @@ fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::fixtures::{good, ultra};
+
+    #[test]
+    fn warnings_are_added_to_those_of_the_answer() {
+        let warnings = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        assert_eq!(also(None, vec![]), None);
+        assert_eq!(also(Some(warnings(&["a"])), vec![]), Some(warnings(&["a"])));
+        assert_eq!(
+            also(Some(warnings(&["a"])), warnings(&["b"])),
+            Some(warnings(&["a", "b"]))
+        );
+    }
 
     #[test]
     fn fields_that_another_admission_drops_are_named() {

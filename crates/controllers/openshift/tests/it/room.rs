@@ -474,3 +474,37 @@ async fn a_machine_that_no_availability_set_takes_gets_none() -> Result<()> {
     assert_eq!(still.resources("networkInterfaces"), ["m-nic"]);
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_address_under_the_earlier_name_goes_with_the_machine_beside_that_of_today() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    still
+        .openshift(
+            json!({"infrastructureName": "ocp-x7", "platformStatus": {"type": "Azure", "azure": {
+            "resourceGroupName": "capstan", "networkResourceGroupName": "capstan"}}}),
+        )
+        .await?;
+    let _running = still.start(None)?;
+    still.create(still.machine("m", json!({"publicIP": true}))).await?;
+    let machine = still.until_phase("m", "Running").await;
+    let tags = json!({"kubernetes.io-cluster-c": "owned", "capstan-machine": format!("{NAMESPACE}/m"),
+        "capstan-machine-uid": machine["metadata"]["uid"]});
+    let path = still.id("Microsoft.Network/publicIPAddresses", "c-m");
+    let body = json!({"location": "eastus", "tags": tags, "sku": {"name": "Standard"},
+        "properties": {"publicIPAllocationMethod": "Static"}});
+    let made = still
+        .azure
+        .direct(Method::PUT, &format!("{path}?api-version=2024-05-01"), body);
+    assert!(made.status.is_success(), "{made:?}");
+    assert_eq!(still.resources("publicIPAddresses"), ["c-m", "ocp-x7-m"]);
+    still.delete(named("m")).await?;
+    still
+        .until("gone", |still| still.get(API, "machines", "m").is_none())
+        .await;
+    assert!(
+        still.resources("publicIPAddresses").is_empty(),
+        "{:?}",
+        still.resources("publicIPAddresses")
+    );
+    Ok(())
+}

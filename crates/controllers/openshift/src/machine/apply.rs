@@ -142,19 +142,28 @@ impl Controller {
         }
     }
 
-    pub(super) async fn write_status(&self, scope: &mut Scope<Machine>, after: &Machine) -> Result<(), Error> {
+    /// Returns whether there was anything to write.
+    pub(super) async fn write_status(&self, scope: &mut Scope<Machine>, after: &Machine) -> Result<bool, Error> {
         let before = status::of(&scope.object).phase;
-        if scope.write_status(after).await? {
+        let written = scope.write_status(after).await?;
+        if written {
             self.metrics.phase(before.as_deref(), &scope.object);
         }
-        Ok(())
+        Ok(written)
     }
 
-    async fn write_object(&self, scope: &mut Scope<Machine>, state: &mut State, after: &Machine) -> Result<(), Error> {
-        if scope.write_object(after, Lock::Open).await? {
+    /// Returns whether there was anything to write.
+    async fn write_object(
+        &self,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+        after: &Machine,
+    ) -> Result<bool, Error> {
+        let written = scope.write_object(after, Lock::Open).await?;
+        if written {
             state.wrote(&scope.object);
         }
-        Ok(())
+        Ok(written)
     }
 
     async fn poll_vm(
@@ -226,12 +235,13 @@ impl Controller {
         state: &mut State,
     ) -> Result<Outcome, Error> {
         let vm_state = observed.vm.as_ref().and_then(status::state_of);
+        let mut updated = false;
         if let Some(vm_state) = &vm_state {
             let mut marked = Machine::clone(&scope.object);
             marked
                 .annotations_mut()
                 .insert(status::INSTANCE_STATE.to_owned(), vm_state.clone());
-            self.write_object(scope, state, &marked).await?;
+            updated |= self.write_object(scope, state, &marked).await?;
         }
         let known = scope.object.status.as_ref();
         let addresses = if known.is_none_or(|status| status.addresses.is_empty()) {
@@ -241,7 +251,11 @@ impl Controller {
             Vec::new()
         };
         let after = status::seen(&scope.object, vm_state.as_deref(), addresses, scope.now());
-        self.write_status(scope, &after).await?;
+        updated |= self.write_status(scope, &after).await?;
+        if updated {
+            let text = format!("Updated machine {:?}", scope.name());
+            self.events.normal(scope.object.as_ref(), "Updated", text).await;
+        }
         Ok(Outcome::Done)
     }
 

@@ -23,6 +23,11 @@ impl Controller {
             DrainOutcome::Draining { obstacles, again, .. } => {
                 let pods = drain::describe(&obstacles);
                 self.report_deletion(scope, Some(Err(pods.clone()))).await?;
+                // A drain that is over at once needs no event for its beginning.
+                if !std::mem::replace(&mut state.drain_reported, true) {
+                    let text = "Node drain proceeds";
+                    self.events.normal(scope.object.as_ref(), "DrainProceeds", text).await;
+                }
                 let blocked: Vec<_> = obstacles
                     .iter()
                     .filter(|obstacle| matches!(obstacle.reason, drain::ObstacleReason::DisruptionBudget(_)))

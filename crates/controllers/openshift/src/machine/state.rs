@@ -30,6 +30,8 @@ pub struct State {
     pub conflicting_disks: Vec<String>,
     /// The proof that the drain of this process has made.
     pub drained: Option<Drained>,
+    /// An event says that the drain has begun.
+    pub drain_reported: bool,
     /// An event says that there is no drain.
     pub skip_reported: bool,
     pub teardown: Option<Box<Teardown>>,

@@ -377,6 +377,7 @@ pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machi
     if deletion.operation.is_some() || deletion.vm_id.is_some() {
         set_provider(&mut status, |provider| {
             keep_operation(provider, deletion.operation);
+            provider.vm_state = Some("Deleting".to_owned());
             if provider.vm_id.is_none() {
                 provider.vm_id = deletion.vm_id.map(ToOwned::to_owned);
             }

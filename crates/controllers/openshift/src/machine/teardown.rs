@@ -122,7 +122,7 @@ impl Controller {
             ..Deletion::default()
         };
         let after = status::deleting(&scope.object, &deletion, scope.now());
-        self.write_status(scope, &after).await
+        self.write_status(scope, &after).await.map(drop)
     }
 
     /// Returns what is needed to talk to Azure. `None`: nothing was ever made there.
@@ -167,8 +167,10 @@ impl Controller {
                 return Ok(Outcome::Wait(Some(after)));
             }
         }
-        if matches!(drained.reason(), Reason::NotNeeded(NotNeeded::Excluded))
-            && !std::mem::replace(&mut state.skip_reported, true)
+        if matches!(
+            drained.reason(),
+            Reason::NotNeeded(NotNeeded::Excluded | NotNeeded::NoNode)
+        ) && !std::mem::replace(&mut state.skip_reported, true)
         {
             let text = "Node drain skipped";
             self.events.normal(scope.object.as_ref(), "DrainSkipped", text).await;

@@ -8,6 +8,7 @@
 
 mod crashes;
 mod disks;
+mod drains;
 mod edges;
 mod failures;
 mod hostile;

@@ -1,13 +1,19 @@
-//! What users see of a deletion. Under paused time.
+//! What users see of a deletion, and one control plane node at a time. Under paused time.
+
+use std::time::Duration;
 
 use anyhow::Result;
 use capstan_sim::azure::Config;
 use http::Method;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::still::{NAMESPACE, Still};
 
 const API: &str = "machine.openshift.io";
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
 
 fn named(name: &str) -> Value {
     json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": name}})
@@ -69,5 +75,88 @@ async fn events_and_vm_state_tell_of_updates_drains_and_deletions() -> Result<()
     let seen = events(&still, "bad");
     assert!(seen.contains(&"DrainSkipped".to_owned()), "{seen:?}");
     assert!(!seen.contains(&"DrainProceeds".to_owned()), "{seen:?}");
+    Ok(())
+}
+
+fn nodes(still: &Still) -> Api<Node> {
+    Api::all(still.server.client())
+}
+
+async fn cordon(still: &Still, node: &str, cordoned: bool) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"unschedulable": cordoned}}));
+    nodes(still).patch(node, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// Three control plane machines that run.
+async fn control_plane(still: &Still) -> Result<()> {
+    for name in ["cp-0", "cp-1", "cp-2"] {
+        let mut machine = still.machine(name, json!({}));
+        machine["spec"]["metadata"] = json!({"labels": {"node-role.kubernetes.io/control-plane": ""}});
+        still.create(machine).await?;
+    }
+    for name in ["cp-0", "cp-1", "cp-2"] {
+        still.until_phase(name, "Running").await;
+    }
+    Ok(())
+}
+
+fn is_cordoned(still: &Still, node: &str) -> bool {
+    let node = still.get("", "nodes", node).unwrap_or_default();
+    node["spec"]["unschedulable"] == true
+}
+
+#[tokio::test(start_paused = true)]
+async fn control_plane_nodes_go_one_at_a_time_until_each_is_removed() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    control_plane(&still).await?;
+    for name in ["cp-0", "cp-1"] {
+        still.delete(named(name)).await?;
+        tokio::time::sleep(SECOND).await;
+    }
+    let mut waited = false;
+    for _ in 0..3600 {
+        let first_is_there = still.get("", "nodes", "cp-0").is_some();
+        waited |= first_is_there && is_cordoned(&still, "cp-0");
+        assert!(
+            !first_is_there || !is_cordoned(&still, "cp-1"),
+            "both are drained at once"
+        );
+        assert!(still.resources("virtualMachines").contains(&"cp-2".to_owned()));
+        if is_gone(&still, "cp-0") && is_gone(&still, "cp-1") {
+            break;
+        }
+        tokio::time::sleep(SECOND).await;
+    }
+    assert!(waited && is_gone(&still, "cp-0") && is_gone(&still, "cp-1"));
+    assert_eq!(still.resources("virtualMachines"), ["cp-2"]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_control_plane_node_that_is_cordoned_by_hand_keeps_the_others() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    control_plane(&still).await?;
+    cordon(&still, "cp-2", true).await?;
+    tokio::time::sleep(MINUTE).await;
+    for name in ["cp-0", "cp-1"] {
+        still.delete(named(name)).await?;
+    }
+    tokio::time::sleep(MINUTE * 30).await;
+    assert!(!is_cordoned(&still, "cp-0") && !is_cordoned(&still, "cp-1"));
+    assert_eq!(still.resources("virtualMachines"), ["cp-0", "cp-1", "cp-2"]);
+    let machine = still.get(API, "machines", "cp-0").unwrap_or_default();
+    let conditions = machine["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let drained = conditions.iter().find(|condition| condition["type"] == "Drained");
+    let message = drained
+        .and_then(|drained| drained["message"].as_str())
+        .unwrap_or_default();
+    assert!(message.contains("waiting for control plane node cp-2"), "{message}");
+    cordon(&still, "cp-2", false).await?;
+    still
+        .until("both gone", |still| is_gone(still, "cp-0") && is_gone(still, "cp-1"))
+        .await;
     Ok(())
 }

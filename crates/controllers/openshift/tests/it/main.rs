@@ -18,6 +18,7 @@ mod machineset;
 mod network;
 mod room;
 mod still;
+mod succession;
 mod support;
 mod takeover;
 mod ultra;

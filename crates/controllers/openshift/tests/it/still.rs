@@ -16,6 +16,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
 
 pub const NAMESPACE: &str = "openshift-machine-api";
 const BEGIN: i64 = 1_800_000_000;
@@ -23,9 +24,13 @@ const BEGIN: i64 = 1_800_000_000;
 pub struct Still {
     pub server: ApiServer,
     pub azure: Arc<Handle>,
-    clock: Clock,
+    pub clock: Clock,
+    on_write: Arc<Mutex<Option<OnWrite>>>,
     meanwhile: Arc<Mutex<Option<Meanwhile>>>,
 }
+
+/// Learns method and path of every write of the controllers, except those of their leases.
+type OnWrite = Arc<dyn Fn(&http::Method, &str) + Send + Sync>;
 
 /// Something that happens directly before the first request with this method and this part of a path.
 struct Meanwhile {
@@ -65,6 +70,7 @@ impl Still {
             server,
             azure: Arc::new(azure),
             clock: Clock::starting_at(begin),
+            on_write: Arc::default(),
             meanwhile: Arc::default(),
         };
         let secret = |name: &str, data: Value| json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data});
@@ -109,6 +115,11 @@ impl Still {
         Ok(())
     }
 
+    /// Lets somebody learn of every write of the controllers before it is sent.
+    pub fn on_write(&self, learns: impl Fn(&http::Method, &str) + Send + Sync + 'static) {
+        *self.on_write.lock() = Some(Arc::new(learns));
+    }
+
     /// Lets something happen directly before the controllers' first request of this kind.
     pub fn meanwhile(&self, method: http::Method, path: &str, happens: impl FnOnce(&Handle) + Send + 'static) {
         *self.meanwhile.lock() = Some(Meanwhile {
@@ -129,6 +140,17 @@ impl Still {
     /// Starts the controllers; `namespace` is that of `--namespace`.
     pub fn start(&self, namespace: Option<&str>) -> Result<Running> {
         let shutdown = CancellationToken::new();
+        let on_write = self.on_write.clone();
+        let server = self
+            .server
+            .clone()
+            .map_request(move |request: http::Request<kube::client::Body>| {
+                if !request.uri().path().contains("/leases") {
+                    learn(&on_write, request.method(), request.uri().path());
+                }
+                request
+            });
+        let on_write = self.on_write.clone();
         let context = Context::new(
             kube::Config::new("http://in-process".parse()?),
             Options {
@@ -136,7 +158,7 @@ impl Still {
                 shutdown: shutdown.clone(),
                 clock: self.clock,
                 holder: Identity::of_installation("capstan-system", "capstan"),
-                transport: Some(tower::util::BoxCloneSyncService::new(self.server.clone())),
+                transport: Some(tower::util::BoxCloneSyncService::new(server)),
                 ..Options::default()
             },
         )?;
@@ -148,6 +170,9 @@ impl Still {
                 .take_if(|next| next.method == *request.method() && request.uri().path().contains(&next.path));
             if let Some(now) = now {
                 (now.happens)(&azure);
+            }
+            if request.uri().path().starts_with("/subscriptions") {
+                learn(&on_write, request.method(), request.uri().path());
             }
             let answer = azure.answer(request);
             async move { answer.await.map_err(|error| error.to_string()) }
@@ -255,6 +280,13 @@ impl Still {
     }
 }
 
+fn learn(on_write: &Mutex<Option<OnWrite>>, method: &http::Method, path: &str) {
+    let learns = on_write.lock().clone();
+    if let Some(learns) = learns.filter(|_| method != http::Method::GET) {
+        learns(method, path);
+    }
+}
+
 fn infrastructure(status: Value) -> Value {
     json!({"apiVersion": "config.openshift.io/v1", "kind": "Infrastructure", "metadata": {"name": "cluster"}, "spec": {},
            "status": status})
@@ -275,7 +307,7 @@ fn provider_spec(over: Value) -> Value {
 }
 
 /// The kind that an object says it is of.
-fn resource(object: &Value) -> ApiResource {
+pub fn resource(object: &Value) -> ApiResource {
     let (group, version) = match object["apiVersion"].as_str().unwrap_or_default().split_once('/') {
         Some((group, version)) => (group, version),
         None => ("", "v1"),

@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 
 use crate::still::{NAMESPACE, Still};
 
-const LEASES: [&str; 3] = [
+pub const LEASES: [&str; 3] = [
     "cluster-api-provider-azure-leader",
     "cluster-api-provider-machineset-leader",
     "cluster-api-provider-nodelink-leader",
 ];
-const HOLDER: &str = "capstan/capstan-system/capstan";
+pub const HOLDER: &str = "capstan/capstan-system/capstan";
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn azure() -> Value {
+pub fn azure() -> Value {
     json!({"infrastructureName": "ocp-x7", "platformStatus": {"type": "Azure", "azure": {
         "resourceGroupName": "capstan", "networkResourceGroupName": "capstan",
         "resourceTags": [{"key": "team", "value": "core"}, {"key": "cost", "value": "1"}],
@@ -34,7 +34,7 @@ async fn work(still: &Still) -> Result<()> {
     still.create(still.set("workers", 2, json!({}))).await
 }
 
-fn holders(still: &Still) -> Vec<String> {
+pub fn holders(still: &Still) -> Vec<String> {
     let holder = |name: &str| {
         let lease = still.get("coordination.k8s.io", "leases", name).unwrap_or_default();
         lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
@@ -70,9 +70,7 @@ async fn a_lease_that_is_lost_ends_all_work_until_it_is_free_again() -> Result<(
     let still = Still::new(Config::instant()).await?;
     still.openshift(azure()).await?;
     let _running = still.start(None)?;
-    still
-        .until("all leases", |still| holders(still) == [HOLDER; 3])
-        .await;
+    still.until("all leases", |still| holders(still) == [HOLDER; 3]).await;
     still.patch(lease(LEASES[0], "old")).await?;
     // The next renewal shows it; the fence would close without it.
     tokio::time::sleep(MINUTE).await;

@@ -155,7 +155,23 @@ pub struct Webhooks {
     pub service: String,
     /// How many of its webhooks refuse every request while the Service does not answer.
     pub fail_closed: usize,
+    /// The names of its webhooks that CAPZ answers only with its feature gate [`MACHINE_POOL`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gated: Vec<String>,
 }
+
+/// Whether CAPZ answers the webhooks of a resource only with its feature gate [`MACHINE_POOL`]: machine pools, and AKS but for
+/// the kinds of Azure Service Operator.
+pub fn is_gated(resource: &str) -> bool {
+    resource.starts_with("azuremachinepool") || resource.starts_with("azuremanaged")
+}
+
+/// The kinds of AKS that CAPZ reconciles only with its feature gate [`MACHINE_POOL`].
+const AKS: [&str; 3] = [
+    "AzureManagedCluster",
+    "AzureManagedControlPlane",
+    "AzureManagedMachinePool",
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WebhookKind {
@@ -227,6 +243,12 @@ pub enum Action {
         namespace: String,
         deployment: String,
     },
+    /// Removes those webhooks from a configuration that its Service does not answer any more.
+    DropWebhooks {
+        kind: WebhookKind,
+        name: String,
+        webhooks: Vec<String>,
+    },
     /// Removes a webhook configuration whose Service does not answer any more.
     RemoveWebhooks {
         kind: WebhookKind,
@@ -284,7 +306,7 @@ fn automatic(text: impl Into<String>, action: Action, done: bool, obstacle: Opti
     }
 }
 
-/// CAPZ goes on without its machine pools: somebody has to run AzureClusters, AzureMachines and AKS.
+/// CAPZ goes on without its machine pools: somebody has to run AzureClusters and AzureMachines.
 fn capz(facts: &Facts, deployment: &Deployment) -> Way {
     let off = !deployment.gate(MACHINE_POOL, true);
     let gate = Action::DisableGate {
@@ -302,6 +324,22 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
             manual(text, false)
         })
         .collect();
+    // Before the gate: without its webhooks the API server refuses every write to pools, also those of Capstan.
+    let answered = |webhooks: &&Webhooks| webhooks.service == deployment.namespace && !webhooks.gated.is_empty();
+    for webhooks in facts.webhooks.iter().filter(answered) {
+        let text = format!(
+            "remove from {} {} the {} webhooks that CAPZ does not answer without feature gate {MACHINE_POOL}",
+            webhooks.kind,
+            webhooks.name,
+            webhooks.gated.len()
+        );
+        let action = Action::DropWebhooks {
+            kind: webhooks.kind,
+            name: webhooks.name.clone(),
+            webhooks: webhooks.gated.clone(),
+        };
+        steps.push(automatic(text, action, false, None));
+    }
     // Both would act on the pools while it restarts.
     let running = running(facts).filter(|_| !off);
     steps.push(automatic(
@@ -311,11 +349,14 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         ),
         gate,
         off,
-        running,
+        aks(facts).or(running),
     ));
     steps.push(start(facts, Peer::Capz, String::new()));
-    let mut notes =
-        vec!["CAPZ goes on with AzureClusters, AzureMachines and AKS, and its webhooks stay with it".to_owned()];
+    let mut notes = vec![
+        "CAPZ goes on with AzureClusters, AzureMachines and the kinds of Azure Service Operator, and keeps their webhooks"
+            .to_owned(),
+    ];
+    notes.extend(aks(facts).filter(|_| off));
     if !deployment.runs() {
         notes.push(format!(
             "Deployment {} has no replicas: its webhooks refuse every write to its kinds until it runs again",
@@ -333,6 +374,22 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         steps,
         notes,
     }
+}
+
+/// Returns why the gate has to stay on: nobody else runs clusters of AKS.
+fn aks(facts: &Facts) -> Option<String> {
+    let found = AKS.iter().filter_map(|kind| {
+        let count = facts.objects.get(*kind).filter(|count| **count > 0)?;
+        Some(format!("{count} {kind}"))
+    });
+    let found: Vec<String> = found.collect();
+    (!found.is_empty()).then(|| {
+        format!(
+            "{}: CAPZ reconciles them only with feature gate {MACHINE_POOL}, and Capstan does not; leave the gate on, and \
+             separate the two by --namespace or --watch-filter",
+            found.join(", ")
+        )
+    })
 }
 
 /// Capstan takes everything of CAPV: its Deployment stops, and its webhooks with it.

@@ -5,7 +5,9 @@
 
 use anyhow::{Context, Result, bail};
 use capstan_core::adopt::{self, Action, Facts, Step, WebhookKind};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -95,6 +97,7 @@ fn undone(action: &Action) -> String {
             format!("gave feature gate {gate} of {deployment} back its value")
         }
         Action::ScaleDown { deployment, .. } => format!("gave {deployment} back its replicas"),
+        Action::DropWebhooks { kind, name, .. } => format!("gave {kind} {name} back its webhooks"),
         Action::RemoveWebhooks { kind, name } => format!("created {kind} {name} again"),
     }
 }
@@ -163,7 +166,7 @@ async fn before(client: &Client, action: &Action) -> Result<Value> {
             let found = api.get(deployment).await?;
             serde_json::to_value(found.spec.and_then(|spec| spec.replicas).unwrap_or(1))?
         }
-        Action::RemoveWebhooks { kind, name } => match kind {
+        Action::RemoveWebhooks { kind, name } | Action::DropWebhooks { kind, name, .. } => match kind {
             WebhookKind::Mutating => kept::<MutatingWebhookConfiguration>(client, name).await?,
             WebhookKind::Validating => kept::<ValidatingWebhookConfiguration>(client, name).await?,
         },
@@ -199,6 +202,10 @@ async fn carry_out(client: &Client, facts: &Facts, action: &Action) -> Result<()
             .await
         }
         Action::ScaleDown { namespace, deployment } => scale(client, namespace, deployment, 0).await,
+        Action::DropWebhooks { kind, name, webhooks } => match kind {
+            WebhookKind::Mutating => drop_webhooks::<MutatingWebhookConfiguration>(client, name, webhooks).await,
+            WebhookKind::Validating => drop_webhooks::<ValidatingWebhookConfiguration>(client, name, webhooks).await,
+        },
         Action::RemoveWebhooks { kind, name } => match kind {
             WebhookKind::Mutating => remove::<MutatingWebhookConfiguration>(&Api::all(client.clone()), name).await,
             WebhookKind::Validating => remove::<ValidatingWebhookConfiguration>(&Api::all(client.clone()), name).await,
@@ -222,7 +229,7 @@ async fn undo(client: &Client, entry: &Entry) -> Result<()> {
             let replicas = serde_json::from_value(entry.before.clone())?;
             scale(client, namespace, deployment, replicas).await
         }
-        Action::RemoveWebhooks { kind, .. } => match kind {
+        Action::RemoveWebhooks { kind, .. } | Action::DropWebhooks { kind, .. } => match kind {
             WebhookKind::Mutating => restore::<MutatingWebhookConfiguration>(client, &entry.before).await,
             WebhookKind::Validating => restore::<ValidatingWebhookConfiguration>(client, &entry.before).await,
         },
@@ -306,14 +313,65 @@ where
     }
 }
 
-async fn restore<K>(client: &Client, before: &Value) -> Result<()>
-where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+/// A webhook configuration of either kind.
+trait Configuration:
+    Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize + Send + Sync + 'static
 {
-    let object: K = serde_json::from_value(before.clone())?;
-    let api = Api::<K>::all(client.clone());
-    if api.get_opt(&object.name_any()).await?.is_none() {
-        api.create(&PostParams::default(), &object).await?;
+    type Webhook;
+    fn webhooks(&mut self) -> &mut Vec<Self::Webhook>;
+    fn name_of(webhook: &Self::Webhook) -> &str;
+}
+
+impl Configuration for MutatingWebhookConfiguration {
+    type Webhook = MutatingWebhook;
+    fn webhooks(&mut self) -> &mut Vec<MutatingWebhook> {
+        self.webhooks.get_or_insert_default()
     }
+    fn name_of(webhook: &MutatingWebhook) -> &str {
+        &webhook.name
+    }
+}
+
+impl Configuration for ValidatingWebhookConfiguration {
+    type Webhook = ValidatingWebhook;
+    fn webhooks(&mut self) -> &mut Vec<ValidatingWebhook> {
+        self.webhooks.get_or_insert_default()
+    }
+    fn name_of(webhook: &ValidatingWebhook) -> &str {
+        &webhook.name
+    }
+}
+
+async fn drop_webhooks<K: Configuration>(client: &Client, name: &str, webhooks: &[String]) -> Result<()> {
+    let api = Api::<K>::all(client.clone());
+    let mut found = api.get(name).await?;
+    found
+        .webhooks()
+        .retain(|webhook| !webhooks.iter().any(|dropped| dropped == K::name_of(webhook)));
+    // With the version that was read: somebody else's change is not overwritten.
+    api.replace(name, &PostParams::default(), &found).await?;
+    Ok(())
+}
+
+/// Creates a webhook configuration again, or gives it back the webhooks that it lacks. Those that it has stay as they are: their
+/// certificate may have changed since.
+async fn restore<K: Configuration>(client: &Client, before: &Value) -> Result<()> {
+    let mut before: K = serde_json::from_value(before.clone())?;
+    let (api, name) = (Api::<K>::all(client.clone()), before.name_any());
+    let Some(mut found) = api.get_opt(&name).await? else {
+        api.create(&PostParams::default(), &before).await?;
+        return Ok(());
+    };
+    let mut present = std::mem::take(found.webhooks());
+    let mut all = std::mem::take(before.webhooks());
+    for webhook in &mut all {
+        let same = |other: &K::Webhook| K::name_of(other) == K::name_of(webhook);
+        if let Some(at) = present.iter().position(same) {
+            *webhook = present.remove(at);
+        }
+    }
+    all.append(&mut present);
+    *found.webhooks() = all;
+    api.replace(&name, &PostParams::default(), &found).await?;
     Ok(())
 }

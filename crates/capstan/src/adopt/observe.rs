@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use capstan_api::azure::{AzureClusterIdentity, AzureMachinePool, IdentityType};
 use capstan_core::Clock;
-use capstan_core::adopt::{Definition, Deployment, Facts, Lease, Peer, WebhookKind, Webhooks};
+use capstan_core::adopt::{self, Definition, Deployment, Facts, Lease, Peer, WebhookKind, Webhooks};
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::apps::v1 as apps;
 use k8s_openapi::api::coordination::v1 as coordination;
@@ -28,13 +28,23 @@ pub const MANAGER: &str = "manager";
 const PAGE: u32 = 500;
 
 /// The kinds of machines that are counted: group, kind, plural.
-const KINDS: [(&str, &str, &str); 8] = [
+const KINDS: [(&str, &str, &str); 10] = [
     (
         "infrastructure.cluster.x-k8s.io",
         "AzureMachinePool",
         "azuremachinepools",
     ),
     ("infrastructure.cluster.x-k8s.io", "AzureMachine", "azuremachines"),
+    (
+        "infrastructure.cluster.x-k8s.io",
+        "AzureManagedCluster",
+        "azuremanagedclusters",
+    ),
+    (
+        "infrastructure.cluster.x-k8s.io",
+        "AzureManagedControlPlane",
+        "azuremanagedcontrolplanes",
+    ),
     (
         "infrastructure.cluster.x-k8s.io",
         "AzureManagedMachinePool",
@@ -179,17 +189,23 @@ async fn webhooks(client: &Client, namespaces: &[String]) -> Result<Vec<Webhooks
         .await
         .context("cannot list webhook configurations")?;
     let mutating = mutating.into_iter().filter_map(|configuration| {
-        let webhooks = configuration.webhooks.iter().flatten();
-        let webhooks: Vec<_> = webhooks
-            .map(|webhook| (&webhook.client_config, &webhook.failure_policy))
-            .collect();
+        let webhooks = configuration.webhooks.iter().flatten().map(|webhook| Webhook {
+            name: &webhook.name,
+            config: &webhook.client_config,
+            failure_policy: webhook.failure_policy.as_deref(),
+            rules: webhook.rules.as_deref().unwrap_or_default(),
+        });
+        let webhooks: Vec<_> = webhooks.collect();
         answered(WebhookKind::Mutating, configuration.name_any(), &webhooks)
     });
     let validating = validating.into_iter().filter_map(|configuration| {
-        let webhooks = configuration.webhooks.iter().flatten();
-        let webhooks: Vec<_> = webhooks
-            .map(|webhook| (&webhook.client_config, &webhook.failure_policy))
-            .collect();
+        let webhooks = configuration.webhooks.iter().flatten().map(|webhook| Webhook {
+            name: &webhook.name,
+            config: &webhook.client_config,
+            failure_policy: webhook.failure_policy.as_deref(),
+            rules: webhook.rules.as_deref().unwrap_or_default(),
+        });
+        let webhooks: Vec<_> = webhooks.collect();
         answered(WebhookKind::Validating, configuration.name_any(), &webhooks)
     });
     let mut found: Vec<Webhooks> = mutating.chain(validating).collect();
@@ -198,21 +214,39 @@ async fn webhooks(client: &Client, namespaces: &[String]) -> Result<Vec<Webhooks
     Ok(found)
 }
 
-fn answered(kind: WebhookKind, name: String, webhooks: &[(&WebhookClientConfig, &Option<String>)]) -> Option<Webhooks> {
+/// What mutating and validating webhooks have in common.
+struct Webhook<'a> {
+    name: &'a str,
+    config: &'a WebhookClientConfig,
+    failure_policy: Option<&'a str>,
+    rules: &'a [RuleWithOperations],
+}
+
+impl Webhook<'_> {
+    /// Whether CAPZ answers it only with its feature gate for machine pools.
+    fn is_gated(&self) -> bool {
+        let mut resources = self.rules.iter().flat_map(|rule| rule.resources.iter().flatten());
+        !self.rules.is_empty() && resources.all(|resource| adopt::is_gated(resource))
+    }
+}
+
+fn answered(kind: WebhookKind, name: String, webhooks: &[Webhook<'_>]) -> Option<Webhooks> {
     let service = webhooks
         .iter()
-        .find_map(|(config, _)| config.service.as_ref())?
+        .find_map(|webhook| webhook.config.service.as_ref())?
         .namespace
         .clone();
     // The API server's default is Fail.
     let closed = webhooks
         .iter()
-        .filter(|(_, policy)| policy.as_deref() != Some("Ignore"));
+        .filter(|webhook| webhook.failure_policy != Some("Ignore"));
+    let gated = webhooks.iter().filter(|webhook| webhook.is_gated());
     Some(Webhooks {
         kind,
         name,
         service,
         fail_closed: closed.count(),
+        gated: gated.map(|webhook| webhook.name.to_owned()).collect(),
     })
 }
 

@@ -56,8 +56,8 @@ fn a_cluster_without_peers_has_no_way() {
     assert_eq!(ways(&Facts::default()), Vec::new());
 }
 
-#[test]
-fn capz_goes_on_without_its_pools_and_keeps_its_webhooks() {
+/// A cluster of CAPZ with the gate on, a workload identity, and webhooks of pools.
+fn capz_with_webhooks(gated: &[&str]) -> Facts {
     let mut facts = facts(
         Peer::Capz,
         deployment(Peer::Capz, "capz-system", &["--feature-gates=MachinePool=true"]),
@@ -68,11 +68,24 @@ fn capz_goes_on_without_its_pools_and_keeps_its_webhooks() {
         name: "capz-validating-webhook-configuration".to_owned(),
         service: "capz-system".to_owned(),
         fail_closed: 25,
+        gated: gated.iter().map(ToString::to_string).collect(),
     }];
+    facts
+}
+
+#[test]
+fn capz_goes_on_without_its_pools_and_loses_the_webhooks_that_it_does_not_answer_any_more_first() {
+    let facts = capz_with_webhooks(&["validation.azuremachinepool", "azuremachinepoolmachine.kb.io"]);
     let way = &ways(&facts)[0];
-    let [Action::DisableGate { gate, .. }] = actions(way)[..] else {
+    let [
+        Action::DropWebhooks { name, webhooks, .. },
+        Action::DisableGate { gate, .. },
+    ] = actions(way)[..]
+    else {
         panic!("{way:#?}");
     };
+    assert_eq!(name, "capz-validating-webhook-configuration");
+    assert_eq!(webhooks, &facts.webhooks[0].gated);
     assert_eq!(gate, MACHINE_POOL);
     assert!(
         way.steps[0]
@@ -80,11 +93,65 @@ fn capz_goes_on_without_its_pools_and_keeps_its_webhooks() {
             .contains("system:serviceaccount:capstan-system:capstan"),
         "{way:#?}"
     );
-    assert!(way.steps[2].text.ends_with("--controllers azure-pools"), "{way:#?}");
+    assert!(way.steps[3].text.ends_with("--controllers azure-pools"), "{way:#?}");
     assert!(
         way.steps.iter().all(|step| !step.done && step.obstacle.is_none()),
         "{way:#?}"
     );
+}
+
+#[test]
+fn webhooks_that_refuse_every_write_are_dropped_although_the_gate_is_off_already() {
+    let mut facts = capz_with_webhooks(&["validation.azuremachinepool"]);
+    let off = deployment(Peer::Capz, "capz-system", &["--feature-gates=MachinePool=false"]);
+    facts.peers = BTreeMap::from([(Peer::Capz, off)]);
+    facts.capstan = capstan(&["run"]);
+    let steps = &ways(&facts)[0].steps;
+    let left: Vec<_> = steps.iter().filter(|step| step.action.is_some() && !step.done).collect();
+    assert!(
+        matches!(&left[..], [step] if step.obstacle.is_none() && matches!(step.action, Some(Action::DropWebhooks { .. }))),
+        "{left:#?}"
+    );
+}
+
+#[rstest]
+#[case::a_cluster("AzureManagedCluster", 1, true)]
+#[case::a_control_plane("AzureManagedControlPlane", 2, true)]
+#[case::a_pool("AzureManagedMachinePool", 1, true)]
+#[case::none("AzureManagedMachinePool", 0, false)]
+#[case::azure_service_operator("AzureASOManagedMachinePool", 1, false)]
+fn the_gate_stays_on_while_capz_runs_aks_clusters(#[case] kind: &str, #[case] count: usize, #[case] stays: bool) {
+    let mut facts = capz_with_webhooks(&[]);
+    facts.objects.insert(kind.to_owned(), count);
+    let way = &ways(&facts)[0];
+    let obstacle = way.steps.iter().find_map(|step| step.obstacle.as_ref());
+    assert_eq!(
+        obstacle.is_some_and(|obstacle| obstacle.contains(&format!("{count} {kind}"))),
+        stays,
+        "{way:#?}"
+    );
+}
+
+/// The resources of the webhooks of CAPZ 1.26; main.go registers those of the gate inside it.
+#[rstest]
+#[case("azuremachinepools", true)]
+#[case("azuremachinepoolmachines", true)]
+#[case("azuremanagedclusters", true)]
+#[case("azuremanagedclustertemplates", true)]
+#[case("azuremanagedcontrolplanes", true)]
+#[case("azuremanagedcontrolplanetemplates", true)]
+#[case("azuremanagedmachinepools", true)]
+#[case("azuremanagedmachinepooltemplates", true)]
+#[case("azureasomanagedclusters", false)]
+#[case("azureasomanagedcontrolplanes", false)]
+#[case("azureasomanagedmachinepools", false)]
+#[case("azureclusters", false)]
+#[case("azureclusteridentities", false)]
+#[case("azureclustertemplates", false)]
+#[case("azuremachines", false)]
+#[case("azuremachinetemplates", false)]
+fn capz_answers_webhooks_of_pools_and_aks_only_with_the_gate(#[case] resource: &str, #[case] expected: bool) {
+    assert_eq!(is_gated(resource), expected);
 }
 
 #[test]
@@ -115,6 +182,7 @@ fn capv_stops_after_capstan_may_hold_its_lease_and_before_its_webhooks_go() {
         name: format!("{service}-mutating"),
         service: service.to_owned(),
         fail_closed: 3,
+        gated: Vec::new(),
     };
     facts.webhooks = vec![webhooks("capi-system"), webhooks("capv-system")];
     facts.definitions = vec![Definition {
@@ -130,6 +198,7 @@ fn capv_stops_after_capstan_may_hold_its_lease_and_before_its_webhooks_go() {
             Action::GrantLeases { .. } => "grant",
             Action::ScaleDown { .. } => "scale",
             Action::RemoveWebhooks { name, .. } => name.as_str(),
+            Action::DropWebhooks { .. } => "drop",
             Action::DisableGate { .. } => "gate",
         })
         .collect();

@@ -85,14 +85,41 @@ impl std::fmt::Display for Peer {
 pub struct Deployment {
     pub namespace: String,
     pub name: String,
+    /// The replicas that it asks for.
     pub replicas: i32,
+    /// The pods that there are, also those that are about to stop.
+    pub pods: i32,
+    /// Whether all its pods have its newest arguments.
+    pub rolled_out: bool,
     /// The arguments of its container `manager`, or of its only one.
     pub args: Vec<String>,
 }
 
 impl Deployment {
+    /// Whether it acts, or will. A pod acts until it is gone.
     pub fn runs(&self) -> bool {
-        self.replicas > 0
+        self.replicas > 0 || self.pods > 0
+    }
+
+    /// Returns the values of a flag that takes a list: `--flag=a,b` or `--flag a,b`.
+    pub fn values(&self, flag: &str) -> Vec<&str> {
+        let mut args = self.args.iter().map(String::as_str);
+        let mut found = Vec::new();
+        while let Some(arg) = args.next() {
+            let list = match arg.strip_prefix(flag) {
+                Some("") => args.next().unwrap_or_default(),
+                Some(rest) => rest.strip_prefix('=').unwrap_or_default(),
+                None => "",
+            };
+            found.extend(list.split(',').map(str::trim).filter(|value| !value.is_empty()));
+        }
+        found
+    }
+
+    /// Whether this installation of Capstan runs the controllers that replace the peer.
+    fn replaces(&self, peer: Peer) -> bool {
+        let named = self.values("--controllers");
+        named.is_empty() || named.contains(&peer.controllers())
     }
 
     /// Whether a feature gate is on. A gate that is not named has its default.
@@ -206,8 +233,9 @@ pub struct Definition {
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
     pub peers: BTreeMap<Peer, Deployment>,
-    /// Capstan itself, in its namespace.
-    pub capstan: Option<Deployment>,
+    /// The installations of Capstan, in all namespaces.
+    pub capstan: Vec<Deployment>,
+    /// Where Capstan is or will be installed.
     pub capstan_namespace: String,
     pub leases: Vec<Lease>,
     pub webhooks: Vec<Webhooks>,
@@ -341,15 +369,16 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         steps.push(automatic(text, action, false, None));
     }
     // Both would act on the pools while it restarts.
-    let running = running(facts).filter(|_| !off);
+    let running = running(facts, Peer::Capz).filter(|_| !off);
     steps.push(automatic(
         format!(
             "switch feature gate {MACHINE_POOL} of Deployment {} off; it restarts",
             place(deployment)
         ),
         gate,
-        off,
-        aks(facts).or(running),
+        // The old pods run the pools until they are gone.
+        off && deployment.rolled_out,
+        aks(facts).or(running).filter(|_| !off),
     ));
     steps.push(start(facts, Peer::Capz, String::new()));
     let mut notes = vec![
@@ -357,7 +386,7 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
             .to_owned(),
     ];
     notes.extend(aks(facts).filter(|_| off));
-    if !deployment.runs() {
+    if deployment.replicas == 0 {
         notes.push(format!(
             "Deployment {} has no replicas: its webhooks refuse every write to its kinds until it runs again",
             place(deployment)
@@ -415,7 +444,7 @@ fn capv(facts: &Facts, deployment: &Deployment) -> Way {
             deployment: deployment.name.clone(),
         },
         !deployment.runs(),
-        running(facts).filter(|_| !holds(facts, deployment, &leases)),
+        running(facts, peer).filter(|_| !holds(facts, deployment, &leases)),
     ));
     for webhooks in facts
         .webhooks
@@ -484,25 +513,37 @@ fn start(facts: &Facts, peer: Peer, more: String) -> Step {
         "start Capstan with: capstan run --controllers {}{more}",
         peer.controllers()
     );
-    let runs = facts.capstan.as_ref().is_some_and(Deployment::runs);
+    let runs = capstan(facts, peer).any(Deployment::runs);
     manual(command, runs)
 }
 
+/// Returns the installations of Capstan that run the controllers that replace the peer.
+fn capstan(facts: &Facts, peer: Peer) -> impl Iterator<Item = &Deployment> {
+    facts.capstan.iter().filter(move |capstan| capstan.replaces(peer))
+}
+
 /// Returns why nothing may be switched over while Capstan runs already.
-fn running(facts: &Facts) -> Option<String> {
-    let capstan = facts.capstan.as_ref().filter(|capstan| capstan.runs())?;
+fn running(facts: &Facts, peer: Peer) -> Option<String> {
+    let capstan = capstan(facts, peer).find(|capstan| capstan.runs())?;
     Some(format!(
-        "Deployment {} runs already, and both would act: scale it to 0 first",
+        "Deployment {} runs already, and both would act: scale it to 0 first, and wait until its pods are gone",
         place(capstan)
     ))
 }
 
-/// Whether the Capstan that runs holds these leases.
+/// Returns why nothing may be given back: Capstan runs, and both would act.
+pub fn revert_obstacle(facts: &Facts) -> Option<String> {
+    facts.peers.keys().find_map(|peer| running(facts, *peer))
+}
+
+/// Whether every Capstan that runs holds these leases.
 fn holds(facts: &Facts, deployment: &Deployment, leases: &[String]) -> bool {
-    let args = facts.capstan.iter().flat_map(|capstan| &capstan.args);
-    let held: Vec<&str> = args.flat_map(|arg| arg.split([',', '=', ' '])).collect();
-    let wanted = |lease: &String| format!("{}/{lease}", deployment.namespace);
-    leases.iter().all(|lease| held.contains(&wanted(lease).as_str()))
+    let mut running = capstan(facts, Peer::Capv).filter(|capstan| capstan.runs());
+    running.all(|capstan| {
+        let held = capstan.values("--hold-leases");
+        let wanted = |lease: &String| format!("{}/{lease}", deployment.namespace);
+        leases.iter().all(|lease| held.contains(&wanted(lease).as_str()))
+    })
 }
 
 fn is_of(peer: Peer, definition: &Definition) -> bool {

@@ -67,12 +67,8 @@ pub async fn execute(client: &Client, facts: &Facts) -> Result<Vec<String>> {
 
 /// Undoes what was recorded, last change first.
 pub async fn revert(client: &Client, facts: &Facts) -> Result<Vec<String>> {
-    if let Some(capstan) = facts.capstan.as_ref().filter(|capstan| capstan.runs()) {
-        bail!(
-            "Capstan runs, and both would act: stop it first with kubectl -n {} scale deployment {} --replicas 0",
-            capstan.namespace,
-            capstan.name
-        );
+    if let Some(obstacle) = adopt::revert_obstacle(facts) {
+        bail!("cannot revert: {obstacle}");
     }
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), &facts.capstan_namespace);
     let mut entries = entries(api.get_opt(RECORD).await.context("cannot read the record")?.as_ref())?;

@@ -133,8 +133,8 @@ impl Report {
         for deployment in facts.peers.values().chain(&facts.capstan) {
             let _ = writeln!(
                 text,
-                "found: Deployment {}/{}, replicas {}",
-                deployment.namespace, deployment.name, deployment.replicas
+                "found: Deployment {}/{}, replicas {}, pods {}",
+                deployment.namespace, deployment.name, deployment.replicas, deployment.pods
             );
         }
         for lease in &facts.leases {

@@ -20,8 +20,9 @@ use kube::{Client, ResourceExt};
 
 use super::execute::ROLE;
 
-/// The Deployment of Capstan, as all its installations name it.
+/// The Deployment of Capstan, as all its installations name and label it.
 const CAPSTAN: &str = "capstan";
+const LABEL: &str = "app.kubernetes.io/name=capstan";
 /// The container of controllers that Cluster API manages.
 pub const MANAGER: &str = "manager";
 /// A page of a list.
@@ -66,8 +67,8 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         found.next().cloned().map(|deployment| (*peer, deployment))
     };
     let peers: BTreeMap<Peer, Deployment> = Peer::ALL.iter().filter_map(of).collect();
-    let is_capstan = |deployment: &&Deployment| deployment.name == CAPSTAN && deployment.namespace == capstan_namespace;
-    let capstan = deployments.iter().find(is_capstan).cloned();
+    let is_peer = |deployment: &Deployment| Peer::ALL.iter().any(|peer| deployment.name == peer.deployment());
+    let capstan: Vec<Deployment> = deployments.iter().filter(|other| !is_peer(other)).cloned().collect();
     let namespaces: Vec<String> = peers.values().map(|deployment| deployment.namespace.clone()).collect();
     let mut leases = Vec::new();
     let mut granted = Vec::new();
@@ -122,17 +123,30 @@ fn is_absent(error: &kube::Error) -> bool {
 
 async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
     let api: Api<apps::Deployment> = Api::all(client.clone());
-    let mut found = Vec::new();
-    for name in Peer::ALL.iter().map(|peer| peer.deployment()).chain([CAPSTAN]) {
-        let params = ListParams::default().fields(&format!("metadata.name={name}"));
-        found.extend(api.list(&params).await.context("cannot list Deployments")?);
+    let names = Peer::ALL.iter().map(|peer| peer.deployment()).chain([CAPSTAN]);
+    let by_name = names.map(|name| ListParams::default().fields(&format!("metadata.name={name}")));
+    let mut found: Vec<Deployment> = Vec::new();
+    for params in by_name.chain([ListParams::default().labels(LABEL)]) {
+        for listed in api.list(&params).await.context("cannot list Deployments")? {
+            let listed = deployment(&listed);
+            let same = |other: &Deployment| (&other.namespace, &other.name) == (&listed.namespace, &listed.name);
+            if !found.iter().any(same) {
+                found.push(listed);
+            }
+        }
     }
-    Ok(found.iter().map(deployment).collect())
+    Ok(found)
 }
 
 fn deployment(deployment: &apps::Deployment) -> Deployment {
     let spec = deployment.spec.as_ref();
+    let status = deployment.status.clone().unwrap_or_default();
+    let stopping = status.terminating_replicas.unwrap_or_default();
+    let pods = status.replicas.unwrap_or_default();
+    let observed = status.observed_generation >= deployment.metadata.generation;
     Deployment {
+        pods: pods + stopping,
+        rolled_out: observed && stopping == 0 && status.updated_replicas.unwrap_or_default() == pods,
         namespace: deployment.namespace().unwrap_or_default(),
         name: deployment.name_any(),
         // The API server's own default.

@@ -102,10 +102,15 @@ metadata: {name: workers, namespace: capstan-system}
 spec: {location: eastus, template: {vmSize: Standard_D2s_v3, osDisk: {osType: Linux}, sshPublicKey: ''}}
 ";
 
+/// As clusterctl installs it.
 const CAPSTAN: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: capstan-all-system}
+---
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: capstan, namespace: capstan-system}
+metadata: {name: capstan-controller-manager, namespace: capstan-all-system, labels: {app.kubernetes.io/name: capstan}}
 spec:
   replicas: 1
   selector: {matchLabels: {a: b}}
@@ -136,9 +141,22 @@ async fn peers(kubeconfig: &Path) -> Result<Value> {
         ] {
             item["metadata"].as_object_mut().map(|meta| meta.remove(field));
         }
+        // Nobody runs the pods here: the test writes their numbers.
+        item.as_object_mut().map(|item| item.remove("status"));
         item
     });
     Ok(plain.collect())
+}
+
+/// Writes the status of a Deployment whose pods are all new.
+async fn pods(kubeconfig: &Path, namespace: &str, name: &str, pods: i32) -> Result<()> {
+    let path = "jsonpath={.metadata.generation}";
+    let generation = kubectl(kubeconfig, &["get", "deployment", name, "-n", namespace, "-o", path]).await?;
+    let status = format!(
+        r#"{{"status":{{"observedGeneration":{generation},"replicas":{pods},"updatedReplicas":{pods}}}}}"#
+    );
+    let patch = ["patch", "deployment", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", &status];
+    kubectl(kubeconfig, &patch).await.map(drop)
 }
 
 /// Runs `capstan adopt`. Returns its exit code and what it printed.
@@ -205,7 +223,18 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
         code == Some(1) && said.contains("scale it to 0 first"),
         "{code:?} {said}"
     );
-    kubectl(&kubeconfig, &["delete", "-f", &capstan_file]).await?;
+    // Neither while its last pod stops.
+    pods(&kubeconfig, "capstan-all-system", "capstan-controller-manager", 1).await?;
+    let scale = ["scale", "deployment", "capstan-controller-manager", "--replicas=0", "-n", "capstan-all-system"];
+    kubectl(&kubeconfig, &scale).await?;
+    for command in ["--execute", "--revert"] {
+        let (code, said) = adopt(&kubeconfig, &[command]).await?;
+        ensure!(
+            code == Some(1) && said.contains("wait until its pods are gone"),
+            "{command}: {code:?} {said}"
+        );
+    }
+    kubectl(&kubeconfig, &["delete", "deployment", "capstan-controller-manager", "-n", "capstan-all-system"]).await?;
     ensure!(peers(&kubeconfig).await? == before, "it wrote in spite of an obstacle");
 
     let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
@@ -238,9 +267,15 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     );
     // CAPZ answers no webhook of pools any more, and the API server takes them.
     kubectl(&kubeconfig, &["apply", "-f", &file("pool.yaml", POOL)?]).await?;
+    // The old pods act until they are gone.
+    let (_, said) = adopt(&kubeconfig, &[]).await?;
+    ensure!(said.contains("off; it restarts [--execute does it]"), "{said}");
+    pods(&kubeconfig, "capz-system", "capz-controller-manager", 1).await?;
+    pods(&kubeconfig, "capv-system", "capv-controller-manager", 0).await?;
     // Once more: nothing is left to do but what a person does.
     let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
     ensure!(code == Some(2) && !said.contains("done: "), "{code:?} {said}");
+    ensure!(said.contains("off; it restarts [done]"), "{said}");
 
     hold(&kubeconfig, &dir).await?;
 

@@ -6,6 +6,8 @@ fn deployment(peer: Peer, namespace: &str, args: &[&str]) -> Deployment {
         namespace: namespace.to_owned(),
         name: peer.deployment().to_owned(),
         replicas: 1,
+        pods: 1,
+        rolled_out: true,
         args: args.iter().map(ToString::to_string).collect(),
     }
 }
@@ -18,13 +20,15 @@ fn facts(peer: Peer, deployment: Deployment) -> Facts {
     }
 }
 
-fn capstan(args: &[&str]) -> Option<Deployment> {
-    Some(Deployment {
-        namespace: "capstan-system".to_owned(),
+fn capstan(args: &[&str]) -> Vec<Deployment> {
+    vec![Deployment {
+        namespace: "capstan-vsphere-system".to_owned(),
         name: "capstan".to_owned(),
         replicas: 1,
+        pods: 1,
+        rolled_out: true,
         args: args.iter().map(ToString::to_string).collect(),
-    })
+    }]
 }
 
 fn actions(way: &Way) -> Vec<&Action> {
@@ -172,6 +176,49 @@ fn nothing_is_switched_over_while_capstan_runs_already() {
     // One that waits for the lease of CAPV acts only when CAPV does not.
     capv.capstan = capstan(&["run", "--hold-leases=capv-system/capv-controller-manager-runtime"]);
     assert_eq!(obstacles(&capv), 0);
+    // Nor is one in the way that runs other controllers.
+    capv.capstan = capstan(&["run", "--controllers=openshift,azure-pools"]);
+    assert_eq!(obstacles(&capv), 0);
+    capv.capstan = capstan(&["run", "--controllers", "vsphere"]);
+    assert_eq!(obstacles(&capv), 1);
+}
+
+#[rstest]
+#[case::runs(1, 1, true)]
+#[case::is_about_to_start(1, 0, true)]
+#[case::has_a_pod_that_has_not_stopped_yet(0, 1, true)]
+#[case::has_stopped(0, 0, false)]
+fn a_controller_acts_until_its_last_pod_is_gone(#[case] replicas: i32, #[case] pods: i32, #[case] acts: bool) {
+    let mut facts = facts(Peer::Capv, deployment(Peer::Capv, "capv-system", &[]));
+    facts.capstan = capstan(&["run"]);
+    facts.capstan[0].replicas = replicas;
+    facts.capstan[0].pods = pods;
+    assert_eq!(revert_obstacle(&facts).is_some(), acts);
+    let peer = facts.peers.get_mut(&Peer::Capv).unwrap();
+    (peer.replicas, peer.pods) = (replicas, pods);
+    let way = &ways(&facts)[0];
+    let stopped = |step: &&Step| matches!(step.action, Some(Action::ScaleDown { .. }));
+    assert_eq!(way.steps.iter().find(stopped).map(|step| step.done), Some(!acts), "{way:#?}");
+}
+
+#[rstest]
+#[case::the_old_pod_still_runs_the_pools(false, false)]
+#[case::all_pods_are_new(true, true)]
+fn the_gate_is_off_once_no_pod_runs_with_it_on(#[case] rolled_out: bool, #[case] done: bool) {
+    let mut off = deployment(Peer::Capz, "capz-system", &["--feature-gates=MachinePool=false"]);
+    off.rolled_out = rolled_out;
+    let way = &ways(&facts(Peer::Capz, off))[0];
+    let gate = |step: &&Step| matches!(step.action, Some(Action::DisableGate { .. }));
+    assert_eq!(way.steps.iter().find(gate).map(|step| step.done), Some(done), "{way:#?}");
+}
+
+#[rstest]
+#[case(&["--controllers=a,b"], &["a", "b"])]
+#[case(&["--controllers", "a, b", "--v=2"], &["a", "b"])]
+#[case(&["--controllers-max=3", "--controllers"], &[])]
+#[case(&["--controllers=a", "--controllers=b"], &["a", "b"])]
+fn the_values_of_a_flag_are_read_as_the_program_reads_them(#[case] args: &[&str], #[case] expected: &[&str]) {
+    assert_eq!(deployment(Peer::Capv, "a", args).values("--controllers"), expected);
 }
 
 #[test]

@@ -226,7 +226,15 @@ pub struct Definition {
     /// The namespace of the Service that converts between versions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversion: Option<String>,
+    /// The certificate whose CA cert-manager writes into the conversion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injected: Option<String>,
 }
+
+/// The annotation by which cert-manager writes the CA of a certificate into the conversion of a definition.
+pub const INJECT_CA: &str = "cert-manager.io/inject-ca-from";
+/// The versions of vSphere's kinds that Capstan's definitions have.
+const VSPHERE_VERSIONS: [&str; 2] = ["v1beta1", "v1beta2"];
 
 /// Everything that the way depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -276,6 +284,10 @@ pub enum Action {
         kind: WebhookKind,
         name: String,
         webhooks: Vec<String>,
+    },
+    /// Stops cert-manager from writing the CA of the peer into the conversion of definitions.
+    StopInjection {
+        definitions: Vec<String>,
     },
     /// Removes a webhook configuration whose Service does not answer any more.
     RemoveWebhooks {
@@ -461,13 +473,9 @@ fn capv(facts: &Facts, deployment: &Deployment) -> Way {
         };
         steps.push(automatic(text, action, false, None));
     }
-    let definitions = || facts.definitions.iter().filter(|definition| is_of(peer, definition));
-    let converted = definitions().all(|definition| {
-        let service = definition.conversion.as_deref();
-        service.is_none_or(|namespace| namespace == facts.capstan_namespace)
-    });
-    let install = "install the definitions: capstan crds | kubectl apply --server-side --force-conflicts -f -";
-    steps.push(manual(install, converted));
+    let definitions: Vec<&Definition> = facts.definitions.iter().filter(|other| is_of(peer, other)).collect();
+    steps.extend(stop_injection(&definitions));
+    steps.push(install(facts, &definitions));
     let hold = format!(" --hold-leases {}/{}", deployment.namespace, leases.join(","));
     steps.push(start(facts, peer, hold));
     let notes = vec![
@@ -475,6 +483,48 @@ fn capv(facts: &Facts, deployment: &Deployment) -> Way {
             .to_owned(),
     ];
     Way { peer, steps, notes }
+}
+
+/// The conversion of Capstan's definitions has the CA of Capstan, which cert-manager would overwrite with that of CAPV.
+fn stop_injection(definitions: &[&Definition]) -> Option<Step> {
+    let injected = definitions.iter().filter(|definition| definition.injected.is_some());
+    let definitions: Vec<String> = injected.map(|definition| definition.name.clone()).collect();
+    (!definitions.is_empty()).then(|| {
+        let text = format!(
+            "remove annotation {INJECT_CA} from {} definitions of CAPV: cert-manager would overwrite the CA of Capstan",
+            definitions.len()
+        );
+        automatic(text, Action::StopInjection { definitions }, false, None)
+    })
+}
+
+/// A definition cannot lose a version that objects are stored in.
+fn install(facts: &Facts, definitions: &[&Definition]) -> Step {
+    let own = |namespace: &str| {
+        let mut installed = facts.capstan.iter().map(|capstan| capstan.namespace.as_str());
+        namespace == facts.capstan_namespace || installed.any(|other| other == namespace)
+    };
+    let converted = |definition: &&Definition| definition.conversion.as_deref().is_some_and(own);
+    let done = !definitions.is_empty() && definitions.iter().all(converted);
+    let old = definitions.iter().find_map(|definition| {
+        let stored = definition.stored.iter().map(String::as_str);
+        let old: Vec<&str> = stored.filter(|version| !VSPHERE_VERSIONS.contains(version)).collect();
+        (!old.is_empty()).then(|| {
+            format!(
+                "{}: status.storedVersions has {}, which Capstan's definition does not have: with CAPV running, write every \
+                 object once more, and remove the version from status.storedVersions",
+                definition.name,
+                old.join(", ")
+            )
+        })
+    });
+    Step {
+        obstacle: old.filter(|_| !done),
+        ..manual(
+            "install the definitions: capstan crds | kubectl apply --server-side --force-conflicts -f -",
+            done,
+        )
+    }
 }
 
 /// Nothing is scaled down: OpenShift's operators would put it back. Its controllers stand by while Capstan holds their leases.

@@ -3,6 +3,8 @@
 //! Invariant: the record in the ConfigMap names a change before the change is made, with everything that undoing it takes. To
 //! undo a change that was not made changes nothing.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, bail};
 use capstan_core::adopt::{self, Action, Facts, Step, WebhookKind};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -11,6 +13,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource, ResourceExt};
@@ -74,16 +79,25 @@ pub async fn revert(client: &Client, facts: &Facts) -> Result<Vec<String>> {
     let mut entries = entries(api.get_opt(RECORD).await.context("cannot read the record")?.as_ref())?;
     let mut done = Vec::new();
     while let Some(entry) = entries.pop() {
-        undo(client, &entry)
-            .await
-            .with_context(|| format!("undo {:?}", entry.action))?;
+        let what = match undo(client, &entry).await {
+            Ok(()) => undone(&entry.action),
+            // Somebody has removed it since; the rest can be given back all the same.
+            Err(error) if is_gone(&error) => format!("nothing, as it is gone: {:?}", entry.action),
+            Err(error) => return Err(error.context(format!("undo {:?}", entry.action))),
+        };
         write(&api, &entries).await?;
-        done.push(undone(&entry.action));
+        done.push(what);
     }
     if api.get_opt(RECORD).await?.is_some() {
         api.delete(RECORD, &DeleteParams::default()).await?;
     }
     Ok(done)
+}
+
+/// Whether the API server answers that an object does not exist.
+fn is_gone(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<kube::Error>();
+    error.and_then(capstan_kube::error::code) == Some(404)
 }
 
 fn undone(action: &Action) -> String {
@@ -94,6 +108,9 @@ fn undone(action: &Action) -> String {
         }
         Action::ScaleDown { deployment, .. } => format!("gave {deployment} back its replicas"),
         Action::DropWebhooks { kind, name, .. } => format!("gave {kind} {name} back its webhooks"),
+        Action::StopInjection { definitions } => {
+            format!("gave {} definitions back their conversion", definitions.len())
+        }
         Action::RemoveWebhooks { kind, name } => format!("created {kind} {name} again"),
     }
 }
@@ -162,6 +179,19 @@ async fn before(client: &Client, action: &Action) -> Result<Value> {
             let found = api.get(deployment).await?;
             serde_json::to_value(found.spec.and_then(|spec| spec.replicas).unwrap_or(1))?
         }
+        Action::StopInjection { definitions } => {
+            let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+            let mut before = BTreeMap::new();
+            for name in definitions {
+                let found = api.get(name).await?;
+                let conversion = Conversion {
+                    injected: found.annotations().get(adopt::INJECT_CA).cloned(),
+                    conversion: found.spec.conversion,
+                };
+                before.insert(name.clone(), conversion);
+            }
+            serde_json::to_value(before)?
+        }
         Action::RemoveWebhooks { kind, name } | Action::DropWebhooks { kind, name, .. } => match kind {
             WebhookKind::Mutating => kept::<MutatingWebhookConfiguration>(client, name).await?,
             WebhookKind::Validating => kept::<ValidatingWebhookConfiguration>(client, name).await?,
@@ -198,6 +228,12 @@ async fn carry_out(client: &Client, facts: &Facts, action: &Action) -> Result<()
             .await
         }
         Action::ScaleDown { namespace, deployment } => scale(client, namespace, deployment, 0).await,
+        Action::StopInjection { definitions } => {
+            for name in definitions {
+                set_conversion(client, name, &Conversion::default()).await?;
+            }
+            Ok(())
+        }
         Action::DropWebhooks { kind, name, webhooks } => match kind {
             WebhookKind::Mutating => drop_webhooks::<MutatingWebhookConfiguration>(client, name, webhooks).await,
             WebhookKind::Validating => drop_webhooks::<ValidatingWebhookConfiguration>(client, name, webhooks).await,
@@ -225,11 +261,62 @@ async fn undo(client: &Client, entry: &Entry) -> Result<()> {
             let replicas = serde_json::from_value(entry.before.clone())?;
             scale(client, namespace, deployment, replicas).await
         }
+        Action::StopInjection { .. } => {
+            let before: BTreeMap<String, Conversion> = serde_json::from_value(entry.before.clone())?;
+            for (name, mut conversion) in before {
+                // A definition that had one version only got others since, which need a webhook.
+                conversion.conversion.take_if(|conversion| conversion.webhook.is_none());
+                match set_conversion(client, &name, &conversion).await {
+                    Err(error) if is_gone(&error) => {}
+                    result => result?,
+                }
+            }
+            Ok(())
+        }
         Action::RemoveWebhooks { kind, .. } | Action::DropWebhooks { kind, .. } => match kind {
             WebhookKind::Mutating => restore::<MutatingWebhookConfiguration>(client, &entry.before).await,
             WebhookKind::Validating => restore::<ValidatingWebhookConfiguration>(client, &entry.before).await,
         },
     }
+}
+
+/// How a definition converts its versions, and whose CA cert-manager writes into it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Conversion {
+    injected: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    conversion: Option<CustomResourceConversion>,
+}
+
+#[derive(Debug, Serialize)]
+struct DefinitionPatch<'a> {
+    metadata: Annotations<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spec: Option<SpecPatch<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Annotations<'a> {
+    /// A key without a value is removed.
+    annotations: BTreeMap<&'a str, &'a Option<String>>,
+}
+
+#[derive(Debug, Serialize)]
+struct SpecPatch<'a> {
+    conversion: &'a CustomResourceConversion,
+}
+
+/// Sets or removes cert-manager's annotation of a definition, and sets its conversion where there is one.
+async fn set_conversion(client: &Client, name: &str, conversion: &Conversion) -> Result<()> {
+    let patch = DefinitionPatch {
+        metadata: Annotations {
+            annotations: [(adopt::INJECT_CA, &conversion.injected)].into(),
+        },
+        spec: conversion.conversion.as_ref().map(|conversion| SpecPatch { conversion }),
+    };
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    Ok(())
 }
 
 /// Lets Capstan's account read, take and renew these leases.

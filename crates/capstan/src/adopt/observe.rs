@@ -12,7 +12,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1 as apps;
 use k8s_openapi::api::coordination::v1 as coordination;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::api::rbac::v1::Role;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -77,8 +77,7 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         for name in peer.leases() {
             leases.extend(lease(client, namespace, name).await?);
         }
-        let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
-        if roles.get_opt(ROLE).await.context("cannot read Roles")?.is_some() {
+        if is_granted(client, namespace, capstan_namespace).await? {
             granted.push(namespace.clone());
         }
     }
@@ -119,6 +118,19 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
 /// Whether the answer says that there is no such kind or object.
 fn is_absent(error: &kube::Error) -> bool {
     capstan_kube::error::code(error) == Some(404)
+}
+
+/// Whether Capstan may use leases in this namespace. A Role without its binding grants nothing.
+async fn is_granted(client: &Client, namespace: &str, capstan_namespace: &str) -> Result<bool> {
+    let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+    let role = roles.get_opt(ROLE).await.context("cannot read Roles")?;
+    let binding = bindings.get_opt(ROLE).await.context("cannot read RoleBindings")?;
+    let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
+    let bound = subjects
+        .iter()
+        .any(|subject| subject.namespace.as_deref() == Some(capstan_namespace));
+    Ok(role.is_some() && bound)
 }
 
 async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
@@ -281,6 +293,7 @@ fn definitions(listed: Vec<CustomResourceDefinition>) -> Vec<Definition> {
         let service = webhook.and_then(|webhook| webhook.client_config.as_ref()?.service.as_ref());
         Definition {
             name: definition.name_any(),
+            injected: definition.annotations().get(adopt::INJECT_CA).cloned(),
             served: served.map(|version| version.name.clone()).collect(),
             conversion: service.map(|service| service.namespace.clone()),
             stored: definition

@@ -55,7 +55,11 @@ impl Report {
         let planned = preview.planned();
         let complete = complete && planned.iter().all(|planned| planned.error.is_none());
         let is_planned = |change: &Change| {
-            let same = |planned: &Planned| planned.kind == change.kind() && planned.name == change.object.name_any();
+            let namespace = change.object.namespace().unwrap_or_default();
+            let same = |planned: &Planned| {
+                (planned.kind.as_str(), &planned.namespace) == (change.kind(), &namespace)
+                    && planned.name == change.object.name_any()
+            };
             planned.iter().any(same)
         };
         let files = changes.iter().map(|change| FileLine {

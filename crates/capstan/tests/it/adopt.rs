@@ -119,6 +119,12 @@ spec:
     spec: {containers: [{name: manager, image: capstan, args: [run]}]}
 ";
 
+const DEFINITION: &str = "vspherevms.infrastructure.cluster.x-k8s.io";
+const CONVERTED_BY_CAPV: &str = r#"{
+  "metadata": {"annotations": {"cert-manager.io/inject-ca-from": "capv-system/capv-serving-cert"}},
+  "spec": {"conversion": {"webhook": {"clientConfig": {"service": {"namespace": "capv-system", "name": "capv-webhook-service"}}}}}
+}"#;
+
 /// The objects of the peers, without what the API server counts up.
 async fn peers(kubeconfig: &Path) -> Result<Value> {
     let kinds = "deployments.apps,validatingwebhookconfigurations,mutatingwebhookconfigurations,roles,rolebindings";
@@ -190,6 +196,8 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     );
     plane.install_crds().await?;
     kubectl(&kubeconfig, &["apply", "-f", &file("peers.yaml", PEERS)?]).await?;
+    // A definition of CAPV, into which cert-manager writes the CA of CAPV.
+    kubectl(&kubeconfig, &["patch", "crd", DEFINITION, "--type=merge", "-p", CONVERTED_BY_CAPV]).await?;
     // Nobody answers for CAPZ here, as with its feature gate off.
     let pool = kubectl(&kubeconfig, &["apply", "-f", &file("pool.yaml", POOL)?]).await;
     ensure!(pool.is_err(), "{pool:?}");
@@ -237,7 +245,12 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     kubectl(&kubeconfig, &["delete", "deployment", "capstan-controller-manager", "-n", "capstan-all-system"]).await?;
     ensure!(peers(&kubeconfig).await? == before, "it wrote in spite of an obstacle");
 
+    // As after a crash between the two objects of the grant.
+    let role = ["create", "role", "capstan-peer-leases", "-n", "capv-system", "--verb=get", "--resource=leases"];
+    kubectl(&kubeconfig, &role).await?;
     let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
+    let binding = ["get", "rolebinding", "capstan-peer-leases", "-n", "capv-system"];
+    kubectl(&kubeconfig, &binding).await?;
     ensure!(
         code == Some(2) && said.contains("done: scale Deployment"),
         "{code:?} {said}"
@@ -265,6 +278,9 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
         webhooks == "validation.azurecluster.infrastructure.cluster.x-k8s.io",
         "{webhooks}"
     );
+    let annotations = "jsonpath={.metadata.annotations}";
+    let annotations = kubectl(&kubeconfig, &["get", "crd", DEFINITION, "-o", annotations]).await?;
+    ensure!(!annotations.contains("cert-manager"), "{annotations}");
     // CAPZ answers no webhook of pools any more, and the API server takes them.
     kubectl(&kubeconfig, &["apply", "-f", &file("pool.yaml", POOL)?]).await?;
     // The old pods act until they are gone.
@@ -279,10 +295,20 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
 
     hold(&kubeconfig, &dir).await?;
 
+    // Capstan's definitions come; what somebody removes in the meantime is not in the way of the rest.
+    let ours = CONVERTED_BY_CAPV.replace("capv-system", "capstan-system");
+    let ours = ours.replace("\"cert-manager.io/inject-ca-from\": \"capstan-system/capv-serving-cert\"", "");
+    kubectl(&kubeconfig, &["patch", "crd", DEFINITION, "--type=merge", "-p", &ours]).await?;
     let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
     ensure!(
         code == Some(0) && said.contains("done: created ValidatingWebhookConfiguration"),
         "{code:?} {said}"
+    );
+    let converted = "jsonpath={.spec.conversion.webhook.clientConfig.service.namespace} {.metadata.annotations}";
+    let converted = kubectl(&kubeconfig, &["get", "crd", DEFINITION, "-o", converted]).await?;
+    ensure!(
+        converted.starts_with("capv-system ") && converted.contains("capv-system/capv-serving-cert"),
+        "{converted}"
     );
     let after = peers(&kubeconfig).await?;
     ensure!(after == before, "not as it was:\n{before:#}\n{after:#}");
@@ -336,4 +362,29 @@ async fn hold(kubeconfig: &Path, dir: &Path) -> Result<()> {
     let holder = [&["get"][..], &lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat();
     kubectl_until(kubeconfig, &holder, |holder| holder == "capstan").await?;
     program::until(|| log().contains("\"message\":\"starting\""))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_is_not_in_the_way_of_giving_the_rest_back() -> Result<()> {
+    let plane = ControlPlane::start(Options {
+        kwok: false,
+        controller_manager: false,
+        ..Options::default()
+    })
+    .await?;
+    let (dir, kubeconfig) = (scratch("adopt-gone"), plane.kubeconfig().to_owned());
+    std::fs::create_dir_all(&dir)?;
+    let file = dir.join("peers.yaml");
+    std::fs::write(&file, PEERS)?;
+    kubectl(&kubeconfig, &["apply", "-f", &file.display().to_string()]).await?;
+    adopt(&kubeconfig, &["--execute"]).await?;
+    // The last change of CAPZ is undone after those of CAPV: their Deployment is gone.
+    kubectl(&kubeconfig, &["delete", "deployment", "capv-controller-manager", "-n", "capv-system"]).await?;
+    let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
+    ensure!(
+        code == Some(0) && said.contains("done: nothing, as it is gone") && said.contains("gave feature gate"),
+        "{code:?} {said}"
+    );
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
 }

@@ -237,6 +237,7 @@ fn capv_stops_after_capstan_may_hold_its_lease_and_before_its_webhooks_go() {
         served: vec!["v1beta1".to_owned(), "v1beta2".to_owned()],
         stored: vec!["v1beta1".to_owned(), "v1beta2".to_owned()],
         conversion: Some("capv-system".to_owned()),
+        injected: Some("capv-system/capv-serving-cert".to_owned()),
     }];
     let way = &ways(&facts)[0];
     let order: Vec<&str> = actions(way)
@@ -246,10 +247,11 @@ fn capv_stops_after_capstan_may_hold_its_lease_and_before_its_webhooks_go() {
             Action::ScaleDown { .. } => "scale",
             Action::RemoveWebhooks { name, .. } => name.as_str(),
             Action::DropWebhooks { .. } => "drop",
+            Action::StopInjection { .. } => "injection",
             Action::DisableGate { .. } => "gate",
         })
         .collect();
-    assert_eq!(order, ["grant", "scale", "capv-system-mutating"]);
+    assert_eq!(order, ["grant", "scale", "capv-system-mutating", "injection"]);
     assert!(
         way.steps
             .iter()
@@ -283,4 +285,28 @@ fn openshift_changes_nothing_and_is_done_once_capstan_holds_the_leases() {
         facts.leases[1].holder = other.to_owned();
         assert!(!ways(&facts)[0].steps[1].done, "{other}");
     }
+}
+
+#[rstest]
+#[case::of_capv_1_16(&["v1beta1", "v1beta2"], Some("capv-system"), false, false)]
+#[case::never_stored_anew(&["v1alpha4", "v1beta1"], None, false, true)]
+#[case::one_version_has_no_conversion(&["v1beta1"], None, false, false)]
+#[case::of_capstan(&["v1beta1", "v1beta2"], Some("capstan-system"), true, false)]
+fn definitions_are_installed_unless_objects_are_stored_in_a_version_that_goes(
+    #[case] stored: &[&str],
+    #[case] conversion: Option<&str>,
+    #[case] done: bool,
+    #[case] obstacle: bool,
+) {
+    let mut facts = facts(Peer::Capv, deployment(Peer::Capv, "capv-system", &[]));
+    facts.definitions = vec![Definition {
+        name: "vspherevms.infrastructure.cluster.x-k8s.io".to_owned(),
+        served: Vec::new(),
+        stored: stored.iter().map(ToString::to_string).collect(),
+        conversion: conversion.map(str::to_owned),
+        injected: None,
+    }];
+    let way = &ways(&facts)[0];
+    let step = way.steps.iter().find(|step| step.text.contains("capstan crds")).unwrap();
+    assert_eq!((step.done, step.obstacle.is_some()), (done, obstacle), "{way:#?}");
 }

@@ -4,8 +4,11 @@
 //! Invariants: at every point of the way at most one of Capstan and its peer acts on a machine, and every step that is
 //! carried out can be undone.
 
+mod preflight;
+
 use std::collections::BTreeMap;
 
+pub use preflight::{Place, Ungranted, VsphereCluster, VsphereIdentity};
 use serde::{Deserialize, Serialize};
 
 /// A controller that Capstan replaces, in whole or in part.
@@ -254,6 +257,10 @@ pub struct Facts {
     pub workload_identities: Vec<String>,
     /// Pools without a Secret `<pool>-azure-json`.
     pub without_azure_json: Vec<String>,
+    pub vsphere_clusters: Vec<VsphereCluster>,
+    /// AzureClusters with pools and without `spec.identityRef`.
+    pub without_identity: Vec<Place>,
+    pub ungranted: Vec<Ungranted>,
     /// Whether OpenShift's cluster version operator puts back what somebody changes.
     pub cluster_version_operator: bool,
     /// Whether Capstan may use the leases of the peers, by namespace.
@@ -354,16 +361,12 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         deployment: deployment.name.clone(),
         gate: MACHINE_POOL.to_owned(),
     };
-    let mut steps: Vec<Step> = facts
-        .workload_identities
-        .iter()
-        .map(|identity| {
-            let account = format!("system:serviceaccount:{}:capstan", facts.capstan_namespace);
-            let text =
-                format!("in Azure, let the identity of AzureClusterIdentity {identity} trust the subject {account}");
-            manual(text, false)
-        })
-        .collect();
+    let mut steps = preflight::azure(facts);
+    steps.extend(facts.workload_identities.iter().map(|identity| {
+        let account = format!("system:serviceaccount:{}:capstan", facts.capstan_namespace);
+        let text = format!("in Azure, let the identity of AzureClusterIdentity {identity} trust the subject {account}");
+        manual(text, false)
+    }));
     // Before the gate: without its webhooks the API server refuses every write to pools, also those of Capstan.
     let answered = |webhooks: &&Webhooks| webhooks.service == deployment.namespace && !webhooks.gated.is_empty();
     for webhooks in facts.webhooks.iter().filter(answered) {
@@ -437,7 +440,8 @@ fn aks(facts: &Facts) -> Option<String> {
 fn capv(facts: &Facts, deployment: &Deployment) -> Way {
     let peer = Peer::Capv;
     let leases: Vec<String> = peer.leases().iter().map(ToString::to_string).collect();
-    let mut steps = vec![automatic(
+    let mut steps = preflight::vsphere(facts);
+    steps.push(automatic(
         format!(
             "let Capstan hold the lease of CAPV in namespace {}",
             deployment.namespace
@@ -448,7 +452,7 @@ fn capv(facts: &Facts, deployment: &Deployment) -> Way {
         },
         facts.granted.contains(&deployment.namespace),
         None,
-    )];
+    ));
     steps.push(automatic(
         format!("scale Deployment {} to 0", place(deployment)),
         Action::ScaleDown {

@@ -46,9 +46,11 @@ struct Entry {
 /// Carries out every step that is not done, in order; nothing at all while something is in the way.
 pub async fn execute(client: &Client, facts: &Facts) -> Result<Vec<String>> {
     let steps: Vec<Step> = adopt::ways(facts).into_iter().flat_map(|way| way.steps).collect();
-    for Step { text, obstacle, .. } in &steps {
-        if let Some(obstacle) = obstacle {
-            bail!("cannot {text}: {obstacle}");
+    for step in &steps {
+        match &step.obstacle {
+            Some(obstacle) if step.action.is_some() => bail!("cannot {}: {obstacle}", step.text),
+            Some(obstacle) => bail!("{obstacle}: {} first", step.text),
+            None => {}
         }
     }
     let mut done = Vec::new();
@@ -312,7 +314,10 @@ async fn set_conversion(client: &Client, name: &str, conversion: &Conversion) ->
         metadata: Annotations {
             annotations: [(adopt::INJECT_CA, &conversion.injected)].into(),
         },
-        spec: conversion.conversion.as_ref().map(|conversion| SpecPatch { conversion }),
+        spec: conversion
+            .conversion
+            .as_ref()
+            .map(|conversion| SpecPatch { conversion }),
     };
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;

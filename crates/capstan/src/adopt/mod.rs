@@ -5,6 +5,7 @@
 
 mod execute;
 mod observe;
+mod preflight;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,10 +13,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use capstan_core::adopt::{self, Facts, Way};
+use capstan_core::adopt::{self, Facts, Peer, Way};
 use clap::Args;
 use serde::Serialize;
 
+use crate::controllers::Name;
 use crate::plan::Output;
 use crate::run::cluster;
 
@@ -45,6 +47,15 @@ pub struct Adopt {
     /// The namespace that Capstan is or will be installed in
     #[arg(long, default_value = "capstan-system", value_name = "NAMESPACE")]
     capstan_namespace: String,
+    /// Take over only what these controllers replace [default: all]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "NAME,...",
+        conflicts_with = "revert"
+    )]
+    controllers: Vec<Name>,
     /// Carry out the steps that can be undone
     #[arg(long, conflicts_with = "revert")]
     execute: bool,
@@ -68,7 +79,17 @@ struct Report {
 pub async fn run(args: Adopt) -> Result<ExitCode> {
     let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
     let client = kube::Client::try_from(config).context("cannot make a Kubernetes client")?;
-    let mut facts = observe::facts(&client, &args.capstan_namespace).await?;
+    let observe = async || {
+        let mut facts = observe::facts(&client, &args.capstan_namespace).await?;
+        let asked = |peer: &Peer| {
+            args.controllers
+                .iter()
+                .any(|name| name.to_string() == peer.controllers())
+        };
+        facts.peers.retain(|peer, _| args.controllers.is_empty() || asked(peer));
+        anyhow::Ok(facts)
+    };
+    let mut facts = observe().await?;
     let mut carried_out = Vec::new();
     if args.revert {
         carried_out = execute::revert(&client, &facts).await?;
@@ -76,7 +97,7 @@ pub async fn run(args: Adopt) -> Result<ExitCode> {
         carried_out = execute::execute(&client, &facts).await?;
     }
     if args.revert || args.execute {
-        facts = observe::facts(&client, &args.capstan_namespace).await?;
+        facts = observe().await?;
     }
     let ways = adopt::ways(&facts);
     let left = ways.iter().flat_map(|way| &way.steps).any(|step| !step.done);

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use capstan_api::azure::{AzureClusterIdentity, AzureMachinePool, IdentityType};
 use capstan_core::Clock;
 use capstan_core::adopt::{self, Definition, Deployment, Facts, Lease, Peer, WebhookKind, Webhooks};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -11,7 +10,6 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1 as apps;
 use k8s_openapi::api::coordination::v1 as coordination;
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams};
@@ -19,6 +17,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Client, ResourceExt};
 
 use super::execute::ROLE;
+use super::preflight;
 
 /// The Deployment of Capstan, as all its installations name and label it.
 const CAPSTAN: &str = "capstan";
@@ -89,17 +88,13 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         .context("cannot list definitions")?
         .items;
     for (group, kind, plural) in KINDS {
-        // Objects of the version that is stored are read without the webhook that converts them, which may be down.
-        let definition = listed
-            .iter()
-            .find(|definition| definition.name_any() == format!("{plural}.{group}"));
-        let stored = definition.and_then(|definition| definition.spec.versions.iter().find(|version| version.storage));
-        let Some(version) = stored else { continue };
-        let gvk = GroupVersionKind::gvk(group, &version.name, kind);
-        let resource = ApiResource::from_gvk_with_plural(&gvk, plural);
+        let Some(resource) = stored(&listed, group, kind, plural) else {
+            continue;
+        };
         objects.insert(kind.to_owned(), count(client, &resource).await?);
     }
-    let (workload_identities, without_azure_json) = azure(client).await?;
+    let azure = preflight::azure(client).await?;
+    let vsphere_clusters = preflight::vsphere(client, &listed, capstan_namespace).await?;
     Ok(Facts {
         capstan,
         capstan_namespace: capstan_namespace.to_owned(),
@@ -107,16 +102,29 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         webhooks: webhooks(client, &namespaces).await?,
         definitions: definitions(listed),
         objects,
-        workload_identities,
-        without_azure_json,
+        vsphere_clusters,
+        workload_identities: azure.workload_identities,
+        without_azure_json: azure.without_azure_json,
+        without_identity: azure.without_identity,
+        ungranted: azure.ungranted,
         cluster_version_operator: has_cluster_version(client).await?,
         granted,
         peers,
     })
 }
 
+/// Returns a kind in the version that its objects are stored in: they are read without the webhook that converts them, which may
+/// be down.
+pub fn stored(definitions: &[CustomResourceDefinition], group: &str, kind: &str, plural: &str) -> Option<ApiResource> {
+    let name = format!("{plural}.{group}");
+    let definition = definitions.iter().find(|definition| definition.name_any() == name)?;
+    let version = definition.spec.versions.iter().find(|version| version.storage)?;
+    let gvk = GroupVersionKind::gvk(group, &version.name, kind);
+    Some(ApiResource::from_gvk_with_plural(&gvk, plural))
+}
+
 /// Whether the answer says that there is no such kind or object.
-fn is_absent(error: &kube::Error) -> bool {
+pub fn is_absent(error: &kube::Error) -> bool {
     capstan_kube::error::code(error) == Some(404)
 }
 
@@ -322,38 +330,6 @@ async fn count(client: &Client, resource: &ApiResource) -> Result<usize> {
             None => return Ok(count),
         }
     }
-}
-
-/// Returns the identities that use workload identity, and the pools without `<pool>-azure-json`.
-async fn azure(client: &Client) -> Result<(Vec<String>, Vec<String>)> {
-    let place = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
-    let identities: Api<AzureClusterIdentity> = Api::all(client.clone());
-    let identities = match identities.list(&ListParams::default()).await {
-        Ok(listed) => listed.items,
-        Err(error) if is_absent(&error) => Vec::new(),
-        Err(error) => return Err(error).context("cannot list AzureClusterIdentities"),
-    };
-    let identities = identities
-        .iter()
-        .filter(|identity| identity.spec.type_ == IdentityType::WorkloadIdentity)
-        .map(|identity| place(identity.namespace(), identity.name_any()));
-    let pools: Api<AzureMachinePool> = Api::all(client.clone());
-    let pools = match pools.list_metadata(&ListParams::default()).await {
-        Ok(listed) => listed.items,
-        Err(error) if is_absent(&error) => Vec::new(),
-        Err(error) => return Err(error).context("cannot list AzureMachinePools"),
-    };
-    let mut without = Vec::new();
-    for pool in pools {
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
-        let secret = secrets
-            .get_metadata_opt(&format!("{}-azure-json", pool.name_any()))
-            .await;
-        if secret.context("cannot read Secrets")?.is_none() {
-            without.push(place(pool.namespace(), pool.name_any()));
-        }
-    }
-    Ok((identities.collect(), without))
 }
 
 async fn has_cluster_version(client: &Client) -> Result<bool> {

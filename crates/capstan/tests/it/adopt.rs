@@ -158,10 +158,19 @@ async fn peers(kubeconfig: &Path) -> Result<Value> {
 async fn pods(kubeconfig: &Path, namespace: &str, name: &str, pods: i32) -> Result<()> {
     let path = "jsonpath={.metadata.generation}";
     let generation = kubectl(kubeconfig, &["get", "deployment", name, "-n", namespace, "-o", path]).await?;
-    let status = format!(
-        r#"{{"status":{{"observedGeneration":{generation},"replicas":{pods},"updatedReplicas":{pods}}}}}"#
-    );
-    let patch = ["patch", "deployment", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", &status];
+    let status =
+        format!(r#"{{"status":{{"observedGeneration":{generation},"replicas":{pods},"updatedReplicas":{pods}}}}}"#);
+    let patch = [
+        "patch",
+        "deployment",
+        name,
+        "-n",
+        namespace,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &status,
+    ];
     kubectl(kubeconfig, &patch).await.map(drop)
 }
 
@@ -197,7 +206,11 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     plane.install_crds().await?;
     kubectl(&kubeconfig, &["apply", "-f", &file("peers.yaml", PEERS)?]).await?;
     // A definition of CAPV, into which cert-manager writes the CA of CAPV.
-    kubectl(&kubeconfig, &["patch", "crd", DEFINITION, "--type=merge", "-p", CONVERTED_BY_CAPV]).await?;
+    kubectl(
+        &kubeconfig,
+        &["patch", "crd", DEFINITION, "--type=merge", "-p", CONVERTED_BY_CAPV],
+    )
+    .await?;
     // Nobody answers for CAPZ here, as with its feature gate off.
     let pool = kubectl(&kubeconfig, &["apply", "-f", &file("pool.yaml", POOL)?]).await;
     ensure!(pool.is_err(), "{pool:?}");
@@ -233,7 +246,14 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     );
     // Neither while its last pod stops.
     pods(&kubeconfig, "capstan-all-system", "capstan-controller-manager", 1).await?;
-    let scale = ["scale", "deployment", "capstan-controller-manager", "--replicas=0", "-n", "capstan-all-system"];
+    let scale = [
+        "scale",
+        "deployment",
+        "capstan-controller-manager",
+        "--replicas=0",
+        "-n",
+        "capstan-all-system",
+    ];
     kubectl(&kubeconfig, &scale).await?;
     for command in ["--execute", "--revert"] {
         let (code, said) = adopt(&kubeconfig, &[command]).await?;
@@ -242,11 +262,29 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
             "{command}: {code:?} {said}"
         );
     }
-    kubectl(&kubeconfig, &["delete", "deployment", "capstan-controller-manager", "-n", "capstan-all-system"]).await?;
+    kubectl(
+        &kubeconfig,
+        &[
+            "delete",
+            "deployment",
+            "capstan-controller-manager",
+            "-n",
+            "capstan-all-system",
+        ],
+    )
+    .await?;
     ensure!(peers(&kubeconfig).await? == before, "it wrote in spite of an obstacle");
 
     // As after a crash between the two objects of the grant.
-    let role = ["create", "role", "capstan-peer-leases", "-n", "capv-system", "--verb=get", "--resource=leases"];
+    let role = [
+        "create",
+        "role",
+        "capstan-peer-leases",
+        "-n",
+        "capv-system",
+        "--verb=get",
+        "--resource=leases",
+    ];
     kubectl(&kubeconfig, &role).await?;
     let (code, said) = adopt(&kubeconfig, &["--execute"]).await?;
     let binding = ["get", "rolebinding", "capstan-peer-leases", "-n", "capv-system"];
@@ -272,7 +310,12 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
     ensure!(args.contains("ASOAPI=true,MachinePool=false"), "{args}");
     ensure!(read("capz", ".spec.replicas").await? == "1");
     let path = "jsonpath={.items[*].webhooks[*].name}";
-    let webhooks = ["get", "validatingwebhookconfigurations,mutatingwebhookconfigurations", "-o", path];
+    let webhooks = [
+        "get",
+        "validatingwebhookconfigurations,mutatingwebhookconfigurations",
+        "-o",
+        path,
+    ];
     let webhooks = kubectl(&kubeconfig, &webhooks).await?;
     ensure!(
         webhooks == "validation.azurecluster.infrastructure.cluster.x-k8s.io",
@@ -297,7 +340,10 @@ async fn adopt_reads_only_then_executes_records_and_reverts_and_capstan_waits_fo
 
     // Capstan's definitions come; what somebody removes in the meantime is not in the way of the rest.
     let ours = CONVERTED_BY_CAPV.replace("capv-system", "capstan-system");
-    let ours = ours.replace("\"cert-manager.io/inject-ca-from\": \"capstan-system/capv-serving-cert\"", "");
+    let ours = ours.replace(
+        "\"cert-manager.io/inject-ca-from\": \"capstan-system/capv-serving-cert\"",
+        "",
+    );
     kubectl(&kubeconfig, &["patch", "crd", DEFINITION, "--type=merge", "-p", &ours]).await?;
     let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
     ensure!(
@@ -379,12 +425,145 @@ async fn what_is_gone_is_not_in_the_way_of_giving_the_rest_back() -> Result<()> 
     kubectl(&kubeconfig, &["apply", "-f", &file.display().to_string()]).await?;
     adopt(&kubeconfig, &["--execute"]).await?;
     // The last change of CAPZ is undone after those of CAPV: their Deployment is gone.
-    kubectl(&kubeconfig, &["delete", "deployment", "capv-controller-manager", "-n", "capv-system"]).await?;
+    kubectl(
+        &kubeconfig,
+        &["delete", "deployment", "capv-controller-manager", "-n", "capv-system"],
+    )
+    .await?;
     let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
     ensure!(
         code == Some(0) && said.contains("done: nothing, as it is gone") && said.contains("gave feature gate"),
         "{code:?} {said}"
     );
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// Objects that CAPV and CAPZ accept and Capstan refuses.
+const REFUSED: &str = "
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereClusterIdentity
+metadata: {name: team}
+spec: {secretName: vc-account, allowedNamespaces: {selector: {}}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereCluster
+metadata: {name: shared, namespace: capv-system}
+spec: {server: vc.example.com, identityRef: {kind: VSphereClusterIdentity, name: team}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
+kind: VSphereCluster
+metadata: {name: bare, namespace: capv-system}
+spec: {server: vc.example.com, thumbprint: 'AA:BB'}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureClusterIdentity
+metadata: {name: id, namespace: capz-system}
+spec: {type: ServicePrincipal, tenantID: t, clientID: c, clientSecret: {name: password, namespace: capstan-system}, allowedNamespaces: {}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureCluster
+metadata: {name: one, namespace: capz-system}
+spec: {location: eastus, subscriptionID: s, identityRef: {kind: AzureClusterIdentity, name: id}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureCluster
+metadata: {name: two, namespace: capz-system}
+spec: {location: eastus, subscriptionID: s}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureCluster
+metadata: {name: without-pools, namespace: capz-system}
+spec: {location: eastus, subscriptionID: s}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureMachinePool
+metadata: {name: one, namespace: capz-system, labels: {cluster.x-k8s.io/cluster-name: one}}
+spec: {location: eastus, template: {vmSize: Standard_D2s_v3, osDisk: {osType: Linux}, sshPublicKey: ''}}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: AzureMachinePool
+metadata: {name: two, namespace: capz-system, labels: {cluster.x-k8s.io/cluster-name: two}}
+spec: {location: eastus, template: {vmSize: Standard_D2s_v3, osDisk: {osType: Linux}, sshPublicKey: ''}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: password, namespace: capstan-system}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_capstan_refuses_is_in_the_way_before_anything_is_switched_over() -> Result<()> {
+    let plane = ControlPlane::start(Options {
+        kwok: false,
+        controller_manager: false,
+        ..Options::default()
+    })
+    .await?;
+    let (dir, kubeconfig) = (scratch("adopt-refused"), plane.kubeconfig().to_owned());
+    std::fs::create_dir_all(&dir)?;
+    let apply = async |text: &str| {
+        let file = dir.join("objects.yaml");
+        std::fs::write(&file, text)?;
+        kubectl(&kubeconfig, &["apply", "-f", &file.display().to_string()]).await
+    };
+    plane.install_crds().await?;
+    // Without the webhooks, which nobody answers here.
+    let (objects, _) = PEERS
+        .split_once("---\napiVersion: admissionregistration")
+        .unwrap_or((PEERS, ""));
+    apply(objects).await?;
+    apply(REFUSED).await?;
+    let before = peers(&kubeconfig).await?;
+    let (_, said) = adopt(&kubeconfig, &[]).await?;
+    for refused in [
+        "VSphereClusterIdentity team: spec.secretName \"vc-account\": Secret capstan-system/vc-account does not exist",
+        "VSphereClusterIdentity team: metadata.annotations[capstan.dev/allowed-servers] does not name \"vc.example.com\"",
+        "VSphereCluster capv-system/shared: spec.thumbprint is not set",
+        "VSphereCluster capv-system/bare: spec.identityRef is not set",
+        "AzureClusterIdentity capz-system/id: spec.clientSecret: Secret capstan-system/password does not exist, or does not allow",
+        "AzureCluster capz-system/two: spec.identityRef is not set",
+    ] {
+        ensure!(said.contains(&format!("in the way: {refused}")), "{refused}: {said}");
+    }
+    ensure!(!said.contains("without-pools"), "{said}");
+    for controllers in ["azure-pools", "vsphere"] {
+        let (code, said) = adopt(&kubeconfig, &["--execute", "--controllers", controllers]).await?;
+        ensure!(code == Some(1) && said.contains(" first"), "{code:?} {said}");
+    }
+    ensure!(peers(&kubeconfig).await? == before, "it wrote in spite of an obstacle");
+
+    // What each line asks for.
+    for fix in [
+        &[
+            "create",
+            "secret",
+            "generic",
+            "vc-account",
+            "-n",
+            "capstan-system",
+            "--from-literal=ca.crt=x",
+        ][..],
+        &[
+            "annotate",
+            "vsphereclusteridentity",
+            "team",
+            "capstan.dev/allowed-servers=vc.example.com",
+        ],
+        &["delete", "vspherecluster", "bare", "-n", "capv-system"],
+        &[
+            "annotate",
+            "secret",
+            "password",
+            "-n",
+            "capstan-system",
+            "capstan.dev/allowed-namespaces=capz-system",
+        ],
+        &["delete", "azurecluster", "two", "-n", "capz-system"],
+    ] {
+        kubectl(&kubeconfig, fix).await?;
+    }
+    let (_, said) = adopt(&kubeconfig, &[]).await?;
+    ensure!(!said.contains("in the way"), "{said}");
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

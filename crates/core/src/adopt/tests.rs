@@ -111,7 +111,10 @@ fn webhooks_that_refuse_every_write_are_dropped_although_the_gate_is_off_already
     facts.peers = BTreeMap::from([(Peer::Capz, off)]);
     facts.capstan = capstan(&["run"]);
     let steps = &ways(&facts)[0].steps;
-    let left: Vec<_> = steps.iter().filter(|step| step.action.is_some() && !step.done).collect();
+    let left: Vec<_> = steps
+        .iter()
+        .filter(|step| step.action.is_some() && !step.done)
+        .collect();
     assert!(
         matches!(&left[..], [step] if step.obstacle.is_none() && matches!(step.action, Some(Action::DropWebhooks { .. }))),
         "{left:#?}"
@@ -198,7 +201,11 @@ fn a_controller_acts_until_its_last_pod_is_gone(#[case] replicas: i32, #[case] p
     (peer.replicas, peer.pods) = (replicas, pods);
     let way = &ways(&facts)[0];
     let stopped = |step: &&Step| matches!(step.action, Some(Action::ScaleDown { .. }));
-    assert_eq!(way.steps.iter().find(stopped).map(|step| step.done), Some(!acts), "{way:#?}");
+    assert_eq!(
+        way.steps.iter().find(stopped).map(|step| step.done),
+        Some(!acts),
+        "{way:#?}"
+    );
 }
 
 #[rstest]
@@ -209,7 +216,11 @@ fn the_gate_is_off_once_no_pod_runs_with_it_on(#[case] rolled_out: bool, #[case]
     off.rolled_out = rolled_out;
     let way = &ways(&facts(Peer::Capz, off))[0];
     let gate = |step: &&Step| matches!(step.action, Some(Action::DisableGate { .. }));
-    assert_eq!(way.steps.iter().find(gate).map(|step| step.done), Some(done), "{way:#?}");
+    assert_eq!(
+        way.steps.iter().find(gate).map(|step| step.done),
+        Some(done),
+        "{way:#?}"
+    );
 }
 
 #[rstest]
@@ -307,6 +318,10 @@ fn definitions_are_installed_unless_objects_are_stored_in_a_version_that_goes(
         injected: None,
     }];
     let way = &ways(&facts)[0];
-    let step = way.steps.iter().find(|step| step.text.contains("capstan crds")).unwrap();
+    let step = way
+        .steps
+        .iter()
+        .find(|step| step.text.contains("capstan crds"))
+        .unwrap();
     assert_eq!((step.done, step.obstacle.is_some()), (done, obstacle), "{way:#?}");
 }

@@ -6,6 +6,7 @@
 //! * *Ceiling*: the plan asks for no capacity that would make more than desired + maxSurge instances exist, those being
 //!   deleted included.
 //! * An instance is deleted or updated only with a [`Drained`] of its own.
+//! * A scale set of somebody else is not part of the pool: the plan neither changes nor deletes it.
 //! * The cloud never chooses a victim: the plan lowers the capacity only to the number of instances that exist, after a
 //!   second list has confirmed that number.
 //!
@@ -18,6 +19,7 @@ mod describe;
 mod disruption;
 mod forecast;
 mod joining;
+mod ownership;
 mod select;
 mod steps;
 mod waiting;
@@ -26,6 +28,7 @@ pub use budget::{Amount, Budget, BudgetError};
 pub use confirm::{refused_update, still_due};
 pub use forecast::forecast;
 pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
+pub use ownership::{CLUSTER_TAG_PREFIX, Claim, POOL_TAG};
 pub use select::DeletePolicy;
 pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
 
@@ -301,6 +304,8 @@ pub struct Observed {
     pub seed: u64,
     /// `None`: it does not exist.
     pub scale_set: Option<ScaleSet>,
+    /// A scale set of its name exists and is somebody else's: none is created, and a deleted pool leaves it alone.
+    pub name_taken: bool,
     pub machines: Vec<Machine>,
     /// Cluster API Machines whose infrastructure object is gone.
     pub strays: Vec<String>,

@@ -23,6 +23,8 @@ pub fn plan(observed: &Observed) -> Plan {
         }]);
     }
     let mut plan = match observed.mode {
+        // Machines that the pool had may only have lost their tags.
+        Mode::Full | Mode::WithoutCloud | Mode::FinishOnly if observed.name_taken => return Plan::default(),
         Mode::Full => full(observed),
         Mode::WithoutCloud => without_cloud(observed),
         Mode::FinishOnly => finish_only(observed),

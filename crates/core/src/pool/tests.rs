@@ -569,6 +569,23 @@ fn a_scale_set_that_does_not_exist_is_created() {
     assert_eq!(told(&plan(&observed)), "create scale set of 3");
 }
 
+#[rstest]
+#[case::none_is_created(Mode::Full, "", "")]
+#[case::machines_that_the_pool_had_stay(Mode::Full, "a:x", "")]
+#[case::while_the_spec_is_invalid(Mode::FinishOnly, "a:x", "")]
+#[case::a_deleted_pool_lets_go_of_its_objects(Mode::Teardown, "a:x", "release objects a")]
+#[case::and_of_itself(Mode::Teardown, "", "release pool")]
+#[case::also_without_its_cluster(Mode::Orphaned, "a:x", "release objects a; release pool")]
+fn a_scale_set_of_somebody_else_is_left_alone(#[case] mode: Mode, #[case] machines: &str, #[case] expected: &str) {
+    let observed = Observed {
+        mode,
+        scale_set: None,
+        name_taken: true,
+        ..pool(3, (1, 0), machines)
+    };
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
 #[test]
 fn an_update_in_place_that_would_not_bring_the_bootstrap_data_becomes_a_replacement() {
     let mut observed = pool(2, (0, 1), "a:ro b:ro");

@@ -25,6 +25,7 @@ use capstan_azure::model::{
 };
 use capstan_azure::{ResourceId, Size};
 use capstan_core::disks::azure::ultra_unsupported;
+use capstan_core::pool::{CLUSTER_TAG_PREFIX, POOL_TAG};
 use capstan_core::validate::azure_pool::ultra_enabled;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -257,8 +258,6 @@ fn identity(input: &Input<'_>) -> Option<ManagedIdentities> {
 
 /// Tags that are about the model, and not the user's.
 pub const OWN_TAGS: [&str; 3] = [HASH_TAG, CUSTOM_DATA_TAG, PEER_DATA_TAG];
-/// The tag that shows which cluster owns a resource begins so; its value is `owned`.
-pub const CLUSTER_TAG_PREFIX: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_";
 
 /// The cluster's tags, the pool's own over them, and the marks by which the resource is known as the cluster's.
 fn tags(input: &Input<'_>) -> Tags {
@@ -273,7 +272,13 @@ fn tags(input: &Input<'_>) -> Tags {
     // The cloud provider knows the cluster's resources by it.
     tags.insert(format!("kubernetes.io_cluster_{cluster}"), "owned".to_owned());
     tags.insert("Name".to_owned(), input.name());
+    tags.insert(POOL_TAG.to_owned(), pool_tag(input.pool));
     tags
+}
+
+/// Returns the value of the tag by which a scale set is known as the pool's.
+pub fn pool_tag(pool: &AzureMachinePool) -> String {
+    format!("{}/{}", pool.namespace().unwrap_or_default(), pool.name_any())
 }
 
 /// What the hash is taken of: the user's wishes, and never our own defaults. A later version that fills them in otherwise

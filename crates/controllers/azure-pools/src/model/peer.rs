@@ -98,7 +98,7 @@ fn a_scale_set_is_the_one_that_capz_makes_but_for_what_the_documents_list() {
         // The capacity goes beside the model.
         take(&mut theirs, "/sku/capacity");
         // Capstan's own marks.
-        for tag in [HASH_TAG, CUSTOM_DATA_TAG] {
+        for tag in [HASH_TAG, CUSTOM_DATA_TAG, POOL_TAG] {
             assert!(take(&mut ours, &format!("/tags/{tag}")).is_string());
         }
         take(&mut ours, "/properties/scaleInPolicy");

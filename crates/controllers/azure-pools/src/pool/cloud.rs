@@ -1,5 +1,8 @@
 //! The Azure side of a pool: read as seldom as possible. `change.rs` writes the scale set, `instances.rs` its instances.
 //!
+//! Invariant: a scale set of somebody else is never in the snapshot, so that nothing is planned for it, and every write
+//! proves again whose the scale set is.
+//!
 //! Invariant: what Azure was asked for is remembered before anything else happens, and an operation is over only when
 //! Azure says so, or when the list shows its whole effect.
 
@@ -11,6 +14,7 @@ use std::collections::BTreeSet;
 use capstan_azure::model::{ScaleSet, VirtualMachine};
 use capstan_azure::{Client, Operation, Owned, Progress};
 use capstan_core::clock::Clock;
+use capstan_core::pool::Claim;
 use capstan_core::{Class, Classified};
 
 use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot, Snapshot};
@@ -23,6 +27,8 @@ pub struct Cloud<'a> {
     pub clock: Clock,
     pub group: String,
     pub name: String,
+    /// Who the pool is: its scale set's tags say the same.
+    pub claim: Claim,
     pub state: &'a mut State,
 }
 
@@ -119,7 +125,10 @@ impl Cloud<'_> {
 
     async fn read_set(&mut self) -> Result<(), Error> {
         let set = self.client.get_scale_set(&self.group, &self.name).await?;
-        let mut set = set.as_ref().map(ScaleSetSnapshot::read);
+        let set = set.as_ref().map(ScaleSetSnapshot::read);
+        let foreign = set.as_ref().and_then(|set| set.refusal(&self.claim));
+        let mut set = set.filter(|_| foreign.is_none());
+        self.state.foreign = foreign.map(|why| self.foreign(&why));
         (self.state.set_stale, self.state.etag_stale) = (false, false);
         let ambiguous = self.state.ambiguous;
         self.state.ambiguous &= set.as_ref().is_some_and(ScaleSetSnapshot::in_progress);
@@ -177,7 +186,7 @@ impl Cloud<'_> {
     async fn instances(&mut self, set: &ScaleSetSnapshot) -> Result<Vec<InstanceSnapshot>, Error> {
         if set.flexible {
             let vms = self.client.list_flexible_vms(&self.group, &set.id).await?;
-            let owned = set.owned().ok();
+            let owned = set.owned(&self.claim).ok();
             let member = |vm: &VirtualMachine| InstanceSnapshot::flexible(vm, &set.id, owned.as_ref());
             return Ok(vms.iter().filter_map(member).collect());
         }
@@ -195,11 +204,17 @@ impl Cloud<'_> {
         Ok(listed.iter().filter_map(InstanceSnapshot::uniform).collect())
     }
 
-    /// Proof that the scale set, as last read, belongs to a cluster of ours.
+    /// Returns the message about a scale set of this name that is somebody else's.
+    fn foreign(&self, why: &str) -> String {
+        let (name, group, remedy) = (&self.name, &self.group, self.claim.remedy());
+        format!("scale set {name} in resource group {group} is not this pool's: {why}; {remedy}")
+    }
+
+    /// Proof that the scale set, as last read, belongs to this pool.
     fn owned(&self) -> Result<Owned<ScaleSet>, Error> {
         let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         let set = set.ok_or_else(|| Error::NotReady(format!("scale set {} was not read yet", self.name)))?;
-        Ok(set.owned()?)
+        Ok(set.owned(&self.claim)?)
     }
 
     fn flexible(&self) -> bool {

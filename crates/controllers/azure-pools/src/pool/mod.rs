@@ -121,10 +121,13 @@ impl Reconcile for Pools {
         }
         let plan = pool::plan(&observed.plan);
         let mut steps: Vec<Step> = plan.steps.into_iter().map(Step::Pool).collect();
-        steps.push(Step::Report {
-            rolling: plan.rolling,
-            waiting: plan.waiting,
-        });
+        // Machines whose scale set is not the pool's, as its tags say now, keep the status that they have.
+        if !observed.plan.name_taken {
+            steps.push(Step::Report {
+                rolling: plan.rolling,
+                waiting: plan.waiting,
+            });
+        }
         steps.push(Step::Finish);
         Plan {
             steps,
@@ -236,6 +239,7 @@ impl<'a> Actor<'a> {
             clock: self.scope.context.clock,
             group: self.owners.set.group.clone(),
             name: self.owners.set.name.clone(),
+            claim: self.owners.claim(self.pool()),
             state: self.state,
         })
     }

@@ -123,8 +123,22 @@ impl Actor<'_> {
         observed.cloud = self.state.summary(&self.owners.set);
         if observed.waiting_for.is_none() {
             observed.plan = self.observed_plan(&observed);
+            self.note_foreign(&mut observed);
         }
         Ok(observed)
+    }
+
+    /// Reports a scale set of the pool's name that is somebody else's. Only its owner or the pool's can end that; a deleted
+    /// pool goes without it.
+    pub(super) fn note_foreign(&mut self, observed: &mut Observed) {
+        let Some(why) = self.state.foreign.clone() else { return };
+        match self.scope.is_deleting() {
+            true => {
+                let message = format!("the scale set is not deleted: {why}");
+                self.state.events.push(EventNote::warning("ScaleSetLeft", message));
+            }
+            false => observed.error = Some(Error::Invalid(why)),
+        }
     }
 
     async fn observe_mode(&mut self, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
@@ -333,6 +347,7 @@ impl Actor<'_> {
             startup_timeout: startup_timeout(&self.pool().spec),
             seed: seed(&self.scope.key.uid),
             scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
+            name_taken: state.foreign.is_some(),
             machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),
             strays: observed.strays.iter().map(|machine| machine.name_any()).collect(),
             drained_for: state.drained_since.map_or(Duration::ZERO, |since| self.since(since)),
@@ -426,7 +441,9 @@ impl Actor<'_> {
         let list = resync.saturating_sub(listed.unwrap_or_default());
         let throttled = self.state.throttled_for(now).map_or(Duration::ZERO, |(left, _)| left);
         // Azure is not called before its patience is over.
-        let cloud = [list, poll, retry, stale, untracked, recheck].into_iter().min();
+        let cloud = [list, poll, retry, stale, untracked, recheck]
+            .into_iter()
+            .min();
         cloud.unwrap_or(resync).max(throttled)
     }
 }

@@ -10,12 +10,13 @@ use capstan_api::azure::{AzureCluster, AzureMachinePool};
 use capstan_azure::ResourceId;
 use capstan_core::pool::{self, Mode};
 use capstan_core::{Class, Classified};
+use capstan_kube::capi::MachinePool;
 use capstan_kube::runtime::{EventNote, Scope};
 use kube::ResourceExt;
 
 use super::member::{Frame, machine};
 use super::observe::Observed;
-use super::owners::{Owners, SetName};
+use super::owners::{Owners, SetName, cluster_label};
 use super::state::{Kind, State};
 use super::{Actor, FINALIZER};
 use crate::Controller;
@@ -48,6 +49,7 @@ pub(super) async fn observe(
         cluster: Arc::default(),
         azure_cluster: cluster(controller, scope, set.as_ref()).unwrap_or_default(),
         set: set.as_ref().map(name).unwrap_or_default(),
+        cluster_name: cluster_label(controller, &scope.object, &MachinePool::default()),
         gone: true,
     };
     let signed_in = state.client.is_some() || owners.azure_cluster.metadata.name.is_some();
@@ -107,6 +109,8 @@ impl Actor<'_> {
             ..pool::ScaleSet::default()
         });
         observed.cloud = self.state.summary(&self.owners.set);
+        observed.plan.name_taken = self.state.foreign.is_some();
+        self.note_foreign(&mut observed);
         Ok(observed)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool, MACHINE_POOL_LABEL};
 use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
+use capstan_core::pool::Claim;
 use capstan_kube::capi::{Cluster, MachinePool};
 use kube::ResourceExt;
 
@@ -17,8 +18,20 @@ pub struct Owners {
     pub cluster: Arc<Cluster>,
     pub azure_cluster: Arc<AzureCluster>,
     pub set: SetName,
+    /// The name of the cluster, also of one that is gone.
+    pub cluster_name: Option<String>,
     /// Whether they are gone, and only the scale set is left.
     pub gone: bool,
+}
+
+impl Owners {
+    /// Returns who the pool is, as the tags of its scale set say it.
+    pub fn claim(&self, pool: &AzureMachinePool) -> Claim {
+        Claim {
+            cluster: self.cluster_name.clone(),
+            pool: model::pool_tag(pool),
+        }
+    }
 }
 
 /// The name of a scale set.
@@ -87,6 +100,7 @@ pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
         cluster,
         azure_cluster,
         set,
+        cluster_name: Some(name),
         gone: false,
     })
 }
@@ -106,7 +120,11 @@ fn machine_pool(controller: &Controller, pool: &AzureMachinePool) -> Option<Arc<
 }
 
 /// Returns the cluster's name by the labels of the MachinePool, of the pool, or of its machines.
-fn cluster_label(controller: &Controller, pool: &AzureMachinePool, machine_pool: &MachinePool) -> Option<String> {
+pub(super) fn cluster_label(
+    controller: &Controller,
+    pool: &AzureMachinePool,
+    machine_pool: &MachinePool,
+) -> Option<String> {
     let own = [machine_pool.labels(), pool.labels()]
         .into_iter()
         .find_map(|labels| labels.get(CLUSTER_NAME_LABEL).cloned());

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use capstan_azure::model::{ImageReference, Instance, ScaleSet, Tags, VirtualMachine};
 use capstan_azure::{Owned, ResourceId};
+use capstan_core::pool::Claim;
 
-use crate::model::{CLUSTER_TAG_PREFIX, CUSTOM_DATA_TAG, HASH_TAG};
+use crate::model::{CUSTOM_DATA_TAG, HASH_TAG};
 
 /// A list may lag behind: an instance that it lacks counts as gone once a list after this long lacks it, too.
 pub(super) const CONFIRM: Duration = Duration::from_secs(10);
@@ -89,12 +90,14 @@ impl ScaleSetSnapshot {
         profile.and_then(|profile| profile.priority.as_deref()) == Some("Spot")
     }
 
-    /// Proof by its tags that the scale set belongs to a cluster of ours.
-    pub fn owned(&self) -> Result<Owned<ScaleSet>, capstan_azure::Error> {
-        Owned::by_tags(self.whole.as_ref(), |tags| {
-            tags.iter()
-                .any(|(key, value)| key.starts_with(CLUSTER_TAG_PREFIX) && value == "owned")
-        })
+    /// Returns why the scale set is not the one of this pool; `None` if it is.
+    pub fn refusal(&self, claim: &Claim) -> Option<String> {
+        claim.refusal(self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+    }
+
+    /// Proof by its tags that the scale set belongs to this pool.
+    pub fn owned(&self, claim: &Claim) -> Result<Owned<ScaleSet>, capstan_azure::Error> {
+        Owned::by_tags(self.whole.as_ref(), |_| self.refusal(claim).is_none())
     }
 
     /// Whether Azure works on it.

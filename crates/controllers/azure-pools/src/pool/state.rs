@@ -175,6 +175,8 @@ pub struct State {
     pub client: Option<(Client, Instant)>,
     pub bootstrap: Option<(String, Vec<u8>, Instant)>,
     pub snapshot: Option<Snapshot>,
+    /// Why the scale set of the pool's name is not the pool's, and what to do. Then the snapshot has none.
+    pub foreign: Option<String>,
     /// The instances have changed since they were listed.
     pub instances_stale: bool,
     /// So may have the scale set itself.

@@ -19,5 +19,6 @@ mod pools;
 mod slow;
 mod still;
 mod surroundings;
+mod takeover;
 mod troubles;
 mod upgrade;

@@ -39,12 +39,13 @@ impl Cloud<'_> {
         self.put(model, wanted, when).await
     }
 
-    /// Only if nobody has changed the scale set since it was last read. What our own operations have changed is read
-    /// first.
+    /// Only if nobody has changed the scale set since it was last read, and it is still the pool's. What our own operations
+    /// have changed is read first.
     async fn unchanged(&mut self) -> Result<When, Error> {
         if self.state.etag_stale {
             self.read_set().await?;
         }
+        self.owned()?;
         let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         Ok(set
             .and_then(|set| set.etag.clone())
@@ -107,9 +108,10 @@ impl Cloud<'_> {
             tags: Some(self.tags(model)),
             ..ScaleSet::default()
         };
+        let when = self.unchanged().await?;
         let patched = self
             .client
-            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .patch_scale_set(&self.group, &self.name, &change, when)
             .await;
         self.changed(patched, None)?;
         self.none_is_latest();
@@ -153,6 +155,7 @@ impl Cloud<'_> {
 
     /// Notes the model on a scale set that somebody else made and that fits: nothing else is touched.
     pub(in crate::pool) async fn adopt(&mut self, model: &Model) -> Result<(), Error> {
+        let when = self.unchanged().await?;
         let mut tags = self.tags(model);
         let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
         if let Some(hash) = set.and_then(|set| set.tags.get(model::PEER_DATA_TAG)) {
@@ -165,7 +168,7 @@ impl Cloud<'_> {
         };
         let patched = self
             .client
-            .patch_scale_set(&self.group, &self.name, &change, When::Always)
+            .patch_scale_set(&self.group, &self.name, &change, when)
             .await;
         self.changed(patched, None)
     }

@@ -72,6 +72,7 @@ impl Cloud<'_> {
     pub(in crate::pool) async fn update(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
         let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
         let list: Vec<String> = ids.iter().cloned().collect();
+        self.owned()?;
         let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
         let operation = upgrade.inspect_err(|_| self.mark_ambiguous())?;
         let over = operation.is_none();

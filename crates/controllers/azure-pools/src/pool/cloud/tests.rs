@@ -69,6 +69,10 @@ impl World {
             clock: Clock::system(),
             group: GROUP.to_owned(),
             name: "np".to_owned(),
+            claim: Claim {
+                cluster: Some("c".to_owned()),
+                pool: "default/np".to_owned(),
+            },
             state: &mut self.state,
         }
     }
@@ -84,7 +88,7 @@ impl World {
         });
         merge(&mut spec, &change);
         let read = |value: Value| serde_json::from_value::<AzureMachinePool>(value).unwrap();
-        let pool = read(json!({ "metadata": { "name": "np" }, "spec": spec }));
+        let pool = read(json!({ "metadata": { "name": "np", "namespace": "default" }, "spec": spec }));
         let machine_pool: MachinePool = serde_json::from_value(json!({
             "spec": { "clusterName": "c", "template": { "spec": { "clusterName": "c", "version": "v1.35.0" } } }
         }))

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use http::Method;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -118,5 +120,71 @@ async fn a_pool_whose_scale_set_is_given_to_another_stops_and_keeps_its_machines
     assert_eq!(writes(&still), Vec::<String>::new());
     assert_eq!((still.machines(), still.instances().len()), (machines, 3));
     assert_eq!(still.pool()["spec"]["providerIDList"], pool["spec"]["providerIDList"]);
+    Ok(())
+}
+
+/// Returns the tags of a scale set that has today's bootstrap data.
+async fn tags_of_today() -> Result<Value> {
+    let (still, _running) = Still::ready(Pool::default()).await?;
+    Ok(still.set()["tags"].clone())
+}
+
+#[rstest]
+#[case::with_old_data("old", false)]
+#[case::with_the_data_of_today("today", true)]
+#[tokio::test(start_paused = true)]
+async fn new_instances_of_a_scale_set_that_was_taken_over_start_with_the_data_of_today(
+    #[case] hash: &str,
+    #[case] known: bool,
+) -> Result<()> {
+    let today = tags_of_today().await?;
+    let hash = if known {
+        today["capz-custom-data-hash"].clone()
+    } else {
+        json!(hash)
+    };
+    let still = Still::new(Pool {
+        replicas: 2,
+        ..Pool::default()
+    })
+    .await?;
+    make_set(
+        &still,
+        json!({ OUR_CLUSTER: "owned", "cost": "42", "capz-custom-data-hash": hash }),
+    )
+    .await;
+    let before = still.instance_ids();
+    let _running = still.start()?;
+    still.until_ready(2).await;
+    still.assert_settled().await;
+    assert_eq!(still.instance_ids(), before);
+    assert_eq!(writes(&still), [format!("PATCH {}", still.set_id())], "only tags");
+    let tags = still.set()["tags"].clone();
+    assert_eq!(
+        (&tags["cost"], &tags["capstan-pool"]),
+        (&json!("42"), &json!("default/np"))
+    );
+    assert_eq!(tags["capz-custom-data-hash"], hash);
+    assert_eq!(
+        tags["capstan-custom-data"] == today["capstan-custom-data"],
+        known,
+        "{tags}"
+    );
+
+    still.scale(3).await?;
+    still.until_ready(3).await;
+    let ids = still.instance_ids();
+    let new = ids.iter().find(|id| !before.contains(id)).expect("a new instance");
+    let data = still
+        .azure
+        .instance_custom_data(&format!("{}/virtualMachines/{new}", still.set_id()));
+    let expected = if known {
+        OLD_DATA.to_owned()
+    } else {
+        BASE64.encode("#cloud-config\n{}\n")
+    };
+    assert_eq!(data, Some(expected));
+    let tags = still.set()["tags"].clone();
+    assert_eq!(tags["capstan-custom-data"], today["capstan-custom-data"]);
     Ok(())
 }

@@ -158,9 +158,15 @@ impl Cloud<'_> {
         let when = self.unchanged().await?;
         let mut tags = self.tags(model);
         let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
-        if let Some(hash) = set.and_then(|set| set.tags.get(model::PEER_DATA_TAG)) {
-            // The custom data stays the one that CAPZ set, until it changes.
-            tags.insert(model::PEER_DATA_TAG.to_owned(), hash.clone());
+        let before = set.map(|set| &set.tags);
+        // The custom data stays as it is. Where it is not known to be the newest, its tags stay, too: new instances would
+        // start with an expired token.
+        for name in [CUSTOM_DATA_TAG, model::PEER_DATA_TAG] {
+            match before.and_then(|before| before.get(name)) {
+                _ if before.is_some_and(|before| has_custom_data_of(before, model)) => {}
+                Some(hash) => drop(tags.insert(name.to_owned(), hash.clone())),
+                None => drop(tags.remove(name)),
+            }
         }
         let change = ScaleSet {
             tags: Some(tags),
@@ -211,6 +217,16 @@ impl Cloud<'_> {
         self.state.operations.retain(|tracked| tracked.kind != Kind::Change);
         self.track(Kind::Change, BTreeSet::new(), put.operation);
         Ok(())
+    }
+}
+
+/// Whether tags say that the scale set has the custom data of this model. CAPZ changes its own tag only, so that it says the
+/// last word.
+fn has_custom_data_of(tags: &Tags, model: &Model) -> bool {
+    let wanted = model.set.tags.as_ref().and_then(|tags| tags.get(model::PEER_DATA_TAG));
+    match tags.get(model::PEER_DATA_TAG) {
+        Some(hash) => Some(hash) == wanted,
+        None => tags.get(CUSTOM_DATA_TAG) == Some(&model.custom_data_hash),
     }
 }
 

@@ -26,6 +26,9 @@ use crate::model::{self, Model};
 const PAUSE_ROLLOUT_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/pause-rollout";
 /// While Cluster API drains, nobody wakes us for certain.
 const BY_CLUSTER_API: Duration = Duration::from_secs(15);
+/// Whoever else adds instances makes them from the scale set as it is, so that a new bootstrap token has to reach it while the
+/// old one lasts. Those of kubeadm live for 15 minutes, and Cluster API makes the next one when half of that has passed.
+const BOOTSTRAP_RECHECK: Duration = Duration::from_secs(120);
 
 /// One observation of a pool.
 pub struct Observed {
@@ -439,9 +442,11 @@ impl Actor<'_> {
         let untracked = self.state.untracked_in(now).unwrap_or(resync);
         let recheck = self.state.recheck_in(now).unwrap_or(resync);
         let list = resync.saturating_sub(listed.unwrap_or_default());
+        let external = self.owners.machine_pool.replicas_managed_externally();
+        let bootstrap = if external { BOOTSTRAP_RECHECK } else { resync };
         let throttled = self.state.throttled_for(now).map_or(Duration::ZERO, |(left, _)| left);
         // Azure is not called before its patience is over.
-        let cloud = [list, poll, retry, stale, untracked, recheck]
+        let cloud = [list, poll, retry, stale, untracked, recheck, bootstrap]
             .into_iter()
             .min();
         cloud.unwrap_or(resync).max(throttled)

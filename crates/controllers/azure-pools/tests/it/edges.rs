@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_sim::azure::Config;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -95,6 +97,50 @@ async fn a_node_is_cordoned_after_an_update_in_place_if_it_was_before(#[case] co
             found["metadata"]["name"]
         );
     }
+    Ok(())
+}
+
+/// Bootstrap data with a token in it.
+fn bootstrap(token: &str) -> String {
+    BASE64.encode(format!("#cloud-config\nrun: kubeadm join --token {token}\n"))
+}
+
+async fn rotate(still: &Still, token: &str) -> Result<()> {
+    still
+        .patch(
+            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "boot" },
+            "data": { "value": bootstrap(token) } }),
+        )
+        .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_token_reaches_a_scale_set_that_others_scale_while_the_old_one_lasts() -> Result<()> {
+    let still = Still::new(Pool::default()).await?;
+    rotate(&still, "aaaaaa.0123456789abcdef").await?;
+    let managed = json!({ "cluster.x-k8s.io/replicas-managed-by": "cluster-autoscaler" });
+    still
+        .patch(
+            json!({ "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": { "name": NAME,
+            "annotations": managed } }),
+        )
+        .await?;
+    let _running = still.start()?;
+    still.until_ready(3).await;
+    still.assert_settled().await;
+    let before = still.instance_ids();
+
+    still.azure.clear_requests();
+    tokio::time::sleep(Duration::from_secs(590)).await;
+    let calls = still.azure.arm_requests();
+    assert!(calls.len() <= 2, "the recheck costs nothing in Azure: {calls:?}");
+
+    for token in ["bbbbbb.0123456789abcdef", "cccccc.0123456789abcdef"] {
+        rotate(&still, token).await?;
+        tokio::time::sleep(Duration::from_secs(180)).await;
+        assert_eq!(still.azure.custom_data(&still.set_id()), Some(bootstrap(token)));
+    }
+    assert_eq!(still.instance_ids(), before, "no machine is replaced for it");
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot};
+use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot, in_progress};
 use crate::model::bootstrap_part;
 
 /// Which model the instance was made from, or updated to.
@@ -302,6 +302,8 @@ fn update(member: &Member, frame: &Frame<'_>) -> Update {
             waited: *waited,
         },
         None if instance.is("Failed") => Update::Failed("InstanceFailed"),
+        // The answer to the update was lost, or a process died before it could keep it: a second update is a second outage.
+        None if in_progress(&instance.state) => Update::Running,
         None => Update::Pending,
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use capstan_sim::azure::Config;
+use capstan_sim::azure::{Action, Config, Fault};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -55,6 +55,25 @@ async fn an_update_in_place_is_in_the_status_before_a_crash_can_lose_it() -> Res
     let _running = still.start()?;
     still.until_ready(2).await;
     assert_eq!(images(&still), [json!(image(2)), json!(image(2))]);
+    assert_eq!(updates(&still), 2, "each instance is updated once");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_in_place_whose_answer_is_lost_is_not_asked_for_again() -> Result<()> {
+    let (still, _running) = Still::ready(in_place()).await?;
+    let lost = Fault::new(Action::Drop)
+        .method("POST")
+        .path("(?i)/manualupgrade")
+        .times(1);
+    still.azure.fault(lost)?;
+    still.upgrade(2).await?;
+    still
+        .until("the new image", |still| {
+            images(still) == [json!(image(2)), json!(image(2))]
+        })
+        .await;
+    still.until_ready(2).await;
     assert_eq!(updates(&still), 2, "each instance is updated once");
     Ok(())
 }

@@ -94,9 +94,9 @@ async fn plan_exits_with_two_for_a_file_that_changes_something_and_with_zero_oth
         "{out}"
     );
 
-    // A template never changes: the API server refuses it in the dry run, too.
-    let changed = file("changed.yaml", &TEMPLATE.replace("numCPUs: 2", "numCPUs: 8"))?;
-    let (code, out, err) = plan(&plane, &namespace, &[&openshift[..], &["-f", &changed]].concat()).await?;
+    // What the API server would refuse, it refuses in the dry run, too.
+    let invalid = file("invalid.yaml", &TEMPLATE.replace("numCPUs: 2", "numCPUs: many"))?;
+    let (code, out, err) = plan(&plane, &namespace, &[&openshift[..], &["-f", &invalid]].concat()).await?;
     ensure!(
         code == Some(1) && err.contains("the API server refuses the change"),
         "{code:?} {out} {err}"

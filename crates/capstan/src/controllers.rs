@@ -1,7 +1,5 @@
 //! The controllers, by the names of the command line.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use capstan_kube::Context;
 use clap::ValueEnum;
@@ -66,24 +64,18 @@ pub struct Settings {
     /// How AzureClusters sign in.
     pub azure_sign_in: capstan_azure_pools::SignIn,
     pub vsphere: capstan_vsphere_machines::Options,
-    /// How often everything is looked at again although nothing seems to have changed.
-    pub resync: Option<Duration>,
 }
 
 /// Runs a controller until the context's shutdown.
 pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()> {
     match name {
         Name::Openshift => {
-            let mut options = capstan_openshift::Options::default();
-            options.resync = settings.resync.unwrap_or(options.resync);
-            capstan_openshift::run(context, settings.azure, options).await?;
+            capstan_openshift::run(context, settings.azure).await?;
         }
         Name::AzurePools => {
-            let mut options = capstan_azure_pools::Options {
+            let options = capstan_azure_pools::Options {
                 sign_in: settings.azure_sign_in,
-                ..Default::default()
             };
-            options.resync = settings.resync.unwrap_or(options.resync);
             capstan_azure_pools::run(context, settings.azure, options).await?;
         }
         Name::Vsphere => {

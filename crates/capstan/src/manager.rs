@@ -40,6 +40,7 @@ pub struct Manager {
     pub azure: capstan_azure::Settings,
     pub azure_sign_in: capstan_azure_pools::SignIn,
     pub vsphere: capstan_vsphere_machines::Options,
+    /// How often every controller observes its objects again although nothing has changed; the runtime's default when `None`.
     pub resync: Option<Duration>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
@@ -198,17 +199,23 @@ impl Manager {
         Ok(())
     }
 
-    /// Runs all controllers until `end`.
-    async fn term(&self, interceptors: Interceptors, azure: Clients, end: CancellationToken) -> Result<()> {
-        let options = Options {
+    fn options(&self, interceptors: Interceptors, shutdown: CancellationToken) -> Options {
+        let default = Options::default();
+        Options {
             interceptors,
             namespace: self.namespace.clone(),
             watch_filter: self.watch_filter.clone(),
             holder: self.holder(),
-            shutdown: end.clone(),
-            ..Options::default()
-        };
-        let context = Context::new(self.config.clone(), options).context("cannot make a Kubernetes client")?;
+            shutdown,
+            resync: self.resync.unwrap_or(default.resync),
+            ..default
+        }
+    }
+
+    /// Runs all controllers until `end`.
+    async fn term(&self, interceptors: Interceptors, azure: Clients, end: CancellationToken) -> Result<()> {
+        let context = Context::new(self.config.clone(), self.options(interceptors, end.clone()))
+            .context("cannot make a Kubernetes client")?;
         context
             .metrics
             .register(|registry| self.azure.metrics.register(registry));
@@ -217,7 +224,6 @@ impl Manager {
             azure,
             azure_sign_in: self.azure_sign_in.clone(),
             vsphere: self.vsphere.clone(),
-            resync: self.resync,
         };
         let mut tasks = JoinSet::new();
         for name in &self.controllers {
@@ -288,5 +294,41 @@ pub async fn is_served(name: Name, client: &Client) -> Result<bool> {
         Ok(list) => Ok(list.resources.iter().any(|resource| resource.name == plural)),
         Err(error) if capstan_kube::error::code(&error) == Some(404) => Ok(false),
         Err(error) => Err(capstan_kube::Error::from(error)).context("cannot read which kinds the API server serves"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manager(resync: Option<Duration>) -> Manager {
+        Manager {
+            config: kube::Config::new("http://127.0.0.1:1".parse().unwrap()),
+            controllers: Name::ALL.to_vec(),
+            namespace: Some("one".to_owned()),
+            watch_filter: Some("value".to_owned()),
+            azure: capstan_azure::Settings::new(capstan_azure::Cloud::named("AzurePublicCloud").unwrap()),
+            azure_sign_in: Default::default(),
+            vsphere: Default::default(),
+            resync,
+            lease: None,
+            hold: Vec::new(),
+            webhook: None,
+            admission: admission::Options::default(),
+            convert: false,
+            registrar: None,
+            status: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn the_resync_of_the_command_line_reaches_all_controllers() {
+        let options = |resync| manager(resync).options(Interceptors::default(), CancellationToken::new());
+        let asked = Duration::from_secs(90);
+        assert_eq!(options(Some(asked)).resync, asked);
+        assert_eq!(options(None).resync, Options::default().resync);
+        let limited = options(None);
+        assert_eq!(limited.namespace.as_deref(), Some("one"));
+        assert_eq!(limited.watch_filter.as_deref(), Some("value"));
     }
 }

@@ -49,7 +49,7 @@ pub struct Run {
     /// Reconcile only objects of Cluster API whose label cluster.x-k8s.io/watch-filter has this value [default: all]
     #[arg(long, value_name = "VALUE")]
     watch_filter: Option<String>,
-    /// Read Azure again this often even if nothing changed, for example 10m; vCenters report changes themselves
+    /// Read Azure and vCenter again this often even if nothing changed, for example 5m [default: 10m]
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
     /// Serve /healthz and /readyz at this address; "0" for none

@@ -211,7 +211,7 @@ impl Scenario for Machines {
                 ..Config::default()
             };
             let process = |context, clouds: Clouds| -> BoxFuture<'static, Result<()>> {
-                Box::pin(async move { Ok(capstan_openshift::run(context, clouds.azure, Default::default()).await?) })
+                Box::pin(async move { Ok(capstan_openshift::run(context, clouds.azure).await?) })
             };
             let world = World::new(seed, config, process, monitor, trace).await?;
             let azure = &world.view.azure;

@@ -125,7 +125,6 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
         azure,
         azure_sign_in: args.azure.sign_in()?,
         vsphere: args.vsphere.options(),
-        resync: None,
     };
     let asked = if args.controllers.is_empty() {
         Name::ALL.to_vec()

@@ -33,20 +33,9 @@ const COMPONENT: &str = "azuremachinepool-controller";
 pub const CONTROLLERS: [&str; 2] = [<pool::Pools as Reconcile>::NAME, <cluster::Clusters as Reconcile>::NAME];
 
 /// The settings of these controllers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// How often a pool is read from Azure when nothing else calls for it.
-    pub resync: Duration,
     pub sign_in: SignIn,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            resync: Duration::from_secs(600),
-            sign_in: SignIn::default(),
-        }
-    }
 }
 
 /// What all reconciles share.

@@ -17,8 +17,6 @@ use capstan_kube::runtime::Reconcile;
 use platform::{Facts, Platform};
 use std::time::Duration;
 
-/// How often a machine that nothing happens to is compared with Azure.
-const RESYNC: Duration = Duration::from_secs(600);
 /// Between two tries to read the platform: an API server that starts answers within seconds, and a missing right is
 /// granted by hand.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -26,19 +24,6 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// The names of the controllers that [`run`] runs.
 pub const CONTROLLERS: [&str; 2] = [<machine::Controller as Reconcile>::NAME, machineset::NAME];
-
-/// What `capstan run` can set.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How often Azure is asked about machines that nothing happens to.
-    pub resync: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { resync: RESYNC }
-    }
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,22 +37,22 @@ pub enum Error {
 
 /// Runs all controllers of this group until the context is shut down. Tokens and budgets are in `clients`, which all
 /// controllers of a process share.
-pub async fn run(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
+pub async fn run(context: Context, clients: Clients) -> Result<(), Error> {
     let Some(platform) = platform(&context).await else {
         return Ok(());
     };
     match platform {
-        Platform::Plain => controllers(context, clients, options, Facts::default()).await,
+        Platform::Plain => controllers(context, clients, Facts::default()).await,
         Platform::Azure(cluster) => {
             let clients = platform::clients(&clients, &cluster)?;
             if context.preview.is_none() {
-                return succeed(context, clients, options).await;
+                return succeed(context, clients).await;
             }
             // A preview writes nothing: it needs no lease.
             let namespace = platform::namespace(context.namespace.as_ref());
             let context = context.narrowed(Vec::new(), Some(namespace), context.shutdown.clone())?;
             let facts = Facts::watch(&context).await?;
-            controllers(context, clients, options, facts).await
+            controllers(context, clients, facts).await
         }
         Platform::Other(platform) => {
             tracing::info!(
@@ -104,7 +89,7 @@ async fn platform(context: &Context) -> Option<Platform> {
 }
 
 /// Runs the controllers while the leases of the controllers that they replace are held.
-async fn succeed(context: Context, clients: Clients, options: Options) -> Result<(), Error> {
+async fn succeed(context: Context, clients: Clients) -> Result<(), Error> {
     let mut leases = platform::leases(&context)?;
     let clients = clients.behind(leases.fences());
     let namespace = platform::namespace(context.namespace.as_ref());
@@ -118,7 +103,7 @@ async fn succeed(context: Context, clients: Clients, options: Options) -> Result
         let fenced = context.narrowed(leases.fences(), Some(namespace.clone()), term.clone())?;
         let work = async {
             let facts = Facts::watch(&fenced).await?;
-            controllers(fenced, clients.clone(), options.clone(), facts).await
+            controllers(fenced, clients.clone(), facts).await
         };
         tokio::pin!(work);
         tokio::select! {
@@ -133,7 +118,7 @@ async fn succeed(context: Context, clients: Clients, options: Options) -> Result
     Ok(())
 }
 
-async fn controllers(context: Context, clients: Clients, options: Options, facts: Facts) -> Result<(), Error> {
+async fn controllers(context: Context, clients: Clients, facts: Facts) -> Result<(), Error> {
     let attachments = async {
         attach::run(&context).await;
         Ok(())
@@ -142,7 +127,7 @@ async fn controllers(context: Context, clients: Clients, options: Options, facts
         machineset::run(context.clone(), clients.clone()).await;
         Ok(())
     };
-    let machines = machine::run(context.clone(), clients.clone(), options, facts);
+    let machines = machine::run(context.clone(), clients.clone(), facts);
     tokio::try_join!(machines, sets, attachments)?;
     Ok(())
 }

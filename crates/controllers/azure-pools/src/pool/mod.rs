@@ -99,7 +99,7 @@ impl Reconcile for Pools {
         match owners::find(&self.0, &scope.object) {
             Found::Paused => Ok(None),
             Found::Unsupported(_) if scope.is_deleting() => Ok(None),
-            Found::Unsupported(why) => Ok(Some(Observed::unsupported(why, self.0.options.resync))),
+            Found::Unsupported(why) => Ok(Some(Observed::unsupported(why, self.0.context.resync))),
             Found::All(_) | Found::Missing(_) if scope.is_deleting() && !orphan::is_ours(&scope.object) => Ok(None),
             Found::All(owners) => {
                 let mut actor = Actor::new(&self.0, scope, state, owners);

@@ -177,7 +177,7 @@ impl Actor<'_> {
     }
 
     fn empty(&self, mode: Mode) -> Observed {
-        Observed::new(self.owners.clone(), mode, self.controller.options.resync)
+        Observed::new(self.owners.clone(), mode, self.controller.context.resync)
     }
 
     /// Observes for a part of the plan, where the whole cannot be made for this error.
@@ -261,7 +261,7 @@ impl Actor<'_> {
 
     /// Reads Azure as far as needed, and once more when the nodes show something newer.
     async fn refresh(&mut self) -> Result<Vec<Failure>, Error> {
-        let resync = self.controller.options.resync;
+        let resync = self.controller.context.resync;
         let mut failures = self.cloud().await?.refresh(resync).await?;
         let members = self.members().await?;
         if self.nodes_show_changes(&members).await {
@@ -432,7 +432,7 @@ impl Actor<'_> {
 
     /// Returns when there is reason to reconcile again although nothing else happens.
     pub(super) fn next(&self) -> Duration {
-        let (now, resync) = (self.now(), self.controller.options.resync);
+        let (now, resync) = (self.now(), self.controller.context.resync);
         let age = |at: Instant| now.saturating_duration_since(at);
         let listed = self.state.snapshot.as_ref().map(|snapshot| age(snapshot.at));
         let poll = self.state.next_poll(self.scope.now()).unwrap_or(resync);

@@ -75,7 +75,7 @@ pub(super) async fn observe(
     actor.state.events.push(EventNote::warning("ScaleSetLeft", message));
     let mut observed = Observed::new(actor.owners.clone(), Mode::WithoutCloud, RECHECK);
     if left.class() == Class::Terminal {
-        observed.requeue = controller.options.resync;
+        observed.requeue = controller.context.resync;
     }
     observed.error = Some(left);
     Ok(observed)

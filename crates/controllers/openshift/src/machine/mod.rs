@@ -27,7 +27,6 @@ mod teardown;
 
 pub use error::Error;
 
-use crate::Options;
 use crate::account::{Account, Accounts};
 use crate::platform::Facts;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine, MachineStatus};
@@ -49,14 +48,13 @@ use quotas::Quotas;
 use state::State;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 use subnets::Subnets;
 
 /// The component that events of machines are reported by.
 const COMPONENT: &str = "azure-controller";
 
 /// Runs the machine controller until the context's shutdown.
-pub async fn run(context: Context, clients: Clients, options: Options, facts: Facts) -> Result<(), Error> {
+pub async fn run(context: Context, clients: Clients, facts: Facts) -> Result<(), Error> {
     let (machines, nodes) = (context.cache::<Machine>(), context.nodes());
     let reconciler = Reconciler::new(&context, machines.clone()).on(of_nodes(nodes.clone(), machines.clone()));
     machines.ready().await?;
@@ -69,7 +67,6 @@ pub async fn run(context: Context, clients: Clients, options: Options, facts: Fa
         subnets: Subnets::new(context.clock),
         quotas: Quotas::new(context.clock),
         metrics: Metrics::new(&context.metrics, machines.clone(), context.clock),
-        resync: options.resync,
         facts,
         context,
         machines,
@@ -125,7 +122,6 @@ pub(crate) struct Controller {
     subnets: Subnets,
     quotas: Quotas,
     metrics: Metrics,
-    resync: Duration,
     facts: Facts,
 }
 

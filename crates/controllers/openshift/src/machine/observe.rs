@@ -37,7 +37,7 @@ impl Controller {
                 vm: Vm::NotObserved,
                 operation: operation.map(|operation| operation.due_in(now)),
                 may_exist: state.may_exist,
-                next_observation: state.next_observation(&machine, self.resync, unwell, scope.instant()),
+                next_observation: state.next_observation(&machine, self.context.resync, unwell, scope.instant()),
                 control_plane_before: node
                     .as_deref()
                     .filter(|node| deleting && node::is_control_plane(node))
@@ -96,7 +96,7 @@ impl Controller {
             Some(vm) if !names.owns_vm(vm, recorded.as_ref()) => Vm::Foreign,
             Some(vm) => vm_state(vm),
         };
-        observed.plan.next_observation = self.resync;
+        observed.plan.next_observation = self.context.resync;
         observed.vm = found;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Looks up what a machine of a set offers, in Azure's catalogue of sizes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use capstan_api::openshift::MachineSet;
 use capstan_core::machineset::capacity::Capacity;
@@ -9,10 +9,6 @@ use capstan_kube::runtime::Scope;
 use super::Controller;
 use crate::machine::spec;
 use crate::sizes;
-
-/// A size that could not be looked up, or is not known, is looked up again after this long: an account gets its rights, a
-/// catalogue its sizes.
-pub const RETRY: Duration = Duration::from_secs(600);
 
 /// What is known of a set's machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +29,9 @@ impl Controller {
         let generation = scope.object.metadata.generation.unwrap_or_default();
         let now = scope.instant();
         if let Some((of, at, known)) = &state.0 {
-            let fresh = matches!(known, Lookup::Known(_)) || now.saturating_duration_since(*at) < RETRY;
+            // An account gets its rights, a catalogue its sizes.
+            let is_young = now.saturating_duration_since(*at) < scope.context.resync;
+            let fresh = matches!(known, Lookup::Known(_)) || is_young;
             if *of == generation && fresh {
                 return known.clone();
             }

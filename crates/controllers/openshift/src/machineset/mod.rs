@@ -9,6 +9,7 @@ mod observe;
 mod status;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use capstan_api::openshift::{Machine, MachineSet};
 use capstan_azure::Clients;
@@ -48,6 +49,8 @@ struct Managed {
     plan: machineset::Observed,
     selector: Selector,
     capacity: Lookup,
+    /// When a capacity that is not known is looked up again.
+    resync: Duration,
 }
 
 /// Runs until the context's shutdown.
@@ -107,10 +110,8 @@ impl Reconcile for Controller {
         };
         let mut plan = machineset::plan(&managed.plan, now);
         if !matches!(managed.capacity, Lookup::Known(_)) {
-            plan.requeue = Some(
-                plan.requeue
-                    .map_or(capacity::RETRY, |requeue| requeue.min(capacity::RETRY)),
-            );
+            let again = managed.resync;
+            plan.requeue = Some(plan.requeue.map_or(again, |requeue| requeue.min(again)));
         }
         plan
     }

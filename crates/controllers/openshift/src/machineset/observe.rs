@@ -66,6 +66,7 @@ impl Controller {
             },
             selector,
             capacity,
+            resync: scope.context.resync,
         })))
     }
 

@@ -183,7 +183,7 @@ impl Still {
             ..Settings::new(Cloud::custom("sim", &self.azure.url, &self.azure.url)?)
         })?;
         let task = tokio::spawn(async move {
-            if let Err(error) = capstan_openshift::run(context, clients, capstan_openshift::Options::default()).await {
+            if let Err(error) = capstan_openshift::run(context, clients).await {
                 eprintln!("the controllers ended: {error}");
             }
         });

@@ -100,7 +100,6 @@ impl World {
     }
 
     pub async fn start_behind(&self, interceptors: Vec<Arc<dyn Interceptor>>) -> Result<Running> {
-        let options = capstan_openshift::Options::default();
         let interceptors = Interceptors::new(interceptors);
         let kube = Options {
             interceptors: interceptors.clone(),
@@ -111,7 +110,7 @@ impl World {
         let context = Context::new(self.plane.config().await?, kube)?;
         let (metrics, clients) = (context.metrics.clone(), Clients::new(self.settings(interceptors)?)?);
         let task = tokio::spawn(async move {
-            if let Err(error) = capstan_openshift::run(context, clients, options).await {
+            if let Err(error) = capstan_openshift::run(context, clients).await {
                 eprintln!("controller ended: {error}");
             }
         });

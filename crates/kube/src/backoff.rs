@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use capstan_core::Class;
+use capstan_core::backoff::{exponential, jittered};
+use parking_lot::Mutex;
 
 /// The first retry comes soon: most transient faults are conflicts and passing network errors.
 const FIRST: Duration = Duration::from_millis(250);
@@ -20,10 +21,7 @@ pub fn delay(class: Class, failures: u32, jitter: f64) -> Option<Duration> {
     match class {
         Class::Terminal => None,
         Class::Throttled(after) => Some(after.max(FIRST) + FIRST.mul_f64(jitter.clamp(0.0, 1.0))),
-        Class::Transient => {
-            let full = FIRST.saturating_mul(1u32.checked_shl(failures.saturating_sub(1).min(20)).unwrap_or(1));
-            Some(full.min(LONGEST).mul_f64(0.5 + 0.5 * jitter.clamp(0.0, 1.0)))
-        }
+        Class::Transient => Some(jittered(exponential(FIRST, LONGEST, failures), jitter)),
     }
 }
 
@@ -51,7 +49,7 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
     /// Note a failure; the answer is when to try again. `fingerprint` tells versions of the object apart that its
     /// user wrote: a new one breaks the back-off.
     pub fn failed(&self, key: &K, class: Class, fingerprint: u64, now: Instant) -> Option<Duration> {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let entry = entries.entry(key.clone()).or_insert(Entry {
             failures: 0,
             until: None,
@@ -72,7 +70,7 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
 
     /// How long this object has still to wait.
     pub fn remaining(&self, key: &K, fingerprint: u64, now: Instant) -> Option<Duration> {
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let entry = entries
             .get(key)
             .filter(|entry| entry.strict || entry.fingerprint == fingerprint)?;
@@ -81,24 +79,20 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
 
     /// Something that may cure the object's failure has changed: do not wait, unless we were told how long to.
     pub fn nudge(&self, key: &K) {
-        if let Some(entry) = self.lock().get_mut(key).filter(|entry| !entry.strict) {
+        if let Some(entry) = self.entries.lock().get_mut(key).filter(|entry| !entry.strict) {
             entry.until = None;
         }
     }
 
     /// The object is well, or gone.
     pub fn forget(&self, key: &K) {
-        self.lock().remove(key);
+        self.entries.lock().remove(key);
     }
 
     /// Spreads objects by their names; the same in every process, so that a test can be replayed.
     fn jitter(&self, key: &K, failures: u32) -> f64 {
         let noise = BuildHasherDefault::<DefaultHasher>::default();
         (noise.hash_one((key, failures)) % 1000) as f64 / 1000.0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

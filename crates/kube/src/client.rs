@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use capstan_core::backoff::exponential;
 use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
@@ -330,7 +331,7 @@ fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
         .and_then(|v| v.to_str().ok())
         .and_then(|v| v.parse().ok())
         .map(Duration::from_secs);
-    let pause = asked.unwrap_or(FIRST_PAUSE * 2u32.pow(attempt));
+    let pause = asked.unwrap_or_else(|| exponential(FIRST_PAUSE, LONGEST_PAUSE, attempt + 1));
     (pause <= LONGEST_PAUSE).then_some(pause)
 }
 

@@ -42,11 +42,16 @@ fn incomplete<K: Resource<DynamicType = ()>>(field: &'static str) -> Error {
 /// Deletes this object, and no other of its name. Returns whether the API server deleted it: false if it is gone, or if
 /// another object has its name by now.
 pub async fn delete_exactly<K: Object>(api: &Api<K>, object: &K) -> Result<bool, Error> {
+    delete_named(api, &object.name_any(), uid(object)?).await
+}
+
+/// As [`delete_exactly`], for an object of which only name and UID are known.
+pub async fn delete_named<K: Object>(api: &Api<K>, name: &str, uid: String) -> Result<bool, Error> {
     let params = DeleteParams::default().preconditions(Preconditions {
-        uid: Some(uid(object)?),
+        uid: Some(uid),
         resource_version: None,
     });
-    match api.delete(&object.name_any(), &params).await {
+    match api.delete(name, &params).await {
         Ok(_) => Ok(true),
         Err(error) if matches!(code(&error), Some(404 | 409)) => Ok(false),
         Err(error) => Err(error.into()),

@@ -20,6 +20,7 @@ use crate::task::TASK_PATHS;
 use crate::vcenter::{Inner, Vcenter};
 use crate::vm::STATE_PATHS;
 use crate::xml::Element;
+use capstan_core::backoff::exponential;
 use capstan_core::vm::MoRef;
 
 /// Objects that one call reads at most.
@@ -143,7 +144,7 @@ impl Vcenter {
 /// Runs for as long as anybody uses the session. While nobody waits, a lost session is not renewed: vCenter may lock an account
 /// whose logins fail.
 async fn run(inner: Weak<Inner>) {
-    let mut retry = RETRY;
+    let mut failures = 0;
     loop {
         let Some(strong) = inner.upgrade() else { return };
         let vcenter = Vcenter(strong);
@@ -163,15 +164,16 @@ async fn run(inner: Weak<Inner>) {
         };
         let Err(error) = result else { return };
         metrics.poll_failed();
-        if clock.since(started) > RETRY_MAX {
-            retry = RETRY;
-        }
+        failures = if clock.since(started) > RETRY_MAX {
+            1
+        } else {
+            failures + 1
+        };
         tracing::debug!(%error, "watching vCenter starts again");
         tokio::select! {
             () = closed.cancelled() => return,
-            () = tokio::time::sleep(retry) => {}
+            () = clock.sleep(exponential(RETRY, RETRY_MAX, failures)) => {}
         }
-        retry = (retry * 2).min(RETRY_MAX);
     }
 }
 

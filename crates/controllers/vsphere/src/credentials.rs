@@ -12,12 +12,11 @@ use capstan_core::Memo;
 use capstan_core::validate::vcenter::{contains_server, same_server};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::ObjectKey;
-use capstan_kube::{Cache, Context, patch};
+use capstan_kube::{Cache, Context, grant, patch};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference};
-use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
 
 use crate::conditions::SECRET_FINALIZER;
@@ -390,11 +389,8 @@ fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, E
 }
 
 fn matches(selector: &LabelSelector, namespace: &Namespace) -> Result<bool, Error> {
-    let selector: kube::core::Selector = selector
-        .clone()
-        .try_into()
-        .map_err(|error| Error::Invalid(format!("spec.allowedNamespaces.selector cannot be read: {error}")))?;
-    Ok(selector.matches(namespace.labels()))
+    grant::selects(selector, namespace.labels())
+        .map_err(|error| Error::Invalid(format!("spec.allowedNamespaces.selector cannot be read: {error}")))
 }
 
 #[cfg(test)]

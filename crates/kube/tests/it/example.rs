@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use capstan_core::plan::{Describe, Impact};
 use capstan_core::{Class, Classified};
+use capstan_kube::objects::delete_named;
 use capstan_kube::runtime::{EventNote, Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, Options};
 use capstan_testkit::ControlPlane;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
-use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::wait::await_condition;
 use kube::{Resource, ResourceExt};
@@ -148,23 +149,11 @@ impl Reconcile for Controller {
                 scope.wrote(&self.pods, &created);
             }
             Step::Delete(subject) => {
-                let params = DeleteParams {
-                    preconditions: Some(Preconditions {
-                        uid: Some(subject.uid),
-                        resource_version: None,
-                    }),
-                    ..DeleteParams::default()
-                };
-                let deleted = api.delete(&subject.name, &params).await;
-                match deleted.map_err(capstan_kube::Error::from) {
-                    // Somebody else was faster.
-                    Err(error) if error.is_not_found() || error.is_conflict() => {}
-                    Err(error) => return Err(scope.doubt(error).into()),
-                    Ok(_) => {
-                        if let Some(pod) = self.pods.get(Some(&scope.key.namespace), &subject.name) {
-                            scope.deleted(&self.pods, pod.as_ref());
-                        }
-                    }
+                let deleted = delete_named(&api, &subject.name, subject.uid).await;
+                // It is not deleted where somebody else was faster.
+                let deleted = deleted.map_err(|error| scope.doubt(error))?;
+                if deleted && let Some(pod) = self.pods.get(Some(&scope.key.namespace), &subject.name) {
+                    scope.deleted(&self.pods, pod.as_ref());
                 }
             }
         }

@@ -10,6 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::{AzureMachinePool, Future};
 use capstan_azure::{Client, Operation};
+use capstan_core::backoff::exponential;
 use capstan_kube::runtime::EventNote;
 use serde::{Deserialize, Serialize};
 
@@ -116,9 +117,11 @@ impl Retry {
             return;
         }
         let lenient = one_instance && self.failures == 0;
-        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_RETRY);
-        let wait = if lenient { Duration::ZERO } else { wait };
         self.failures += 1;
+        let wait = match lenient {
+            true => Duration::ZERO,
+            false => exponential(FIRST_RETRY, LONGEST_RETRY, self.failures),
+        };
         self.quota = false;
         self.until = Some(now + wait);
         self.why = Some(why);

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use capstan_api::openshift::{AzureMachineProviderSpec, MACHINE_FINALIZER, Machine, MachineSet, MachineSpec};
 use capstan_core::machineset::Subject;
 use capstan_core::validate::openshift::DISK_ANNOTATIONS;
+use capstan_kube::objects::delete_named;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{ObjectKey, Scope};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 
 use super::{Controller, Error};
 
@@ -57,15 +58,8 @@ impl Controller {
             .map(|subject| {
                 let api = &api;
                 async move {
-                    let params = DeleteParams {
-                        preconditions: Some(Preconditions {
-                            uid: Some(subject.uid.clone()),
-                            resource_version: None,
-                        }),
-                        ..DeleteParams::default()
-                    };
-                    let result = api.delete(&subject.name, &params).await;
-                    (subject, result.map_err(capstan_kube::Error::from))
+                    let result = delete_named(api, &subject.name, subject.uid.clone()).await;
+                    (subject, result)
                 }
             })
             .buffer_unordered(PARALLEL)
@@ -74,13 +68,13 @@ impl Controller {
         let mut failed = None;
         for (subject, result) in deleted {
             match result {
-                Ok(_) => {
+                Ok(true) => {
                     if let Some(machine) = self.machines.get(Some(&scope.key.namespace), &subject.name) {
                         scope.deleted(&self.machines, machine.as_ref());
                     }
                 }
                 // It is gone, or another machine has its name: nothing is left to delete.
-                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Ok(false) => {}
                 Err(error) => failed = Some(scope.doubt(error)),
             }
         }

@@ -10,11 +10,12 @@ use capstan_api::capi::GROUP;
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
 use capstan_core::vm::machine::{self, MachineStep, ObservedMachine};
 use capstan_kube::capi::{Cluster, Machine};
+use capstan_kube::objects::delete_exactly;
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, cache};
 use jiff::Timestamp;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
@@ -183,19 +184,9 @@ impl Controller {
     }
 
     async fn delete_vm(&self, scope: &mut Scope<VSphereMachine>, vm: &VSphereVM) -> Result<(), Error> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: vm.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match scope.api_of::<VSphereVM>().delete(&vm.name_any(), &params).await {
-            // The VM is gone, or another one has its name.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(scope.doubt(error.into()).into()),
-            Ok(_) => Ok(()),
-        }
+        let deleted = delete_exactly(&scope.api_of::<VSphereVM>(), vm).await;
+        deleted.map_err(|error| scope.doubt(error))?;
+        Ok(())
     }
 
     /// Changes the metadata of the Machine.

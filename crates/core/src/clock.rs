@@ -1,4 +1,5 @@
-//! The clock. Invariant: nothing else in the product asks for the time, and nothing else sleeps.
+//! The clock. Invariant: nothing else in the product asks for the time, which a test of this crate checks in the sources, and
+//! whatever sleeps or has a deadline uses tokio's time.
 //!
 //! A process has one clock, made at its start and handed to every client and controller. Under tokio's paused time the
 //! whole product stands still with it, so a test decides when time goes on.

@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use capstan_api::vsphere::v1beta2::{self, CONVERT_PATH, CONVERTED, CONVERTED_LABEL};
+use capstan_core::Clock;
 use futures::future::BoxFuture;
 use http_body_util::BodyExt;
 use k8s_openapi::ByteString;
@@ -25,7 +26,7 @@ use kube::core::Status;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::{Address, Error, Hook};
 use crate::bounds::{Limits, Scan};
@@ -186,13 +187,14 @@ impl Sent {
         let Some(turn) = self.turn else {
             return json(Body::from(answer));
         };
-        let ends = Instant::now() + TURN_TIME;
+        let clock = Clock::system();
+        let ends = clock.instant() + TURN_TIME;
         let parts = futures::stream::unfold((Bytes::from(answer), turn), move |(mut rest, turn)| async move {
             if rest.is_empty() {
                 return None;
             }
             let part = rest.split_to(rest.len().min(PART));
-            let part = if Instant::now() < ends { Ok(part) } else { Err(Late) };
+            let part = if clock.instant() < ends { Ok(part) } else { Err(Late) };
             Some((part, (rest, turn)))
         });
         json(Body::from_stream(parts))
@@ -317,6 +319,7 @@ mod tests {
     use axum::http;
     use rstest::rstest;
     use serde_json::{Value, json};
+    use tokio::time::Instant;
     use tower::ServiceExt;
 
     fn ask(body: Body) -> Request {

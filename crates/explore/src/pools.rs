@@ -2,7 +2,7 @@
 //!
 //! Checked at every write: our own cordons and deletions leave desired − maxUnavailable machines available; no more than
 //! desired + maxSurge instances are asked for; an instance is deleted or reimaged only when no Pod is left on its Node; and
-//! Azure never chooses which instance goes.
+//! no instance goes that neither a call of ours nor somebody else named: Azure never chooses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,6 +39,7 @@ struct Desired {
 
 pub struct Pools {
     desired: Desired,
+    deleted: bool,
     monitor: Arc<Watch>,
     rng: Rng,
 }
@@ -59,8 +60,10 @@ struct Known {
     unwanted: BTreeSet<String>,
     /// When a Node was last seen not to be ready.
     unready: BTreeMap<String, Instant>,
-    /// How many instances there were before the write that Azure carries out.
-    instances: usize,
+    /// The instances before the write that Azure carries out.
+    instances: BTreeSet<String>,
+    /// Instances that a call of ours named.
+    named: BTreeSet<String>,
 }
 
 impl Known {
@@ -102,6 +105,17 @@ impl Known {
                 self.unready.insert(name, now);
             }
         }
+    }
+
+    /// Notes the instances that stay. One that went must have been named by somebody.
+    fn count(&mut self, view: &View) {
+        let now: BTreeSet<String> = staying(view).into_keys().collect();
+        let named = |id: &&String| self.named.contains(*id) || self.unwanted.contains(&provider_id(view, id));
+        let chosen: Vec<&String> = self.instances.difference(&now).filter(|id| !named(id)).collect();
+        if !chosen.is_empty() && view.azure.get(&set_id(view)).is_some() {
+            view.trace.wrong(format!("Azure chose the instances {chosen:?} to go"));
+        }
+        self.instances = now;
     }
 
     /// The product makes a Node unavailable.
@@ -159,6 +173,8 @@ impl Monitor for Watch {
     fn azure_before(&self, view: &View, call: &Call) {
         let mut known = self.0.lock();
         known.observe(view);
+        known.count(view);
+        known.named.extend(victims(call));
         for id in victims(call) {
             let Some(node) = view.node(&provider_id(view, &id)) else {
                 continue;
@@ -175,29 +191,24 @@ impl Monitor for Watch {
                 known.take(view, &node, "the deletion of");
             }
         }
-        known.instances = staying(view).len();
         view.trace.note(format!(
             "   {} instances, {} {}",
-            known.instances,
+            known.instances.len(),
             call.method,
             summary(call)
         ));
     }
 
     fn azure_after(&self, view: &View, call: &Call) {
-        let known = self.0.lock();
+        let mut known = self.0.lock();
         let changes = matches!(call.method, Method::PUT | Method::PATCH) && call.path == set_id(view);
-        let count = staying(view).len();
-        let asked = call.body["sku"]["capacity"].as_u64().unwrap_or(0) as usize;
+        let (before, count) = (known.instances.len(), staying(view).len());
         // A capacity that only confirms the instances that are there adds none.
-        if changes && count > known.ceiling() && count > known.instances {
+        if changes && count > known.ceiling() && count > before {
             view.trace
                 .wrong(format!("{count} instances, more than {}", known.ceiling()));
         }
-        let chosen = changes && asked < count && call.body["sku"]["capacity"].is_u64();
-        if chosen {
-            view.trace.note(format!("   capacity {asked} below {count} instances"));
-        }
+        known.count(view);
     }
 
     fn kube_after(&self, view: &View, path: &str, before: Option<&Value>) {
@@ -236,7 +247,10 @@ fn image(version: usize) -> String {
 }
 
 impl Pools {
-    fn change(&mut self, desired: Desired) {
+    fn change(&mut self, mut desired: Desired) {
+        if self.deleted {
+            desired.replicas = 0;
+        }
         let mut known = self.monitor.0.lock();
         if let Some(last) = known.desired.last_mut() {
             last.0 = Some(Instant::now());
@@ -309,6 +323,23 @@ impl Pools {
         world.trace.note(format!("others: {id} is to go"));
     }
 
+    /// Somebody adds instances to the scale set in Azure, or takes some away, and Azure chooses them.
+    fn capacity_by_others(&mut self, world: &World) {
+        let view = &world.view;
+        let ids: Vec<String> = staying(view).into_keys().collect();
+        if view.azure.get(&set_id(view)).is_none() {
+            return;
+        }
+        let capacity = self.rng.below(ids.len() + 3);
+        world.trace.note(format!("others: capacity {capacity}"));
+        if capacity < ids.len() {
+            let mut known = self.monitor.0.lock();
+            known.unwanted.extend(ids.iter().map(|id| provider_id(view, id)));
+        }
+        let body = json!({"sku": {"capacity": capacity}});
+        view.azure.direct(Method::PATCH, &set_id(view), body);
+    }
+
     async fn cordon(&mut self, world: &World, cordon: bool) -> Result<()> {
         let Some(node) = self.rng.pick(&world.view.server.objects("nodes")).cloned() else {
             return Ok(());
@@ -337,6 +368,7 @@ impl Scenario for Pools {
             let monitor = Arc::new(Watch::default());
             let mut pools = Self {
                 desired,
+                deleted: false,
                 monitor: monitor.clone(),
                 rng,
             };
@@ -366,7 +398,7 @@ impl Scenario for Pools {
     fn edit<'a>(&'a mut self, world: &'a mut World) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let mut desired = self.desired;
-            match self.rng.below(9) {
+            match self.rng.below(12) {
                 0 | 1 => {
                     desired.replicas = self.rng.below(5) + 1;
                     self.change(desired);
@@ -410,6 +442,14 @@ impl Scenario for Pools {
                             .vanish(&format!("{}/virtualMachines/{id}", set_id(&world.view)));
                     }
                 }
+                8 => self.capacity_by_others(world),
+                // Most seeds keep their pool.
+                9 if self.rng.chance(30) => {
+                    desired.replicas = 0;
+                    self.change(desired);
+                    self.deleted = true;
+                    world.delete(INFRASTRUCTURE, "azuremachinepools", NAME).await?;
+                }
                 _ => world.schedule().await?,
             }
             Ok(())
@@ -418,6 +458,15 @@ impl Scenario for Pools {
 
     fn missing(&self, world: &World) -> Vec<String> {
         let (view, mut missing) = (&world.view, Vec::new());
+        if self.deleted {
+            for kind in ["azuremachinepools", "azuremachinepoolmachines"] {
+                let left = view.server.objects(kind).len();
+                missing.extend((left > 0).then(|| format!("{left} {kind} are left")));
+            }
+            let set = view.azure.get(&set_id(view));
+            missing.extend(set.map(|_| "the scale set is left".to_owned()));
+            return missing;
+        }
         let instances = staying(view);
         if instances.len() != self.desired.replicas {
             missing.push(format!("{} instances of {}", instances.len(), self.desired.replicas));

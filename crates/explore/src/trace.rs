@@ -1,4 +1,4 @@
-//! What happened, in order, with simulated times: printed when a seed fails, and compared when a seed is replayed.
+//! What happened, in order, with simulated times: printed when a seed fails. A test compares the traces of one seed.
 
 use std::fmt;
 use std::sync::Arc;

@@ -464,17 +464,17 @@ spec: {type: ServicePrincipal, tenantID: t, clientID: c, clientSecret: {name: pa
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
 kind: AzureCluster
 metadata: {name: one, namespace: capz-system}
-spec: {location: eastus, subscriptionID: s, identityRef: {kind: AzureClusterIdentity, name: id}}
+spec: {location: eastus, subscriptionID: 00000000-0000-0000-0000-000000000001, identityRef: {kind: AzureClusterIdentity, name: id}}
 ---
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
 kind: AzureCluster
 metadata: {name: two, namespace: capz-system}
-spec: {location: eastus, subscriptionID: s}
+spec: {location: eastus, subscriptionID: 00000000-0000-0000-0000-000000000001}
 ---
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
 kind: AzureCluster
 metadata: {name: without-pools, namespace: capz-system}
-spec: {location: eastus, subscriptionID: s}
+spec: {location: eastus, subscriptionID: 00000000-0000-0000-0000-000000000001}
 ---
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
 kind: AzureMachinePool

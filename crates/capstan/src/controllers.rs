@@ -36,6 +36,15 @@ impl Name {
         }
     }
 
+    /// Whether a definition, by its name, is of a kind that the controller reconciles or reads.
+    pub fn has_definition(self, name: &str) -> bool {
+        match self {
+            Self::Openshift => name.ends_with(".machine.openshift.io"),
+            Self::AzurePools => name.starts_with("azure"),
+            Self::Vsphere => name.starts_with("vsphere"),
+        }
+    }
+
     /// Returns the definition that the controller waits for.
     pub fn crd(self) -> &'static str {
         match self {

@@ -26,6 +26,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use capstan_api::vsphere::v1beta2::{self, V1BETA1, V1BETA2};
 use clap::{CommandFactory, Parser, Subcommand};
+use controllers::Name;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::ResourceExt;
 
 /// Runs the machines under Kubernetes clusters: OpenShift machines on Azure, Azure machine pools, vSphere machines
 #[derive(Parser)]
@@ -48,6 +51,9 @@ enum Command {
     Sim(Sim),
     /// Print the CustomResourceDefinitions and the admission policy of VSphereMachineTemplates, for example: capstan crds | kubectl apply --server-side -f -
     Crds {
+        /// Print only the definitions of these controllers, for clusters in which others serve the rest [default: all]
+        #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
+        controllers: Vec<Name>,
         /// Let the API server convert the vSphere kinds through this Service of Capstan
         #[arg(
             long,
@@ -130,9 +136,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "dev")]
         Command::Sim(Sim::Azure(args)) => until_done(capstan_sim::azure::cli::run(*args))?,
         Command::Crds {
+            controllers,
             webhook_service,
             stored_version,
-        } => crds(&webhook_service, &stored_version)?,
+        } => crds(&controllers, &webhook_service, &stored_version)?,
         Command::Check(args) => {
             if !until_done(check::run(&args))? {
                 return Ok(ExitCode::FAILURE);
@@ -166,7 +173,12 @@ fn until_done<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     result
 }
 
-fn crds(webhook_service: &str, stored_version: &str) -> anyhow::Result<()> {
+fn crds(controllers: &[Name], webhook_service: &str, stored_version: &str) -> anyhow::Result<()> {
+    let controllers = if controllers.is_empty() {
+        &Name::ALL
+    } else {
+        controllers
+    };
     let (namespace, name) = webhook_service
         .split_once('/')
         .with_context(|| format!("--webhook-service {webhook_service:?} is not NAMESPACE/NAME"))?;
@@ -175,8 +187,12 @@ fn crds(webhook_service: &str, stored_version: &str) -> anyhow::Result<()> {
     let mut crds = capstan_api::crds();
     v1beta2::set_service(&mut crds, namespace, name);
     v1beta2::store_as(&mut crds, stored_version);
-    for crd in crds {
+    let asked = |crd: &CustomResourceDefinition| controllers.iter().any(|name| name.has_definition(&crd.name_any()));
+    for crd in crds.into_iter().filter(asked) {
         print(capstan_api::manifest(&crd)?)?;
+    }
+    if !controllers.contains(&Name::Vsphere) {
+        return Ok(());
     }
     let (policy, binding) = capstan_api::template_policy();
     print(capstan_api::manifest(&policy)?)?;

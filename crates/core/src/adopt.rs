@@ -525,7 +525,7 @@ fn install(facts: &Facts, definitions: &[&Definition]) -> Step {
     Step {
         obstacle: old.filter(|_| !done),
         ..manual(
-            "install the definitions: capstan crds | kubectl apply --server-side --force-conflicts -f -",
+            "install the definitions: capstan crds --controllers vsphere | kubectl apply --server-side --force-conflicts -f -",
             done,
         )
     }

@@ -189,6 +189,43 @@ fn ignitions_own_validator_accepts_every_format_merged_into_every_specification(
 }
 
 #[test]
+fn crds_prints_the_definitions_of_the_controllers_that_are_asked_for() {
+    let printed = |args: &[&str]| -> Vec<(String, String)> {
+        let out = capstan(&[&["crds"], args].concat(), "");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let objects: Vec<serde_json::Value> = serde_saphyr::from_multiple(&text(&out.stdout)).unwrap();
+        let field = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let named = objects
+            .iter()
+            .map(|object| (field(&object["kind"]), field(&object["metadata"]["name"])));
+        named.collect()
+    };
+    let all = printed(&[]);
+    let mut parts = Vec::new();
+    for (name, of) in [
+        ("openshift", "machine.openshift.io"),
+        ("azure-pools", "azure"),
+        ("vsphere", "vsphere"),
+    ] {
+        let part = printed(&["--controllers", name]);
+        assert!(
+            !part.is_empty() && part.iter().all(|(_, object)| object.contains(of)),
+            "{part:?}"
+        );
+        let policy = part.iter().any(|(kind, _)| kind == "ValidatingAdmissionPolicy");
+        assert_eq!(policy, name == "vsphere", "{part:?}");
+        parts.extend(part);
+    }
+    let sorted = |mut list: Vec<(String, String)>| {
+        list.sort();
+        list
+    };
+    assert_eq!(sorted(parts), sorted(all));
+    let two = printed(&["--controllers", "openshift,azure-pools"]);
+    assert!(two.iter().all(|(_, object)| !object.contains("vsphere")), "{two:?}");
+}
+
+#[test]
 fn every_command_explains_itself() {
     let commands = [
         (&[][..], "Usage: capstan <COMMAND>"),

@@ -365,7 +365,7 @@ pub async fn run(args: Run) -> Result<()> {
     let wishes = args.peers.wishes(&controllers)?;
     logs::start(args.log_format, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
-    let status = Arc::new(Status::default());
+    let status = Arc::new(Status::new(&args.election.leader_elect_name));
     serve_health(args.health, status.clone()).await?;
     serve_metrics(&args, &config, status.clone()).await?;
     info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");

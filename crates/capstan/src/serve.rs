@@ -23,8 +23,9 @@ use crate::access::{self, Access};
 const CERTIFICATE_REREAD: Duration = Duration::from_secs(60);
 
 /// The state of the program, as its probes and metrics show it.
-#[derive(Default)]
 pub struct Status {
+    /// The name of the lease that this process holds or waits for.
+    lease: String,
     started: AtomicBool,
     leading: AtomicBool,
     /// The metrics of the present term. A new term counts from zero, as a new process does.
@@ -32,6 +33,15 @@ pub struct Status {
 }
 
 impl Status {
+    pub fn new(lease: &str) -> Self {
+        Self {
+            lease: lease.to_owned(),
+            started: AtomicBool::default(),
+            leading: AtomicBool::default(),
+            metrics: Mutex::default(),
+        }
+    }
+
     pub fn started(&self) {
         self.started.store(true, Ordering::Relaxed);
     }
@@ -49,7 +59,8 @@ impl Status {
         let metrics = self.metrics.lock().clone();
         let own = format!(
             "# HELP capstan_leading Whether this process holds the lease.\n# TYPE capstan_leading gauge\n\
-             capstan_leading {}\n",
+             capstan_leading{{lease=\"{}\"}} {}\n",
+            self.lease,
             u8::from(self.leading.load(Ordering::Relaxed))
         );
         own + &metrics.map_or_else(|| "# EOF\n".to_owned(), |metrics| metrics.encode())

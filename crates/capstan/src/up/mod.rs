@@ -288,7 +288,7 @@ fn start_manager(
         // The definitions of an existing cluster may point at an installation.
         convert: cluster.is_local(),
         registrar: Some(cluster.admin.clone()),
-        status: Arc::new(Status::default()),
+        status: Arc::new(Status::new("capstan-up")),
     };
     Ok(tokio::spawn(manager.run(stop)))
 }

@@ -50,7 +50,7 @@ fn every_alert_has_a_test_and_a_runbook() {
     for rule in rules() {
         let name = rule["alert"].as_str().unwrap();
         assert!(tests.contains(&format!("alertname: {name}\n")), "{name} has no test");
-        let link = format!("docs/runbooks.md#{}", name.to_lowercase());
+        let link = format!("https://capstan.example.com/runbooks.html#{}", name.to_lowercase());
         assert_eq!(rule["annotations"]["runbook_url"], link.as_str(), "{name}");
         assert!(RUNBOOKS.contains(&format!("\n## {name}\n")), "{name} has no runbook");
     }

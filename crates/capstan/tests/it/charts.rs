@@ -164,6 +164,9 @@ async fn the_api_server_accepts_the_charts_with_their_options() -> Result<()> {
         mounts.contains("/var/run/secrets/azure/tokens") && mounts.contains("serviceaccount"),
         "{mounts}"
     );
+    let off = template("capstan", &["azure.workloadIdentity=false"]).await?;
+    let off = named(&off, "Deployment", "capstan").context("no Deployment")?;
+    ensure!(!off.to_string().contains("azure-identity-token"), "{off}");
     for kind in ["PodDisruptionBudget", "NetworkPolicy"] {
         ensure!(named(&objects, kind, "capstan").is_none(), "{kind} is off");
     }
@@ -172,10 +175,19 @@ async fn the_api_server_accepts_the_charts_with_their_options() -> Result<()> {
         &[
             "serviceMonitor.enabled=true",
             "prometheusRule.enabled=true",
+            "prometheusRule.runbooks=https://docs.internal/capstan/runbooks.html",
             "dashboards.enabled=true",
         ],
     )
     .await?;
+    let rules = named(&monitoring, "PrometheusRule", "capstan")
+        .context("no PrometheusRule")?
+        .to_string();
+    ensure!(
+        rules.contains("https://docs.internal/capstan/runbooks.html#capstanhasnoleader")
+            && !rules.contains("example.com"),
+        "{rules}"
+    );
     for kind in ["ServiceMonitor", "PrometheusRule", "ConfigMap"] {
         ensure!(monitoring.iter().any(|object| object["kind"] == kind), "no {kind}");
     }

@@ -107,7 +107,7 @@ async fn run_serves_health_and_metrics_leads_keeps_to_its_namespace_and_gives_th
     }
     let metrics = metrics(port(&log(), "metrics").context("no metrics port")?).await?;
     ensure!(
-        metrics.contains("capstan_leading 1") && metrics.ends_with("# EOF\n"),
+        metrics.contains("capstan_leading{lease=\"capstan\"} 1") && metrics.ends_with("# EOF\n"),
         "{metrics}"
     );
     let told = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));

@@ -129,6 +129,14 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
         trigger: reconciler.trigger(),
         context,
     });
+    let metrics = pool::metrics::Pools {
+        machine_pools: controller.machine_pools.clone(),
+        pools: controller.pools.clone(),
+    };
+    controller
+        .context
+        .metrics
+        .register(|registry| registry.register_collector(Box::new(metrics)));
     controller.ready().await?;
     controller.workloads.forget_with(&controller.clusters);
     tokio::select! {

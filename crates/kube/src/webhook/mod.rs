@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
+use prometheus_client::metrics::gauge::Gauge;
 
 use crate::serve::{Server, ServerCertificate};
 use crate::{Context, backoff};
@@ -112,7 +113,17 @@ pub async fn run(context: Context, options: Options, hooks: Vec<Arc<dyn Hook>>) 
         .clone()
         .unwrap_or_else(|| Address::Url(bound.to_string()));
     tracing::info!(%bound, ?address, "serving webhooks");
+    let renew: Gauge = Gauge::default();
+    let metrics = context.metrics.section();
+    metrics.register(|registry| {
+        registry.register(
+            "capstan_webhook_certificate_renew_timestamp_seconds",
+            "When the certificate of the webhooks is to be renewed",
+            renew.clone(),
+        );
+    });
     let mut keeper = Keeper {
+        renew,
         context: context.clone(),
         options,
         hooks,
@@ -147,6 +158,8 @@ struct Keeper {
     address: Address,
     current: Arc<ServerCertificate>,
     held: Option<Certificate>,
+    /// When the certificate that is served is to be renewed, as a metric.
+    renew: Gauge,
 }
 
 impl Keeper {
@@ -179,6 +192,7 @@ impl Keeper {
     fn serve(&self, certificate: &Certificate) -> Result<(), Error> {
         let (chain, key) = (certificate.certificate.as_bytes(), certificate.key.as_bytes());
         let replaced = self.current.replace(chain, key);
+        self.renew.set(certificate.renew_after.as_second());
         replaced.map_err(|error| Error::Certificate(error.to_string()))
     }
 

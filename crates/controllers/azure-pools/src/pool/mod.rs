@@ -11,6 +11,7 @@ mod external;
 mod failures;
 mod machines;
 mod member;
+pub(crate) mod metrics;
 mod nodes;
 mod observe;
 mod orphan;

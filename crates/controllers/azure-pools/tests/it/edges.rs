@@ -325,3 +325,32 @@ async fn a_scale_down_takes_from_the_fullest_zone_where_zones_are_kept_even() ->
     assert_eq!(zones, ["\"1\"", "\"2\""]);
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_metrics_show_how_many_machines_a_pool_should_have_and_how_many_are_ready() -> Result<()> {
+    let (still, running) = Still::ready(Pool {
+        replicas: 2,
+        ..Pool::default()
+    })
+    .await?;
+    let shown = |metric: &str| {
+        let metrics = running.metrics();
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with(&format!("{metric}{{pool=\"{NAME}\"")));
+        line.and_then(|line| line.rsplit(' ').next()).map(str::to_owned)
+    };
+    assert_eq!(shown("capstan_pool_replicas_desired").as_deref(), Some("2"));
+    still
+        .until("two ready machines", |_| {
+            shown("capstan_pool_replicas_ready").as_deref() == Some("2")
+        })
+        .await;
+    still.scale(3).await?;
+    still
+        .until("three wanted machines", |_| {
+            shown("capstan_pool_replicas_desired").as_deref() == Some("3")
+        })
+        .await;
+    Ok(())
+}

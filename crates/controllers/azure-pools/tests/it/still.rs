@@ -58,7 +58,14 @@ pub struct Still {
 }
 
 /// The controllers; they end with this.
-pub struct Running(CancellationToken, tokio::task::JoinHandle<()>);
+pub struct Running(CancellationToken, tokio::task::JoinHandle<()>, capstan_kube::Metrics);
+
+impl Running {
+    /// Returns the metrics as a scrape shows them.
+    pub fn metrics(&self) -> String {
+        self.2.encode()
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -200,12 +207,13 @@ impl Still {
             in_process: Some(in_process),
             ..Settings::new(Cloud::custom("sim", &self.azure.url, &self.azure.url)?)
         })?;
+        let metrics = context.metrics.clone();
         let task = tokio::spawn(async move {
             if let Err(error) = capstan_azure_pools::run(context, clients, Default::default()).await {
                 eprintln!("the controllers ended: {error}");
             }
         });
-        Ok(Running(shutdown, task))
+        Ok(Running(shutdown, task, metrics))
     }
 
     fn api(&self, object: &Value) -> Api<DynamicObject> {

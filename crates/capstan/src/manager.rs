@@ -282,14 +282,17 @@ async fn wait_for_definition(name: Name, client: &Client) {
     }
 }
 
-/// Whether the API server serves the kind.
+/// Whether the API server serves the kind in the version that the controller requests.
 pub async fn is_served(name: Name, client: &Client) -> Result<bool> {
+    serves(name, name.version(), client).await
+}
+
+/// Whether the API server serves the kind in this version.
+pub async fn serves(name: Name, version: &str, client: &Client) -> Result<bool> {
     let Some((plural, group)) = name.crd().split_once('.') else {
         return Ok(false);
     };
-    let resources = client
-        .list_api_group_resources(&format!("{group}/{}", name.version()))
-        .await;
+    let resources = client.list_api_group_resources(&format!("{group}/{version}")).await;
     match resources {
         Ok(list) => Ok(list.resources.iter().any(|resource| resource.name == plural)),
         Err(error) if capstan_kube::error::code(&error) == Some(404) => Ok(false),

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use capstan_api::vsphere::v1beta2::V1BETA1;
 use capstan_azure::Clients;
 use capstan_core::interceptor::Interceptors;
 use capstan_kube::runtime::Preview;
@@ -105,6 +106,20 @@ pub async fn run(args: Plan) -> Result<ExitCode> {
     })
 }
 
+/// Returns why a controller cannot plan. `old`: its kinds are served, but only in an older version.
+fn not_planned(name: Name, old: bool) -> String {
+    let (crd, version) = (name.crd(), name.version());
+    match old {
+        false => format!("{name}: not planned, {crd} is not installed"),
+        // Definitions of Capstan before CAPV has stopped would leave CAPV without a conversion.
+        true => format!(
+            "{name}: not planned, {crd} serves {V1BETA1} and not {version}: upgrade the controllers that run the cluster to a \
+             version that serves {version} (CAPV 1.16), or plan once they have stopped and \"capstan crds --controllers {name}\" \
+             is applied"
+        ),
+    }
+}
+
 /// Runs the controllers until all have planned.
 async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: Vec<Change>) -> Result<Report> {
     let stop = CancellationToken::new();
@@ -136,7 +151,8 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
     let mut missing = Vec::new();
     for name in asked {
         if !manager::is_served(name, &context.client).await? {
-            missing.push(format!("{name}: not planned, {} is not installed", name.crd()));
+            let old = manager::serves(name, V1BETA1, &context.client).await?;
+            missing.push(not_planned(name, old));
             continue;
         }
         expected.extend(name.reconcilers());
@@ -173,4 +189,23 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
     })
     .await;
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_that_cannot_plan_names_the_definition_and_what_to_do() {
+        let missing = not_planned(Name::Vsphere, false);
+        assert!(
+            missing.ends_with("vspheremachines.infrastructure.cluster.x-k8s.io is not installed"),
+            "{missing}"
+        );
+        let old = not_planned(Name::Vsphere, true);
+        assert!(
+            old.contains("serves v1beta1 and not v1beta2") && old.contains("capstan crds --controllers vsphere"),
+            "{old}"
+        );
+    }
 }

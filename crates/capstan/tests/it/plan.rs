@@ -18,7 +18,14 @@ const TEMPLATE: &str = "
 apiVersion: infrastructure.cluster.x-k8s.io/v1beta2
 kind: VSphereMachineTemplate
 metadata: {name: small}
-spec: {template: {spec: {template: ubuntu, server: vc.example.com, numCPUs: 2, network: {devices: [{networkName: nodes, dhcp4: true}]}}}}
+spec: {template: {spec: {template: ubuntu, server: vc.example.com, numCPUs: 2, network: {devices: [{networkName: lan, dhcp4: true}]}}}}
+";
+
+const MACHINE: &str = "
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {name: worker, labels: {machine.openshift.io/cluster-api-cluster: ocp}}
+spec: {providerSpec: {value: {kind: AzureMachineProviderSpec, apiVersion: machine.openshift.io/v1beta1}}}
 ";
 
 /// Runs `capstan plan`. Returns its exit code, and what it printed.
@@ -104,6 +111,30 @@ async fn plan_exits_with_two_for_a_file_that_changes_something_and_with_zero_oth
 
     let after = state(&plane, &namespace).await?;
     ensure!(before == after, "something was written:\n{before}\n{after}");
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plan_counts_the_calls_that_create_a_new_machine() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("plan-machine").await?;
+    let dir = scratch("plan-machine");
+    std::fs::create_dir_all(&dir)?;
+    let file = dir.join("machine.yaml");
+    std::fs::write(&file, MACHINE)?;
+    let file = file.display().to_string();
+    plane.kubectl(&["apply", "-n", &namespace, "-f", &file]).await?;
+    let (code, out, err) = plan(&plane, &namespace, &["--controllers", "openshift", "-o", "json"]).await?;
+    ensure!(code == Some(2), "{code:?} {out} {err}");
+    let report: Value = serde_json::from_str(&out)?;
+    let objects = report["objects"].as_array().cloned().unwrap_or_default();
+    let machine = objects.iter().find(|object| object["kind"] == "Machine");
+    ensure!(
+        machine.is_some_and(|machine| machine["totalCloudCalls"].as_u64() >= Some(2)),
+        "{report:#}"
+    );
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Node;
 
-use super::Step;
+use super::{Next, Step};
 use crate::plan::{Describe, Impact};
 
 /// An interface and the virtual machine itself; disks and a public address come on top.
@@ -13,7 +13,8 @@ const CREATION: usize = 2;
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
-            Self::AddFinalizer => "puts its finalizer on the Machine, then creates its virtual machine",
+            Self::AddFinalizer(Next::CreateVm) => "puts its finalizer on the Machine, then creates its virtual machine",
+            Self::AddFinalizer(Next::ObserveVm) => "puts its finalizer on the Machine",
             Self::PollVm => "waits for the operation that Azure carries out on the virtual machine",
             Self::Prepare => "checks the spec, then creates interface, disks and virtual machine",
             Self::EnsureAddress => "creates the public address, then interface, disks and virtual machine",
@@ -56,7 +57,9 @@ impl Describe for Step {
             | Self::AwaitControlPlane(_)
             | Self::PollVmDeletion => Impact::Waits,
             Self::RecordRequested | Self::RecordObservation | Self::LinkNode(_) => Impact::Ensures,
-            Self::AddFinalizer
+            // With the finalizer the creation begins.
+            Self::AddFinalizer(Next::CreateVm) => Impact::Cloud(CREATION),
+            Self::AddFinalizer(Next::ObserveVm)
             | Self::RecordProvisioned
             | Self::FailMissing
             | Self::FailNameConflict

@@ -107,11 +107,20 @@ pub struct Observed {
     pub teardown: Teardown,
 }
 
+/// What comes after the finalizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing was made for the machine yet.
+    CreateVm,
+    /// Its virtual machine may be there.
+    ObserveVm,
+}
+
 /// One effect, with its subject.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Puts our finalizer on, before anything is made.
-    AddFinalizer,
+    AddFinalizer(Next),
     /// Asks Azure about the operation.
     PollVm,
     /// Checks the spec and reads what the requests need.
@@ -198,7 +207,9 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan<Step> {
         return Plan::idle();
     }
     if !has_finalizer(machine) {
-        return Plan::step(Step::AddFinalizer);
+        let made = observed.may_exist || was_requested(&status) || was_ready(machine, &status);
+        let next = if made { Next::ObserveVm } else { Next::CreateVm };
+        return Plan::step(Step::AddFinalizer(next));
     }
     if let Some(due) = observed.operation {
         return after(due, Step::PollVm);

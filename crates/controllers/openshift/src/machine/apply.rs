@@ -35,7 +35,7 @@ impl Controller {
         state: &mut State,
     ) -> Result<Outcome, Error> {
         match step {
-            Step::AddFinalizer => {
+            Step::AddFinalizer(_) => {
                 scope.add_finalizer(MACHINE_FINALIZER).await?;
                 Ok(Outcome::Observe)
             }

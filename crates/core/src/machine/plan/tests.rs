@@ -1,4 +1,5 @@
 use super::*;
+use crate::plan::{Describe, Impact};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -81,6 +82,16 @@ fn decided(observed: &Observed) -> String {
 #[case::made_by_an_earlier_controller(json!({"spec": {"providerID": "azure:///x"}}), "wait 3600")]
 fn the_object_alone_decides(#[case] over: Value, #[case] expected: &str) {
     assert_eq!(decided(&observed(over)), expected);
+}
+
+#[rstest]
+#[case::new(json!({"metadata": {"finalizers": []}}), Impact::Cloud(2))]
+#[case::made_by_an_earlier_controller(json!({"metadata": {"finalizers": []}, "spec": {"providerID": "azure:///x"}}), Impact::Cluster)]
+#[case::requested(
+    json!({"metadata": {"finalizers": []}, "status": {"phase": "Provisioning", "providerStatus": {"vmId": "x"}}}), Impact::Cluster)]
+fn a_new_machine_announces_the_calls_that_create_it(#[case] over: Value, #[case] expected: Impact) {
+    let plan = plan(&observed(over), Timestamp::UNIX_EPOCH);
+    assert_eq!(plan.steps.iter().map(Describe::impact).collect::<Vec<_>>(), [expected]);
 }
 
 #[rstest]

@@ -41,7 +41,11 @@ crds:
 
 # Write docs/reference.md from the program and its sources.
 reference:
-    UPDATE_REFERENCE=1 cargo test --locked -p capstan --test it docs::reference -- --ignored
+    UPDATE_REFERENCE=1 cargo test --locked -p capstan --test it docs::reference
+
+# Write deploy/prometheus/dashboards from the table in crates/capstan/tests/it/dashboards.rs.
+dashboards:
+    UPDATE_DASHBOARDS=1 cargo test --locked -p capstan --test it dashboards
 
 # Build the book of docs/ into target/book; needs mdbook.
 book:

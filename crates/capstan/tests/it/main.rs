@@ -12,6 +12,7 @@ mod catalogue;
 mod charts;
 mod check;
 mod cluster;
+mod dashboards;
 mod deploy;
 mod docs;
 mod fence;

@@ -316,7 +316,6 @@ fn reference() -> Result<String> {
 }
 
 #[test]
-#[ignore = "docs/reference.md is written before a release: just reference"]
 fn the_reference_lists_what_the_sources_have() -> Result<()> {
     let (text, file) = (reference()?, root().join("docs/reference.md"));
     if std::env::var_os("UPDATE_REFERENCE").is_some() {

@@ -5,22 +5,38 @@
 #
 # Needs umoci (Debian: apt install umoci; UMOCI names another program). No daemon, no root, no base image. The C library and the
 # certificates are those of this machine, which must be able to run BINARY. SBOM names a CycloneDX file that goes into the image.
+#
+#   ARCH=arm64 SYSROOT=/usr/aarch64-linux-gnu deploy/image.sh BINARY LAYOUT [TAG]
+#
+# makes an image for another architecture: SYSROOT has its C library, and readelf (binutils) reads what BINARY needs of it. Nobody has
+# run such an image yet.
 set -euo pipefail
 binary=$1 layout=$2 tag=${3:-0.1.0}
 umoci=${UMOCI:-umoci}
 certificates=/etc/ssl/certs/ca-certificates.crt
-case $(uname -m) in
-x86_64) architecture=amd64 ;;
-aarch64) architecture=arm64 ;;
-*) architecture=$(uname -m) ;;
+case ${ARCH:-$(uname -m)} in
+x86_64 | amd64) architecture=amd64 ;;
+aarch64 | arm64) architecture=arm64 ;;
+*) architecture=${ARCH:-$(uname -m)} ;;
 esac
+
+# Prints the loader and the libraries of the program, at the paths where the loader searches them.
+libraries() {
+    if [ -z "${SYSROOT:-}" ]; then
+        ldd "$binary" | grep -o '/[^ ]*'
+        return
+    fi
+    readelf --program-headers "$binary" | sed -n 's/.*program interpreter: \(.*\)]/\1/p'
+    readelf --dynamic "$binary" | sed -n 's/.*Shared library: \[\(.*\)]/\1/p' | while read -r library; do
+        (cd "$SYSROOT" && find lib/ lib64/ usr/lib/ usr/lib64/ -name "$library" -print -quit 2>/dev/null || true) | sed 's|^|/|'
+    done
+}
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 install -D -m 0755 "$binary" "$root/capstan"
-# The loader and the libraries, at the paths where the loader searches them.
-ldd "$binary" | grep -o '/[^ ]*' | while read -r library; do
-    install -D -m 0755 "$(realpath "$library")" "$root$library"
+libraries | while read -r library; do
+    install -D -m 0755 "$(realpath "${SYSROOT:-}$library")" "$root$library"
 done
 install -D -m 0644 "$certificates" "$root$certificates"
 mkdir -p "$root/tmp" "$root/var/run/secrets/kubernetes.io/serviceaccount"

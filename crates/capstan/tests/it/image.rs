@@ -20,8 +20,27 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Names the program of a release, built without `dev`, to put into the image instead of the one of the tests.
+const BINARY: &str = "CAPSTAN_IMAGE_BINARY";
+/// The most that an image with the program of a release may have compressed, in bytes: 13 MiB at the time of writing.
+const LARGEST: u64 = 20 << 20;
+
+/// Returns how many bytes the files of a folder have.
+fn size(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        bytes += match entry.file_type()?.is_dir() {
+            true => size(&entry.path())?,
+            false => entry.metadata()?.len(),
+        };
+    }
+    Ok(bytes)
+}
+
 /// Writes an image with this program into `dir` and unpacks it; returns the configuration that a runtime would use.
 fn unpack(dir: &Path) -> Result<Value> {
+    let release = std::env::var_os(BINARY);
     let umoci = parts::UMOCI.path()?;
     let binary = dir.join("capstan");
     // Most of a program with debug information is that.
@@ -29,8 +48,15 @@ fn unpack(dir: &Path) -> Result<Value> {
         Command::new("strip")
             .arg("-o")
             .arg(&binary)
-            .arg(env!("CARGO_BIN_EXE_capstan")),
+            .arg(release.as_deref().unwrap_or(env!("CARGO_BIN_EXE_capstan").as_ref())),
     )?;
+    if release.is_some() {
+        let up = Command::new(&binary).args(["up", "--help"]).output()?;
+        ensure!(
+            !up.status.success(),
+            "the program of {BINARY} has the commands for development"
+        );
+    }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/image.sh");
     let layout = dir.join("layout");
     succeed(
@@ -40,6 +66,10 @@ fn unpack(dir: &Path) -> Result<Value> {
             .arg(&layout)
             .arg("test"),
     )?;
+    if release.is_some() {
+        let bytes = size(&layout.join("blobs"))?;
+        ensure!(bytes <= LARGEST, "the image has {bytes} bytes");
+    }
     let image = format!("{}:test", layout.display());
     let unpacked = Command::new(&umoci)
         .args(["unpack", "--rootless", "--image", &image])
@@ -86,6 +116,15 @@ async fn the_image_runs_in_a_pod_with_the_files_and_the_rights_that_the_installa
     let config = tokio::task::spawn_blocking(move || unpack(&made)).await??;
     let process = &config["process"];
     ensure!(process["user"]["uid"] == 65532, "{process}");
+    for (label, value) in [
+        ("title", "capstan"),
+        ("description", "Runs the machines under Kubernetes clusters"),
+        ("licenses", "Apache-2.0"),
+        ("version", "test"),
+    ] {
+        let found = &config["annotations"][format!("org.opencontainers.image.{label}")];
+        ensure!(found == value, "label {label}: {found}");
+    }
     let root = dir.join("bundle/rootfs");
     for tool in ["bin/sh", "usr/bin", "bin"] {
         ensure!(!root.join(tool).exists(), "the image has {tool}");
@@ -179,7 +218,11 @@ async fn the_image_runs_in_a_pod_with_the_files_and_the_rights_that_the_installa
     let port = program::port(&text(), "metrics").with_context(text)?;
     let scrape = client.get(format!("https://127.0.0.1:{port}/metrics"));
     let metrics = scrape.bearer_auth(token.trim()).send().await?.error_for_status()?;
-    ensure!(metrics.text().await?.contains("capstan_leading 1"), "{}", text());
+    ensure!(
+        metrics.text().await?.contains("capstan_leading{lease=\"capstan\"} 1"),
+        "{}",
+        text()
+    );
 
     signal(&child.0, "-TERM")?;
     ensure!(wait(&mut child.0, LIMIT)?.success(), "{}", text());

@@ -127,19 +127,33 @@ impl Deployment {
 
     /// Whether a feature gate is on. A gate that is not named has its default.
     pub fn gate(&self, gate: &str, default: bool) -> bool {
-        let named = self.args.iter().filter_map(|arg| arg.strip_prefix(GATES));
-        let mut named = named
-            .flat_map(|gates| gates.split(','))
-            .filter_map(|pair| pair.split_once('='));
-        named
-            .rfind(|(name, _)| name.trim() == gate)
-            .map_or(default, |(_, value)| value.trim() == "true")
+        named_gate(&self.args, gate).unwrap_or(default)
     }
 }
 
 const GATES: &str = "--feature-gates=";
 /// CAPZ's gate for machine pools.
 pub const MACHINE_POOL: &str = "MachinePool";
+
+/// Returns the value that arguments give a feature gate.
+fn named_gate(args: &[String], gate: &str) -> Option<bool> {
+    let named = args.iter().filter_map(|arg| arg.strip_prefix(GATES));
+    let mut named = named
+        .flat_map(|gates| gates.split(','))
+        .filter_map(|pair| pair.split_once('='));
+    let found = named.rfind(|(name, _)| name.trim() == gate);
+    found.map(|(_, value)| value.trim() == "true")
+}
+
+/// Returns the arguments with the gate as it was before it was switched off. What an upgrade has changed since stays: the old
+/// arguments may not be those of the new version.
+pub fn with_gate_of(before: &[String], now: &[String], gate: &str) -> Vec<String> {
+    if now == with_gate(before, gate, false) {
+        return before.to_vec();
+    }
+    // It was on: nobody switches a gate off that is.
+    with_gate(now, gate, named_gate(before, gate).unwrap_or(true))
+}
 
 /// Returns the arguments of a container with one feature gate set.
 pub fn with_gate(args: &[String], gate: &str, value: bool) -> Vec<String> {

@@ -254,10 +254,15 @@ async fn undo(client: &Client, entry: &Entry) -> Result<()> {
             remove::<Role>(&Api::namespaced(client.clone(), namespace), ROLE).await
         }
         Action::DisableGate {
-            namespace, deployment, ..
+            namespace,
+            deployment,
+            gate,
         } => {
-            let args: Vec<String> = serde_json::from_value(entry.before.clone())?;
-            set_gate(client, namespace, deployment, |_| args.clone()).await
+            let before: Vec<String> = serde_json::from_value(entry.before.clone())?;
+            set_gate(client, namespace, deployment, |now| {
+                adopt::with_gate_of(&before, now, gate)
+            })
+            .await
         }
         Action::ScaleDown { namespace, deployment } => {
             let replicas = serde_json::from_value(entry.before.clone())?;

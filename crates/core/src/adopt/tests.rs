@@ -55,6 +55,17 @@ fn a_gate_is_set_beside_the_others(#[case] args: &[&str], #[case] expected: &[&s
     assert_eq!(with_gate(&args, MACHINE_POOL, false), expected);
 }
 
+#[rstest]
+#[case::nothing_else_has_changed(&["--feature-gates=ASOAPI=true,MachinePool=false"], &["--feature-gates=MachinePool=true,ASOAPI=true"])]
+#[case::the_peer_was_upgraded(
+    &["--new-flag", "--feature-gates=MachinePool=false,EdgeZone=false"], &["--new-flag", "--feature-gates=EdgeZone=false,MachinePool=true"])]
+#[case::somebody_has_removed_the_gate(&["--v=2"], &["--v=2", "--feature-gates=MachinePool=true"])]
+fn a_gate_gets_its_old_value_back_and_the_rest_stays(#[case] now: &[&str], #[case] expected: &[&str]) {
+    let owned = |args: &[&str]| -> Vec<String> { args.iter().map(ToString::to_string).collect() };
+    let before = owned(&["--feature-gates=MachinePool=true,ASOAPI=true"]);
+    assert_eq!(with_gate_of(&before, &owned(now), MACHINE_POOL), expected);
+}
+
 #[test]
 fn a_cluster_without_peers_has_no_way() {
     assert_eq!(ways(&Facts::default()), Vec::new());

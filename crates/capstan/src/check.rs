@@ -11,6 +11,8 @@ use capstan_api::{azure, openshift, vsphere};
 use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
+use k8s_openapi::Resource as _;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
@@ -21,8 +23,8 @@ use catalogue::{Catalogue, Verdict};
 /// Check manifests before you apply them
 ///
 /// Compares every object of Capstan's kinds with its schema and with the rules of admission and of the controllers, offline;
-/// with --azure also with Azure's catalogue of VM sizes. Ignores other kinds. Exits with 1 if the cluster would refuse an
-/// object.
+/// with --azure also with Azure's catalogue of VM sizes. Finds StorageClasses whose disks no machine on Azure can attach.
+/// Ignores other kinds. Exits with 1 if the cluster or Azure would refuse an object.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan check -f machineset.yaml
@@ -81,6 +83,9 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
 
 /// Returns the problems of an object; none for kinds of others.
 fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
+    if let (StorageClass::GROUP, StorageClass::KIND) = (object.group(), object.kind()) {
+        return storage_class(object);
+    }
     let served = schemas.get(&(object.group().to_owned(), object.kind().to_owned()))?;
     let Some(schema) = served.get(object.api_version()) else {
         let versions: Vec<&str> = served.keys().map(String::as_str).collect();
@@ -133,6 +138,21 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
         _ => Ok(Findings::default()),
     };
     Some(result.unwrap_or_else(|error| unreadable(&error)))
+}
+
+/// Returns the problems of a StorageClass; none for the classes of other drivers.
+fn storage_class(object: &Object) -> Option<Findings> {
+    let class: StorageClass = match object.typed() {
+        Ok(class) => class,
+        Err(error) => return Some(unreadable(&error)),
+    };
+    (class.provisioner == validate::storage_class::PROVISIONER).then(|| {
+        let wrong = validate::storage_class::validate(&class.parameters.unwrap_or_default());
+        Findings {
+            errors: wrong.into_iter().collect(),
+            warnings: Vec::new(),
+        }
+    })
 }
 
 /// The schemas of a kind by group and version, as in `apiVersion`.

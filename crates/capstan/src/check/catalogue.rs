@@ -7,7 +7,10 @@ use capstan_api::capi::MachinePool;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine, MachineSet};
 use capstan_azure::{Client, Clients, Credential, Settings};
 use capstan_azure_pools::model;
+use capstan_core::validate::openshift::is_azure;
 use capstan_openshift::sizes;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
 use super::filled_spec;
 use crate::manifest::Object;
@@ -46,17 +49,24 @@ impl Catalogue {
         match object.kind() {
             Machine::KIND if object.group() == Machine::GROUP => {
                 let machine: Machine = object.typed()?;
-                self.spec(&filled_spec(&machine.metadata, machine.spec.provider_spec.value)?)
-                    .await
+                self.raw(&machine.metadata, machine.spec.provider_spec.value).await
             }
             MachineSet::KIND if object.group() == Machine::GROUP => {
                 let set: MachineSet = object.typed()?;
-                self.spec(&filled_spec(&set.metadata, set.spec.template.spec.provider_spec.value)?)
+                self.raw(&set.metadata, set.spec.template.spec.provider_spec.value)
                     .await
             }
             AzureMachinePool::KIND => self.pool(object, all).await,
             _ => Ok(Verdict::default()),
         }
+    }
+
+    /// Asks about a provider spec. Azure knows nothing of the machines of other platforms.
+    async fn raw(&self, metadata: &ObjectMeta, value: Option<Value>) -> Result<Verdict> {
+        if !value.as_ref().is_none_or(is_azure) {
+            return Ok(Verdict::default());
+        }
+        self.spec(&filled_spec(metadata, value)?).await
     }
 
     async fn spec(&self, spec: &AzureMachineProviderSpec) -> Result<Verdict> {

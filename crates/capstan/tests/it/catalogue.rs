@@ -88,6 +88,41 @@ spec:
     assert!(out.status.success(), "{}", text(&out.stdout));
 }
 
+/// A MachineSet of another platform.
+fn foreign(kind: &str, more: &str) -> String {
+    format!(
+        "---
+apiVersion: machine.openshift.io/v1beta1
+kind: MachineSet
+metadata: {{name: workers, namespace: openshift-machine-api}}
+spec:
+  selector: {{matchLabels: {{set: workers}}}}
+  template:
+    metadata: {{labels: {{set: workers}}}}
+    spec: {{providerSpec: {{value: {{apiVersion: machine.openshift.io/v1beta1, kind: {kind}, {more}}}}}}}
+"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_passes_the_machines_of_other_platforms_by() {
+    let sim = Azure::start(Config::instant()).await.unwrap();
+    let aws = "instanceType: m5.large, ami: {id: ami-1}, placement: {region: us-east-1}, subnet: {id: subnet-1}, \
+        blockDevices: [{ebs: {volumeSize: 120}}], userDataSecret: {name: u}, credentialsSecret: {name: c}";
+    let vsphere = "template: rhcos, numCPUs: 4, memoryMiB: 8192, diskGiB: 120, workspace: {server: vcenter}, \
+        network: {devices: [{networkName: n}]}, userDataSecret: {name: u}, credentialsSecret: {name: c}";
+    let manifests = foreign("AWSMachineProviderConfig", aws) + &foreign("VSphereMachineProviderSpec", vsphere);
+    let out = check(&sim, &manifests, &[]).await;
+    assert_eq!(
+        text(&out.stdout),
+        "2 checked, 0 errors, 0 warnings\n",
+        "{}",
+        text(&out.stderr)
+    );
+    assert!(out.status.success());
+    assert!(sim.arm_requests().is_empty(), "Azure is not asked about them");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn check_says_what_it_needs_to_ask_azure() {
     let sim = Azure::start(Config::instant()).await.unwrap();

@@ -65,6 +65,38 @@ fn check_names_file_object_field_value_and_remedy_and_exits_1() {
 }
 
 #[test]
+fn check_finds_storage_classes_whose_disks_no_machine_can_attach() {
+    let class = |name: &str, provisioner: &str, parameters: &str| {
+        format!(
+            "---\napiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: {name}}}\nprovisioner: {provisioner}\n\
+             parameters: {{{parameters}}}\n"
+        )
+    };
+    let azure = "disk.csi.azure.com";
+    let classes = class("good", azure, "skuName: UltraSSD_LRS, cachingMode: None")
+        + &class("silent", azure, "skuName: UltraSSD_LRS")
+        + &class(
+            "cached",
+            azure,
+            "storageaccounttype: PremiumV2_LRS, cachingmode: ReadOnly",
+        )
+        + &class("other", "ebs.csi.aws.com", "skuName: UltraSSD_LRS");
+    let out = capstan(&["check", "-f", "-"], &classes);
+    let said = text(&out.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("-: StorageClass silent: parameters.cachingMode: Required value"),
+        "{said}"
+    );
+    assert!(
+        lines[1].starts_with("-: StorageClass cached: parameters.cachingMode: Invalid value: \"ReadOnly\""),
+        "{said}"
+    );
+    assert_eq!(lines[2], "3 checked, 2 errors, 0 warnings");
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
 fn check_finds_a_field_that_the_schema_does_not_know() {
     let pool = "apiVersion: infrastructure.cluster.x-k8s.io/v1beta1\nkind: AzureMachinePool\nmetadata: {name: p}\nspec: {locaton: eastus}\n";
     let out = text(&capstan(&["check", "-f", "-"], pool).stdout);

@@ -6,6 +6,7 @@ pub mod azure_identity;
 pub mod azure_pool;
 pub mod openshift;
 pub mod schema;
+pub mod storage_class;
 pub mod vcenter;
 pub mod vsphere;
 

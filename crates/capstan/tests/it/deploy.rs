@@ -153,3 +153,42 @@ async fn the_api_server_accepts_every_variant_and_its_pod_under_the_restricted_l
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_openshift_overlay_signs_in_with_the_token_that_it_mounts_and_waits_for_the_trusted_certificates()
+-> Result<()> {
+    let objects = build("overlays/openshift").await?;
+    let deployment = named(&objects, "Deployment", "capstan").context("no Deployment")?;
+    let pod = &deployment["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let find = |list: &Value, name: &str| {
+        let found = list
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|one| one["name"] == name)
+            .cloned();
+        found.with_context(|| format!("no {name}"))
+    };
+    // A credentials Secret of OpenShift names this very file, and Capstan reads no other.
+    let file = find(&container["env"], "AZURE_FEDERATED_TOKEN_FILE")?["value"].clone();
+    let mount = find(&container["volumeMounts"], "azure-token")?["mountPath"].clone();
+    let token = find(&pod["volumes"], "azure-token")?["projected"]["sources"][0]["serviceAccountToken"].clone();
+    let mounted = format!(
+        "{}/{}",
+        mount.as_str().unwrap_or_default(),
+        token["path"].as_str().unwrap_or_default()
+    );
+    ensure!(file == mounted.as_str(), "{file} is not {mounted}");
+    ensure!(file == "/var/run/secrets/openshift/serviceaccount/token", "{file}");
+    let items = find(&pod["volumes"], "trusted-ca")?["configMap"]["items"].clone();
+    ensure!(
+        items == json!([{"key": "ca-bundle.crt", "path": "ca-bundle.crt"}]),
+        "{items}"
+    );
+    // ccoctl would let the identity trust an account of the Secret's namespace, where Capstan has none.
+    let request = std::fs::read_to_string(folder("overlays/openshift/credentials-request.yaml"))?;
+    let request: Value = serde_saphyr::from_str(&request)?;
+    ensure!(request["spec"]["serviceAccountNames"].is_null(), "{request}");
+    Ok(())
+}

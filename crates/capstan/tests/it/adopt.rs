@@ -406,7 +406,7 @@ async fn hold(kubeconfig: &Path, dir: &Path) -> Result<()> {
     .concat();
     kubectl(kubeconfig, &free).await?;
     let holder = [&["get"][..], &lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat();
-    kubectl_until(kubeconfig, &holder, |holder| holder == "capstan").await?;
+    kubectl_until(kubeconfig, &holder, |holder| holder == "capstan/capstan-system/capstan").await?;
     program::until(|| log().contains("\"message\":\"starting\""))
 }
 

@@ -50,6 +50,19 @@ const TRANSIENT_CODES: &[&str] = &[
     "ZonalAllocationFailed",
 ];
 
+/// Codes of Azure for a lack of machines of that size in that place.
+const NO_ROOM_CODES: &[&str] = &[
+    "AllocationFailed",
+    "OverconstrainedAllocationRequest",
+    "OverconstrainedZonalAllocationRequest",
+    "SkuNotAvailable",
+    "ZonalAllocationFailed",
+];
+
+/// Azure refuses to change what it fixes when it makes a resource, for example the priority of a scale set. It says so as a
+/// conflict, but no time ends that.
+pub const FIXED_PROPERTY: &str = "PropertyChangeNotAllowed";
+
 /// Azure's error body, kept whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -114,6 +127,16 @@ impl ArmError {
         self.code.eq_ignore_ascii_case(code) || self.details.iter().any(|detail| detail.has_code(code))
     }
 
+    /// Whether a quota is used up.
+    pub fn is_quota(&self) -> bool {
+        self.code.contains("Quota") || self.code == "OperationNotAllowed" || self.message.contains("quota")
+    }
+
+    /// Whether Azure had no room for more machines: fewer may fit, or others.
+    pub fn has_no_room(&self) -> bool {
+        self.is_quota() || NO_ROOM_CODES.iter().any(|code| self.has_code(code))
+    }
+
     fn ends_by_itself(&self) -> bool {
         TRANSIENT_CODES.iter().any(|code| self.has_code(code))
             || self.code.contains("Quota")
@@ -127,6 +150,7 @@ impl Classified for ArmError {
     fn class(&self) -> Class {
         match (self.status, self.retry_after) {
             (429, after) => Class::Throttled(after.unwrap_or(DEFAULT_THROTTLE)),
+            _ if self.has_code(FIXED_PROPERTY) => Class::Terminal,
             (500.. | 408 | 409, Some(after)) => Class::Throttled(after),
             (500.. | 401 | 408 | 409 | 412, _) => Class::Transient,
             (403, _) if self.code.ends_with("AuthorizationFailed") => Class::Transient,
@@ -280,6 +304,7 @@ mod tests {
     #[case::interface_kept_for_a_failed_machine(400, "NicReservedForAnotherVm", Class::Transient)]
     #[case::failed_without_a_reason(0, "ProvisioningFailed", Class::Transient)]
     #[case::conflict(409, "Conflict", Class::Transient)]
+    #[case::fixed_for_good_as_conflict(409, "PropertyChangeNotAllowed", Class::Terminal)]
     #[case::etag(412, "ConditionNotMet", Class::Transient)]
     #[case::server(503, "ServiceUnavailable", Class::Transient)]
     #[case::operation_without_capacity(0, "ZonalAllocationFailed", Class::Transient)]
@@ -294,6 +319,17 @@ mod tests {
     ) {
         let body = serde_json::json!({"error": {"code": code, "message": "m"}}).to_string();
         assert_eq!(ArmError::parse(status, body.as_bytes(), None).class(), class);
+    }
+
+    #[rstest]
+    #[case::no_machines("ZonalAllocationFailed", "m", true)]
+    #[case::none_of_the_size("SkuNotAvailable", "m", true)]
+    #[case::quota("QuotaExceeded", "m", true)]
+    #[case::quota_as_refusal("OperationNotAllowed", "results in exceeding approved quota", true)]
+    #[case::a_broken_image("OSProvisioningTimedOut", "m", false)]
+    fn a_lack_of_room_is_told_from_machines_that_fail(#[case] code: &str, #[case] message: &str, #[case] room: bool) {
+        let body = serde_json::json!({"error": {"code": code, "message": message}}).to_string();
+        assert_eq!(ArmError::parse(409, body.as_bytes(), None).has_no_room(), room);
     }
 
     #[test]

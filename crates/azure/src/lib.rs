@@ -36,7 +36,7 @@ pub use allowed::{Allowed, Namespaces};
 pub use capstan_core::Secret;
 pub use client::{Client, Clients, Put};
 pub use credential::{Credential, Identity};
-pub use error::{ArmError, Error};
+pub use error::{ArmError, Error, FIXED_PROPERTY};
 pub use id::ResourceId;
 pub use in_process::InProcess;
 pub use metrics::Metrics;

@@ -40,10 +40,10 @@ impl Args {
         .max(1)
     }
 
-    /// Each place of the surge makes a machine and then waits for an old one to go, over and over.
+    /// Each place of the surge makes one machine after the other; an instance that is being deleted takes no place.
     fn ideal(&self) -> Duration {
         let rounds = self.machines.div_ceil(self.surge()) as u32;
-        (self.cloud.create.max + self.cloud.delete.max) * rounds
+        self.cloud.create.max * rounds
     }
 }
 

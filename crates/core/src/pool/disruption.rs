@@ -120,8 +120,9 @@ fn capacity(observed: &Observed, set: &ScaleSet, existing: &[&Machine], keep: us
         false => set.capacity,
     };
     let needed = (desired + budget.surge.min(update)).saturating_sub(keep + update);
-    let most = budget.ceiling(desired).saturating_sub(deleting);
-    let target = (live + needed).min(most).max(live);
+    // An instance that is being deleted takes no place, as in Deployments: its successor need not wait for it. Where a
+    // quota has no room for both, the cloud refuses, and the plan asks again when the delete has ended.
+    let target = (live + needed).min(budget.ceiling(desired)).max(live);
     if target > asked {
         return Some(target);
     }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! * *Floor*: the plan takes no available machine while that would leave fewer than desired − maxUnavailable. A machine
 //!   that is draining (whoever drains it), updating, not ready or closed to pods is not available.
-//! * *Ceiling*: the plan asks for no capacity that would make more than desired + maxSurge instances exist, those being
-//!   deleted included.
+//! * *Ceiling*: the plan asks for no capacity that would make more than desired + maxSurge instances exist. Those that the
+//!   cloud is deleting do not count, as in Deployments and MachineDeployments; those that are drained do.
 //! * An instance is deleted or updated only with a [`Drained`] of its own.
 //! * A scale set of somebody else is not part of the pool: the plan neither changes nor deletes it.
 //! * The cloud never chooses a victim: the plan lowers the capacity only to the number of instances that exist, after a

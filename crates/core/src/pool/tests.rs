@@ -125,10 +125,13 @@ fn told(plan: &Plan) -> String {
 #[case::nothing_goes_before_the_surge_is_ready(3, (1, 0), "a:ro b:ro c:ro d:c", "")]
 #[case::the_oldest_goes_once_the_surge_is_ready(3, (1, 0), "a:ro b:ro c:ro d:r", "delete a")]
 #[case::a_draining_machine_still_takes_its_place(3, (1, 0), "a:roL b:ro c:ro d:r", "")]
-#[case::a_deleting_instance_still_takes_its_place(3, (1, 0), "a:roD b:ro c:ro d:r", "")]
+#[case::a_deleting_instance_takes_no_place(3, (1, 0), "a:roD b:ro c:ro d:r", "capacity 4")]
+#[case::nor_do_several(4, (2, 0), "a:roD b:roD c:ro d:ro e:r f:r", "capacity 6")]
+#[case::nor_one_that_was_surplus(3, (1, 0), "a:rD b:r c:r d:r", "")]
 #[case::the_next_surge_follows_the_delete(3, (1, 0), "b:ro c:ro d:r", "capacity 4")]
 #[case::without_surge_one_is_taken_at_once(3, (0, 1), "a:ro b:ro c:ro", "delete a")]
-#[case::without_surge_nothing_comes_before_it_is_gone(3, (0, 1), "a:roD b:ro c:ro", "")]
+#[case::without_surge_its_successor_does_not_wait_for_its_end(3, (0, 1), "a:roD b:ro c:ro", "capacity 3")]
+#[case::but_for_its_drain(3, (0, 1), "a:roL b:ro c:ro", "")]
 #[case::without_surge_it_is_made_again_when_gone(3, (0, 1), "b:ro c:ro", "capacity 3")]
 #[case::both_budgets_are_used_at_once(4, (1, 1), "a:ro b:ro c:ro d:ro", "delete a; capacity 5")]
 #[case::all_of_a_wide_budget(4, (2, 2), "a:ro b:ro c:ro d:ro", "delete a b; capacity 6")]
@@ -425,7 +428,7 @@ fn drains_that_end_together_share_a_delete() {
     let early = plan(&observed);
     assert_eq!((told(&early).as_str(), early.requeue), ("capacity 4", Some(TOGETHER)));
     observed.drained_for = TOGETHER;
-    assert_eq!(told(&plan(&observed)), "delete instances a; capacity 3");
+    assert_eq!(told(&plan(&observed)), "delete instances a; capacity 4");
 }
 
 fn updating(update: Update, drain: Drain) -> Observed {

@@ -611,7 +611,8 @@ impl World {
             self.harm = Some(Harm::CloudChoseTheVictim);
         }
         let unborn = capacity.saturating_sub(live);
-        let total = self.instances.len() + usize::from(unborn);
+        // Those that the cloud is deleting do not count.
+        let total = usize::from(live + unborn);
         if unborn > self.unborn && total > rules.budget(self.desired).ceiling(self.desired.into()) {
             self.harm = Some(Harm::Ceiling);
         }

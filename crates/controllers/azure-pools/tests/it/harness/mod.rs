@@ -189,8 +189,11 @@ impl World {
             let _ = cache.ready().await;
             loop {
                 let mut instances: Vec<String> = sim.ids("virtualMachines");
-                instances.retain(|id| id.to_lowercase().starts_with(&vms));
-                instances.extend(sim.instances(&set).iter().map(|i| i["id"].to_string()));
+                // Those that Azure is deleting do not count.
+                let stays = |vm: &Value| vm["properties"]["provisioningState"] != "Deleting";
+                instances.retain(|id| id.to_lowercase().starts_with(&vms) && sim.get(id).is_some_and(|vm| stays(&vm)));
+                let uniform = sim.instances(&set).into_iter().filter(stays);
+                instances.extend(uniform.map(|i| i["id"].to_string()));
                 let ours = |node: &Node| is_node_of(node, &set, &vms);
                 let cordoned = |node: &Node| {
                     node.spec

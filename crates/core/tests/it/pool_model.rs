@@ -118,7 +118,7 @@ const BUDGETS: [(Amount, Amount); 11] = [
 
 /// How often the world gets in the way in one run, by the size of the pool: every disturbance multiplies the states. Larger
 /// pools with many disturbances are covered by random orders of events.
-const SIZES: [(u8, u8); 4] = [(1, 2), (2, 1), (3, 0), (4, 0)];
+const SIZES: [(u8, u8); 4] = [(1, 2), (2, 1), (3, 1), (4, 0)];
 
 fn check((size, disturbances): (u8, u8), (surge, unavailable): (Amount, Amount), strategy: Strategy) -> usize {
     let model = PoolModel {
@@ -145,15 +145,18 @@ fn say(text: &str) {
 fn every_reachable_state_of_small_pools_keeps_the_promises() {
     let begun = Instant::now();
     let mut states = 0;
-    for size in SIZES {
+    for (size, disturbances) in SIZES {
         for (budgets, strategy) in BUDGETS
             .iter()
             .flat_map(|b| [(*b, Strategy::Replace), (*b, Strategy::InPlace)])
         {
-            states += check(size, budgets, strategy);
+            // Percentages resolve to numbers that are in the list, too, until the pool is scaled.
+            let numbers = matches!(budgets, (Number(_), Number(_)));
+            let disturbances = if size < 3 || numbers { disturbances } else { 0 };
+            states += check((size, disturbances), budgets, strategy);
         }
         let took = begun.elapsed().as_secs_f32();
-        say(&format!("pools up to {}: {states} states so far, {took:.1} s", size.0));
+        say(&format!("pools up to {size}: {states} states so far, {took:.1} s"));
     }
     say(&format!(
         "{states} states of {} pools, all within both budgets and all settling",

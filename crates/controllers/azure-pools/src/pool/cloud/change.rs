@@ -81,13 +81,16 @@ impl Cloud<'_> {
     ) -> Result<(), Error> {
         let ask = Ask::new(model, i64::try_from(capacity).unwrap_or(i64::MAX), false);
         self.state.check_refused(&ask, self.clock.instant())?;
+        // The size is the one that the scale set has: another model may be wanted, which Azure has refused.
+        let present = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        let present = present.map_or(&model.set, |set| set.whole.as_ref());
         let mut change = ScaleSet {
-            sku: with_capacity(&model.set, capacity).sku,
+            sku: with_capacity(present, capacity).sku,
             ..ScaleSet::default()
         };
         if custom_data {
             change.properties = Some(custom_data_only(&model.set));
-            change.tags = Some(self.tags(model));
+            change.tags = Some(self.data_tags(model));
         }
         let when = self.unchanged().await?;
         let patched = self
@@ -105,7 +108,7 @@ impl Cloud<'_> {
     pub(in crate::pool) async fn refresh_custom_data(&mut self, model: &Model) -> Result<(), Error> {
         let change = ScaleSet {
             properties: Some(custom_data_only(&model.set)),
-            tags: Some(self.tags(model)),
+            tags: Some(self.data_tags(model)),
             ..ScaleSet::default()
         };
         let when = self.unchanged().await?;
@@ -186,6 +189,15 @@ impl Cloud<'_> {
         tags.extend(model.set.tags.clone().unwrap_or_default());
         tags.insert(HASH_TAG.to_owned(), model.hash.clone());
         tags.insert(CUSTOM_DATA_TAG.to_owned(), model.custom_data_hash.clone());
+        tags
+    }
+
+    /// The same for newer custom data alone: the scale set keeps the mark of the model that it has, whatever is wanted.
+    fn data_tags(&self, model: &Model) -> Tags {
+        let mut tags = self.tags(model);
+        let set = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref());
+        let present = set.and_then(|set| set.model.clone());
+        tags.extend(present.map(|hash| (HASH_TAG.to_owned(), hash)));
         tags
     }
 

@@ -120,7 +120,12 @@ impl Budget {
         desired.saturating_sub(self.unavailable)
     }
 
-    /// More machines than this must not exist by our doing.
+    /// So many machines that are not available may be taken at once.
+    pub fn width(&self) -> usize {
+        (self.surge + self.unavailable).max(1)
+    }
+
+    /// More machines than this must not exist by our doing; those that the cloud is deleting do not count.
     pub fn ceiling(&self, desired: usize) -> usize {
         desired + self.surge
     }

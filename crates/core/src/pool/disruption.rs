@@ -1,7 +1,10 @@
 //! Which machines go next, and how many instances are asked for.
 
+use std::time::Duration;
+
 use super::select::Order;
 use super::{Activity, Health, Machine, Model, Observed, ScaleSet, Scaling, Selected, Strategy};
+use super::{joining, shortage};
 
 /// The machines to take and the capacity to ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +45,7 @@ fn fate(machine: &Machine, observed: &Observed, roll: bool) -> Fate {
         return Fate::Keep;
     }
     // One whose update did not come back may well have the newest model.
-    if machine.failed || machine.irreparable || machine.never_joined(observed.startup_timeout) {
+    if machine.failed || machine.irreparable || machine.never_joined(joining::timeout(observed)) {
         return Fate::Replace;
     }
     match (machine.outdated && roll, observed.strategy) {
@@ -122,7 +125,8 @@ fn capacity(observed: &Observed, set: &ScaleSet, existing: &[&Machine], keep: us
     let needed = (desired + budget.surge.min(update)).saturating_sub(keep + update);
     // An instance that is being deleted takes no place, as in Deployments: its successor need not wait for it. Where a
     // quota has no room for both, the cloud refuses, and the plan asks again when the delete has ended.
-    let target = (live + needed).min(budget.ceiling(desired)).max(live);
+    let most = budget.ceiling(desired).min(shortage::most(set));
+    let target = (live + needed).min(most).max(live);
     if target > asked {
         return Some(target);
     }
@@ -136,25 +140,28 @@ struct DisruptionBudget {
     /// Available machines beyond the floor.
     headroom: usize,
     /// How many more unready machines may be taken. They cost nothing now but may only be away for a moment: when a
-    /// whole pool loses its network, it must not be replaced at one blow.
+    /// whole pool loses its network, it must not be replaced at one blow. Nor when no node of it is seen to join.
     unready: usize,
+    startup_timeout: Option<Duration>,
 }
 
 impl DisruptionBudget {
     fn new(observed: &Observed, existing: &[&Machine]) -> Self {
         let budget = &observed.budget;
         let available = existing.iter().filter(|m| m.available()).count();
-        let taken = existing.iter().filter(|m| !m.idle() && m.is_unready()).count();
-        let width = (budget.surge + budget.unavailable).max(1);
+        let startup_timeout = joining::timeout(observed);
+        let is_unready = |m: &Machine| m.is_unready() || m.never_joined(startup_timeout);
+        let taken = existing.iter().filter(|m| !m.idle() && is_unready(m)).count();
         Self {
             headroom: available.saturating_sub(budget.floor(observed.desired)),
-            unready: width.saturating_sub(taken),
+            unready: budget.width().saturating_sub(taken),
+            startup_timeout,
         }
     }
 
     /// Takes a machine, if the budget allows it.
     fn try_take(&mut self, machine: &Machine) -> bool {
-        if machine.is_unready() {
+        if machine.is_unready() || machine.never_joined(self.startup_timeout) {
             return take(&mut self.unready);
         }
         self.try_take_surplus(machine)

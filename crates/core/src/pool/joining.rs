@@ -10,15 +10,22 @@ pub const JOIN_PATIENCE: Duration = Duration::from_secs(300);
 /// The timeout of a pool that sets none: twice Cluster API's default for health checks, because Windows takes longer.
 pub const STARTUP_TIMEOUT: Duration = Duration::from_secs(1200);
 
+/// The timeout doubles no more often than this: after ten hours somebody may have repaired what keeps the nodes away.
+const DOUBLINGS: usize = 5;
+
+/// Returns after how long a machine without a node is replaced. It doubles whenever as many as the budget takes at once were
+/// replaced and no node has joined since: then the fault is not the machine's, and a replacement does not help.
+pub(super) fn timeout(observed: &Observed) -> Option<Duration> {
+    let waves = observed.unjoined.div_ceil(observed.budget.width());
+    let timeout = observed.startup_timeout?;
+    Some(timeout.saturating_mul(1 << waves.min(DOUBLINGS)))
+}
+
 impl Machine {
     /// Whether its node has not joined within the timeout.
     pub(super) fn never_joined(&self, timeout: Option<Duration>) -> bool {
-        self.exists()
-            && self.idle()
-            && self
-                .joining
-                .zip(timeout)
-                .is_some_and(|(waited, timeout)| waited >= timeout)
+        let late = |(waited, timeout)| waited >= timeout;
+        self.exists() && self.joining.zip(timeout).is_some_and(late)
     }
 
     /// Whether its node is so late that people should know.
@@ -30,7 +37,7 @@ impl Machine {
 
 /// Returns the sentence about machines whose nodes are late, if any are.
 pub fn not_joined(observed: &Observed) -> Option<String> {
-    let timeout = observed.startup_timeout;
+    let timeout = timeout(observed);
     let late = observed.machines.iter().filter(|machine| machine.is_late(timeout));
     let names: Vec<&str> = late.map(|machine| machine.name.as_str()).collect();
     if names.is_empty() {
@@ -49,8 +56,9 @@ pub fn not_joined(observed: &Observed) -> Option<String> {
 
 /// Returns when a machine without a node is next reported or replaced.
 pub(super) fn next(observed: &Observed) -> Option<Duration> {
-    let times = [Some(JOIN_PATIENCE), observed.startup_timeout];
-    let waits = observed.machines.iter().filter_map(|machine| machine.joining);
+    let times = [Some(JOIN_PATIENCE), timeout(observed)];
+    let staying = observed.machines.iter().filter(|machine| !machine.leaving());
+    let waits = staying.filter_map(|machine| machine.joining);
     let left = waits.flat_map(|waited| times.into_iter().flatten().map(move |time| time.saturating_sub(waited)));
     left.filter(|left| !left.is_zero()).min()
 }

@@ -21,6 +21,7 @@ mod forecast;
 mod joining;
 mod ownership;
 mod select;
+mod shortage;
 mod steps;
 mod waiting;
 
@@ -30,6 +31,7 @@ pub use forecast::forecast;
 pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
 pub use ownership::{CLUSTER_TAG_PREFIX, Claim, POOL_TAG};
 pub use select::DeletePolicy;
+pub use shortage::{Cause, NO_ROOM_RETRY, TRIES, refused, wait};
 pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
 
 use std::time::Duration;
@@ -43,7 +45,7 @@ pub enum Mode {
     Full,
     /// The cloud does not answer or asks for patience: drains go on, nothing else.
     WithoutCloud,
-    /// The spec is invalid: what is under way is finished, nothing new begins.
+    /// The spec is invalid: the pool goes on with the model that the scale set has.
     FinishOnly,
     /// The pool is deleted: machines first, then the scale set, then the object.
     Teardown,
@@ -254,8 +256,11 @@ pub enum Model {
 pub enum Retry {
     #[default]
     NotNeeded,
-    /// Not yet so many, nor more: the cloud had no room for them a moment ago.
-    Waiting { refused: usize },
+    /// Not yet so many, nor more: the cloud had no room for them a moment ago. After [`TRIES`] tries a pool asks for no
+    /// more than it has.
+    Waiting { refused: usize, tries: u32 },
+    /// No more than there are: new instances have failed a moment ago, and fewer of them would fail, too.
+    Paused,
     /// Now; the scale operation that failed is asked for again.
     Due,
 }
@@ -300,6 +305,8 @@ pub struct Observed {
     pub strategy: Strategy,
     /// A machine whose node does not join within this time is replaced. `None`: never.
     pub startup_timeout: Option<Duration>,
+    /// How many machines were replaced because their nodes did not join, since a node last did.
+    pub unjoined: usize,
     /// Makes `Random` the same for every plan of the same pool.
     pub seed: u64,
     /// `None`: it does not exist.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::disruption::disruptions;
 use super::{
     Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry, ScaleSet, Scaling,
-    Setup, Step, Update, joining, waiting,
+    Setup, Step, Strategy, Update, joining, waiting,
 };
 use crate::drain::Drained;
 
@@ -80,12 +80,23 @@ fn without_cloud(observed: &Observed) -> Plan {
     plan
 }
 
+/// The invalid spec stops only itself: the pool goes on with the model that its scale set has, and no machine goes for another
+/// one. A scale set that is not adopted yet stays as it is.
 fn finish_only(observed: &Observed) -> Plan {
-    let mut plan = prepare(observed);
+    let mut plan = match &observed.scale_set {
+        Some(set) if set.model != Model::Unmarked => full(&Observed {
+            strategy: Strategy::OnDelete,
+            ..observed.clone()
+        }),
+        Some(_) | None => {
+            let mut plan = prepare(observed);
+            if !ends_with_drain(&plan) {
+                delete_drained(observed, &mut plan);
+            }
+            plan
+        }
+    };
     plan.rolling = true;
-    if !ends_with_drain(&plan) {
-        delete_drained(observed, &mut plan);
-    }
     plan
 }
 
@@ -289,16 +300,9 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
     plan.steps.extend(some(disruptions.remove).map(Step::Remove));
     plan.steps.extend(disruptions.update.into_iter().map(Step::StartUpdate));
     let capacity = disruptions.capacity.or_else(|| spare(observed, set));
-    // What the cloud had no room for a moment ago is not asked for; whatever needs less is.
-    let capacity = match set.retry {
-        Retry::Waiting { refused } => {
-            let most = refused.saturating_sub(1).max(set.capacity);
-            capacity.map(|capacity| capacity.min(most))
-        }
-        Retry::NotNeeded | Retry::Due => capacity,
-    };
     // A Flexible set keeps its capacity when a machine is deleted, and makes another one only when asked again.
-    let refills = set.flexible && set.scaling == Scaling::Idle && !matches!(set.retry, Retry::Waiting { .. });
+    let asks = matches!(set.retry, Retry::NotNeeded | Retry::Due);
+    let refills = set.flexible && set.scaling == Scaling::Idle && asks;
     let capacity = capacity.filter(|capacity| refills || *capacity != set.capacity);
     let again = set.retry == Retry::Due && set.scaling == Scaling::Idle;
     let model = set.model == Model::Outdated;

@@ -327,11 +327,34 @@ fn a_model_that_has_not_landed_stops_only_itself(
     assert!(plan.rolling || model == Model::Unmarked);
 }
 
+fn refused(refused: usize, tries: u32) -> Retry {
+    Retry::Waiting { refused, tries }
+}
+
 #[rstest]
-#[case::a_model_lands_without_its_surge(Model::Outdated, Retry::Waiting { refused: 4 }, "model, capacity 3")]
-#[case::and_rolls_within_max_unavailable(Model::Current, Retry::Waiting { refused: 4 }, "delete a")]
-#[case::less_than_that_is_asked_for(Model::Current, Retry::Waiting { refused: 3 }, "delete a")]
-#[case::what_fits_is_asked_for(Model::Current, Retry::Waiting { refused: 5 }, "delete a; capacity 4")]
+#[case::less_is_asked_for(refused(6, 1), 4, "capacity 5")]
+#[case::not_once_the_pool_has_given_up(refused(5, 3), 4, "")]
+#[case::which_gives_back_what_was_not_made(refused(5, 3), 6, "capacity 4")]
+#[case::but_refills_what_it_had(refused(6, 3), 4, "capacity 5")]
+#[case::failed_instances_are_waited_for(Retry::Paused, 4, "")]
+#[case::and_give_nothing_back(Retry::Paused, 6, "")]
+#[case::until_the_wait_is_over(Retry::Due, 4, "capacity 6")]
+fn instances_that_the_cloud_does_not_make_are_given_up(
+    #[case] retry: Retry,
+    #[case] capacity: usize,
+    #[case] expected: &str,
+) {
+    let observed = with(pool(6, (0, 1), "a:r b:r c:r d:r"), |set| {
+        (set.retry, set.capacity) = (retry, capacity);
+    });
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[rstest]
+#[case::a_model_lands_without_its_surge(Model::Outdated, refused(4, 1), "model, capacity 3")]
+#[case::and_rolls_within_max_unavailable(Model::Current, refused(4, 1), "delete a")]
+#[case::less_than_that_is_asked_for(Model::Current, refused(3, 1), "delete a")]
+#[case::what_fits_is_asked_for(Model::Current, refused(5, 1), "delete a; capacity 4")]
 #[case::the_surge_comes_when_there_is_room(Model::Current, Retry::NotNeeded, "delete a; capacity 4")]
 #[case::a_failed_operation_is_asked_for_again(Model::Current, Retry::Due, "delete a; capacity 4")]
 fn without_room_for_more_instances_the_rest_goes_on(
@@ -472,7 +495,7 @@ fn a_silent_cluster_ends_no_update() {
 #[rstest]
 #[case::all(Mode::Full, "delete a; capacity 3")]
 #[case::nothing_new_without_the_cloud(Mode::WithoutCloud, "")]
-#[case::nothing_new_for_an_invalid_spec(Mode::FinishOnly, "")]
+#[case::an_invalid_spec_stops_only_itself(Mode::FinishOnly, "delete a; capacity 3")]
 #[case::everything_goes(Mode::Teardown, "delete a b")]
 fn a_mode_allows_a_part_of_the_plan(#[case] mode: Mode, #[case] expected: &str) {
     let observed = Observed {
@@ -483,9 +506,28 @@ fn a_mode_allows_a_part_of_the_plan(#[case] mode: Mode, #[case] expected: &str) 
 }
 
 #[rstest]
+#[case::no_machine_goes_for_its_model(3, Model::Current, "a:ro b:ro c:ro", "")]
+#[case::surplus_ones_go(2, Model::Current, "a:ro b:ro c:ro", "delete a")]
+#[case::missing_ones_come(3, Model::Current, "a:ro b:ro", "capacity 3")]
+#[case::a_set_that_is_not_adopted_stays(2, Model::Unmarked, "a:ro b:fo c:ro", "")]
+fn a_spec_that_is_refused_stops_only_itself(
+    #[case] desired: usize,
+    #[case] model: Model,
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    let observed = with(pool(desired, (1, 1), machines), |set| set.model = model);
+    let plan = plan(&Observed {
+        mode: Mode::FinishOnly,
+        ..observed
+    });
+    assert_eq!(told(&plan), expected);
+}
+
+#[rstest]
 #[case::without_the_cloud_it_is_drained(Mode::WithoutCloud, Drain::NotRun, "drain a")]
 #[case::and_not_deleted(Mode::WithoutCloud, done("a"), "")]
-#[case::an_invalid_spec_lets_it_go(Mode::FinishOnly, done("a"), "delete instances a")]
+#[case::an_invalid_spec_lets_it_go(Mode::FinishOnly, done("a"), "delete instances a; capacity 3")]
 fn a_machine_that_leaves_goes_on_as_far_as_possible(#[case] mode: Mode, #[case] drain: Drain, #[case] expected: &str) {
     assert_eq!(
         told(&plan(&Observed {
@@ -626,7 +668,7 @@ fn tags_reach_the_scale_set_and_replace_no_machine() {
 
 #[test]
 fn without_room_for_a_surge_the_missing_machines_are_asked_for() {
-    let observed = with(pool(2, (1, 1), "a:ro"), |set| set.retry = Retry::Waiting { refused: 3 });
+    let observed = with(pool(2, (1, 1), "a:ro"), |set| set.retry = refused(3, 1));
     assert_eq!(told(&plan(&observed)), "capacity 2");
 }
 
@@ -670,6 +712,34 @@ fn a_node_that_does_not_join_is_reported_and_its_machine_replaced(
     assert_eq!(plan.requeue, requeue.map(Duration::from_secs));
     let reason = plan.waiting.unwrap();
     assert!(reason.contains(waiting), "{reason}");
+}
+
+#[rstest]
+#[case::not_all_at_one_blow((1, 0), 0, 1200, "", "delete a; capacity 5")]
+#[case::as_many_as_the_budget_has((1, 1), 0, 1200, "", "delete a b; capacity 5")]
+#[case::those_that_leave_count((1, 0), 0, 1200, "a", "capacity 5")]
+#[case::no_more_until_a_replacement_joins((1, 0), 1, 1200, "", "")]
+#[case::but_not_never((1, 0), 1, 2400, "", "delete a; capacity 5")]
+#[case::ever_more_slowly((1, 0), 2, 2400, "", "")]
+#[case::one_wave_counts_once((1, 1), 2, 2400, "", "delete a b; capacity 5")]
+fn nodes_that_do_not_join_cost_no_whole_pool(
+    #[case] budget: (usize, usize),
+    #[case] unjoined: usize,
+    #[case] waited: u64,
+    #[case] leaves: &str,
+    #[case] expected: &str,
+) {
+    let mut observed = pool(4, budget, "a:c b:c c:c d:c");
+    for machine in &mut observed.machines {
+        machine.joining = Some(Duration::from_secs(waited));
+        if machine.name == leaves {
+            let why = "a pod".to_owned();
+            (machine.object, machine.activity, machine.drain) =
+                (Object::Deleting, Activity::Draining, Drain::Running { why });
+        }
+    }
+    (observed.startup_timeout, observed.unjoined) = (Some(STARTUP_TIMEOUT), unjoined);
+    assert_eq!(told(&plan(&observed)), expected);
 }
 
 #[test]

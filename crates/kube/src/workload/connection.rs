@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use capstan_core::clock::Clock;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use kube::runtime::watcher;
 use parking_lot::Mutex;
@@ -171,7 +172,7 @@ impl Connection {
         let (mut ids, mut bytes) = (BTreeSet::new(), 0);
         self.list(|node| {
             bytes += nodes::text(&node);
-            ids.extend(nodes::provider_id(&node));
+            ids.insert(nodes::provider_id(&node).unwrap_or_else(|| node.name_any()));
             bytes <= NODES_BYTES
         })
         .await?;

@@ -138,7 +138,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the provider ids of all nodes, in lower case, read past the cache.
+    /// Returns the provider ids of all nodes, in lower case, and the names of those without one, read past the cache.
     pub async fn live_provider_ids(&self) -> Result<BTreeSet<String>, Error> {
         let ids = self.connection().await?.live_provider_ids().await;
         ids.map_err(|reason| self.unreachable(reason))

@@ -21,7 +21,8 @@ use capstan_api::azure::{
 };
 use capstan_api::capi::MachinePool;
 use capstan_azure::model::{
-    ManagedIdentities, ScaleInPolicy, ScaleSet, ScaleSetProperties, Sku, Tags, UpgradePolicy, VirtualMachineProfile,
+    ManagedIdentities, ScaleInPolicy, ScaleSet, ScaleSetOsProfile, ScaleSetProperties, Sku, Tags, UpgradePolicy,
+    VirtualMachineProfile,
 };
 use capstan_azure::{ResourceId, Size};
 use capstan_core::disks::azure::ultra_unsupported;
@@ -190,6 +191,34 @@ pub fn build(input: &Input<'_>) -> Result<Model, Error> {
         custom_data_hash,
         image,
     })
+}
+
+/// The model that a scale set has, with newer bootstrap data: new instances of a pool whose spec cannot say another one are
+/// made from it.
+pub fn present(set: &ScaleSet, hash: &str, bootstrap: &[u8]) -> Model {
+    let os = ScaleSetOsProfile {
+        custom_data: Some(BASE64.encode(bootstrap)),
+        ..Default::default()
+    };
+    Model {
+        group: String::new(),
+        name: set.name.clone().unwrap_or_default(),
+        set: ScaleSet {
+            sku: set.sku.clone(),
+            tags: Some(Tags::from([(PEER_DATA_TAG.to_owned(), peer_digest(bootstrap))])),
+            properties: Some(ScaleSetProperties {
+                virtual_machine_profile: Some(VirtualMachineProfile {
+                    os_profile: Some(os),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        hash: hash.to_owned(),
+        custom_data_hash: digest(bootstrap),
+        image: Image::default(),
+    }
 }
 
 /// What only Azure's catalogue can tell: the size exists where the pool wants it, and can do what the pool asks of it.

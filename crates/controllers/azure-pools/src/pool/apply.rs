@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_core::drain::Drained;
-use capstan_core::pool::{Selected, Step, refused_update, still_due};
+use capstan_core::pool::{Cause, Selected, Step, refused_update, still_due};
 use capstan_core::{Class, Classified};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::{EventNote, Outcome};
@@ -19,7 +19,7 @@ use super::member::{MODEL_ANNOTATION, Member, NodeState};
 use super::observe::Observed;
 use super::orphan::OLD_FINALIZER;
 use super::report::applied_tags;
-use super::snapshot::Make;
+use super::snapshot::{Make, ScaleSetSnapshot};
 use super::{Actor, FINALIZER};
 use crate::error::Error;
 use crate::model::{self, Model};
@@ -278,8 +278,9 @@ impl Actor<'_> {
         }
         let listed = drain::listed(&self.workload()).await;
         for n in unconfirmed {
-            if let Some(why) = drain::not_missing(observed.members[n].provider_id(), &listed) {
-                observed.members[n].node = NodeState::Unknown(why);
+            let member = &mut observed.members[n];
+            if let Some(why) = drain::not_missing(member.provider_id(), member.node_name().as_ref(), &listed) {
+                member.node = NodeState::Unknown(why);
             }
         }
     }
@@ -350,8 +351,12 @@ impl Actor<'_> {
         capacity: usize,
         grows: bool,
     ) -> Result<(), Error> {
-        let (Some(mut model), Some(set)) = (observed.model.clone(), self.scale_set()) else {
+        let Some(set) = self.scale_set() else {
             return Ok(());
+        };
+        let mut model = match observed.model.clone() {
+            Some(model) => model,
+            None => self.present_model(&set).await?,
         };
         if self.cloud().await?.capacity_changed().await? {
             observed.requeue(Duration::ZERO);
@@ -373,16 +378,20 @@ impl Actor<'_> {
                 observed.requeue(Duration::ZERO);
                 return Ok(());
             }
-            let refused = |arm: &capstan_azure::ArmError| arm.status < 500 && (arm.status != 409 || is_quota(arm));
-            if error.class() == Class::Transient && error.arm().is_some_and(refused) {
-                let (why, now) = (error.to_string(), self.now());
-                self.state.retry.failed(why, false, capacity, now);
-                if error.arm().is_some_and(is_quota) {
+            let arm = error
+                .arm()
+                .filter(|arm| arm.status < 500 && error.class() == Class::Transient);
+            if let Some(arm) = arm.filter(|arm| arm.status != 409 || arm.has_no_room()) {
+                let no_room = Cause::Refused { capacity };
+                let cause = if arm.has_no_room() { no_room } else { Cause::Instances };
+                self.creation_failed(error.to_string(), cause);
+                if arm.is_quota() {
                     self.state.retry.out_of_quota();
                 }
             }
         }
         done?;
+        self.state.retry.asked();
         if new_model {
             let message = format!("model {} is rolled out", model.hash);
             self.record("ModelChanged", message);
@@ -395,6 +404,14 @@ impl Actor<'_> {
             self.state.instances_stale = false;
         }
         Ok(())
+    }
+
+    /// The model that the scale set has, where the spec cannot say another one.
+    async fn present_model(&mut self, set: &ScaleSetSnapshot) -> Result<Model, Error> {
+        let missing = || Error::NotReady("the MachinePool has no bootstrap data yet".to_owned());
+        let bootstrap = self.bootstrap(FRESH_BOOTSTRAP).await?.ok_or_else(missing)?;
+        let hash = set.model.clone().unwrap_or_default();
+        Ok(model::present(&set.whole, &hash, &bootstrap))
     }
 
     /// The same model with newer bootstrap data. A change of more than a token is left for the next reconcile.
@@ -418,9 +435,4 @@ impl Actor<'_> {
         let read = self.state.bootstrap.as_ref();
         read.map_or(BOOTSTRAP_AGE, |(_, _, at)| self.since(*at))
     }
-}
-
-/// Whether Azure had no room for more instances.
-fn is_quota(arm: &capstan_azure::ArmError) -> bool {
-    arm.code.contains("Quota") || arm.code == "OperationNotAllowed" || arm.message.contains("quota")
 }

@@ -12,7 +12,7 @@ mod instances;
 use std::collections::BTreeSet;
 
 use capstan_azure::model::{ScaleSet, VirtualMachine};
-use capstan_azure::{Client, Operation, Owned, Progress};
+use capstan_azure::{ArmError, Client, Operation, Owned, Progress};
 use capstan_core::clock::Clock;
 use capstan_core::pool::Claim;
 use capstan_core::{Class, Classified};
@@ -38,6 +38,8 @@ pub struct Failure {
     pub kind: Kind,
     pub ids: BTreeSet<String>,
     pub message: String,
+    /// Whether Azure had no room for more instances.
+    pub no_room: bool,
 }
 
 impl Cloud<'_> {
@@ -92,6 +94,7 @@ impl Cloud<'_> {
                         kind,
                         ids,
                         message: error.to_string(),
+                        no_room: error.arm().is_some_and(ArmError::has_no_room),
                     });
                 }
                 Err(error) => {

@@ -131,15 +131,19 @@ async fn drain(
     }
 }
 
-/// Returns the provider ids of all nodes of a cluster, past its cache; or why the cluster does not list them.
+/// Returns the provider ids of all nodes of a cluster, and the names of those without one, past its cache; or why the cluster does not list them.
 pub async fn listed(cluster: &Cluster) -> Result<BTreeSet<String>, String> {
     cluster.live_provider_ids().await.map_err(|error| error.to_string())
 }
 
 /// Returns why a node that the cache lacks may exist all the same.
-pub fn not_missing(provider_id: &str, listed: &Result<BTreeSet<String>, String>) -> Option<String> {
+pub fn not_missing(
+    provider_id: &str,
+    name: Option<&String>,
+    listed: &Result<BTreeSet<String>, String>,
+) -> Option<String> {
     match listed {
-        Ok(ids) if ids.contains(&provider_id.to_ascii_lowercase()) => {
+        Ok(ids) if ids.contains(&provider_id.to_ascii_lowercase()) || name.is_some_and(|name| ids.contains(name)) => {
             Some("its node has joined, and our watch does not show it yet".to_owned())
         }
         Ok(_) => None,
@@ -218,6 +222,11 @@ fn is_old(owner: &Machine) -> bool {
         })
 }
 
+/// Whether core's drain waits for more than pods that are terminating: it names pods that it cannot evict.
+pub fn is_held_up(owner: &Machine) -> bool {
+    core_message(owner).is_some_and(|message| message.contains("cannot evict"))
+}
+
 /// Returns core's message about pods and disruption budgets.
 fn core_message(owner: &Machine) -> Option<String> {
     let condition = condition(owner, "Deleting");
@@ -236,12 +245,13 @@ mod tests {
     #[rstest]
     #[case::not_listed(Ok(BTreeSet::from(["azure:///b".to_owned()])), None)]
     #[case::listed_in_another_case(Ok(BTreeSet::from(["azure:///a".to_owned()])), Some("has joined"))]
+    #[case::listed_without_a_provider_id(Ok(BTreeSet::from(["np000001".to_owned()])), Some("has joined"))]
     #[case::no_list(Err("connection refused".to_owned()), Some("connection refused"))]
     fn a_node_is_missing_only_when_the_cluster_itself_says_so(
         #[case] listed: Result<BTreeSet<String>, String>,
         #[case] why: Option<&str>,
     ) {
-        let reason = not_missing("azure:///A", &listed);
+        let reason = not_missing("azure:///A", Some(&"np000001".to_owned()), &listed);
         assert_eq!(reason.is_some(), why.is_some(), "{reason:?}");
         assert!(reason.unwrap_or_default().contains(why.unwrap_or_default()));
     }

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use capstan_core::pool::Mode;
+use capstan_core::pool::{Cause, Mode};
 use capstan_kube::runtime::EventNote;
 
 use super::Actor;
 use super::cloud::Failure;
 use super::member::Member;
-use super::observe::Observed;
+use super::observe::{Observed, startup_timeout};
 use super::state::Kind;
+use super::status::no_room;
 use crate::error::Error;
+use crate::model::zones;
 
 /// An instance that ran and that Azure calls Failed may recover by itself within this time.
 const FAILED_PATIENCE: Duration = Duration::from_secs(120);
@@ -28,6 +30,7 @@ impl Actor<'_> {
         let mut failed = HashMap::new();
         let mut updated = HashMap::new();
         let mut joining = HashMap::new();
+        let timeout = startup_timeout(&self.pool().spec);
         let mut again = None;
         for member in &mut observed.members {
             let id = member.provider_id().to_owned();
@@ -35,10 +38,18 @@ impl Actor<'_> {
                 member.confirmed_missing = confirmed;
                 continue;
             };
+            let known = self.state.joining.get(&id).copied();
             if member.is_joining() {
-                let since = *self.state.joining_since.get(&id).unwrap_or(&now);
-                member.joining = Some(now.saturating_duration_since(since));
-                joining.insert(id.clone(), since);
+                let counted = known.unwrap_or_default().observed(now);
+                member.joining = Some(counted.waited());
+                joining.insert(id.clone(), counted);
+                if member.leaving() && timeout.is_some_and(|timeout| counted.waited() >= timeout) {
+                    self.state.unjoined.insert(id.clone());
+                }
+            } else if member.node.node().is_none() {
+                joining.extend(known.map(|known| (id.clone(), known.paused())));
+            } else if !member.has_run() {
+                self.state.unjoined.clear();
             }
             if instance.is("Failed") {
                 let (since, first) = *self.state.failed_since.get(&id).unwrap_or(&(now, lists));
@@ -67,7 +78,7 @@ impl Actor<'_> {
         self.state.refused_updates.retain(|id, _| is_updated(id));
         observed.failed_updates.clone_from(&self.state.refused_updates);
         (self.state.failed_since, self.state.updated_since) = (failed, updated);
-        self.state.joining_since = joining;
+        self.state.joining = joining;
         if let Some(left) = again {
             observed.requeue(left);
         }
@@ -82,10 +93,15 @@ impl Actor<'_> {
     /// Failed creations slow the next one down; failed updates in place become replacements.
     pub(super) async fn note_failures(&mut self, failures: Vec<Failure>, observed: &mut Observed) -> Result<(), Error> {
         let capacity = self.scale_set().map_or(0, |set| set.capacity);
+        let existing = observed.existing().count();
         for failure in failures {
             self.warn("OperationFailed", failure.message.clone());
             match failure.kind {
-                Kind::Change => self.creation_failed(failure.message, false, capacity),
+                Kind::Change => {
+                    let not_made = Cause::NotMade { capacity, existing };
+                    let cause = if failure.no_room { not_made } else { Cause::Instances };
+                    self.creation_failed(failure.message, cause);
+                }
                 Kind::Update => {
                     let failed = failure.ids.into_iter().map(|id| (id, "UpdateFailed"));
                     observed.failed_updates.extend(failed);
@@ -109,14 +125,21 @@ impl Actor<'_> {
         }
         // However many failed, it was one try.
         if let Some(why) = failed.first() {
-            self.creation_failed(why.clone(), failed.len() == 1, capacity);
+            let one = failed.len() == 1;
+            let cause = if one { Cause::Instance } else { Cause::Instances };
+            self.creation_failed(why.clone(), cause);
         }
         self.note_shortage(observed).await
     }
 
-    fn creation_failed(&mut self, why: String, one_instance: bool, capacity: usize) {
-        let now = self.now();
-        self.state.retry.failed(why, one_instance, capacity, now);
+    /// Notes that instances were not made. The event about a pool that asks for no more names what to change.
+    pub(super) fn creation_failed(&mut self, why: String, cause: Cause) {
+        let (now, before) = (self.now(), self.state.retry.given_up());
+        self.state.retry.failed(why.clone(), cause, now);
+        if self.state.retry.given_up() && !before {
+            let message = no_room(self.pool(), &zones(&self.owners.machine_pool), &why);
+            self.warn("CapacityUnavailable", message);
+        }
     }
 
     fn warn(&mut self, reason: &'static str, message: String) {
@@ -127,12 +150,17 @@ impl Actor<'_> {
     async fn note_shortage(&mut self, observed: &Observed) -> Result<(), Error> {
         let Some(set) = self.scale_set() else { return Ok(()) };
         let exists = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
-        let short = observed.members.iter().filter(exists).count() < set.capacity;
+        let count = observed.members.iter().filter(exists).count();
+        let short = count < set.capacity;
         let over = set.state.eq_ignore_ascii_case("Failed") && !self.state.busy(Kind::Change);
-        if short && over && !self.state.retry.failing() {
-            let why = self.cloud().await?.shortage().await?;
+        if short && over && !self.state.retry.is_counted() {
+            let why = match self.state.retry.why.clone() {
+                Some(why) => why,
+                None => self.cloud().await?.shortage().await?,
+            };
             self.warn("InstancesNotCreated", why.clone());
-            self.creation_failed(why, false, set.capacity);
+            let (capacity, existing) = (set.capacity, count);
+            self.creation_failed(why, Cause::NotMade { capacity, existing });
         }
         Ok(())
     }

@@ -111,6 +111,12 @@ impl Member {
         }
     }
 
+    /// Returns the name that the Node of its instance has, before a cloud controller manager gives the Node a provider id.
+    pub fn node_name(&self) -> Option<String> {
+        let name = self.instance.as_ref()?.computer_name.as_ref()?;
+        Some(name.to_ascii_lowercase())
+    }
+
     /// Returns the id by which Azure knows the instance: a proof that its node is drained names it.
     pub fn id(&self) -> &str {
         self.instance.as_ref().map_or("", |instance| &instance.id)
@@ -175,7 +181,7 @@ impl Member {
     /// Whether its instance runs, its cluster answers, and it has never had a node.
     pub fn is_joining(&self) -> bool {
         let runs = self.instance.as_ref().is_some_and(|instance| instance.is("Succeeded"));
-        runs && matches!(self.node, NodeState::Missing) && !self.has_run() && !self.leaving()
+        runs && matches!(self.node, NodeState::Missing) && !self.has_run()
     }
 
     fn health(&self) -> Health {

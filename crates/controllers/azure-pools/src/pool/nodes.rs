@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capstan_api::azure::AzureMachinePoolMachine;
+use capstan_kube::nodes::provider_id;
 use capstan_kube::workload::{self, Lookup};
 use futures::StreamExt;
 use kube::ResourceExt;
@@ -29,7 +30,7 @@ impl Actor<'_> {
         let members = pairs.into_iter().map(|(name, instance, object)| async move {
             let owner = object.as_ref().and_then(|object| self.owner(object));
             let mut member = Member::new(name, instance, object, owner);
-            member.node = node(workload, member.provider_id()).await;
+            member.node = node(workload, &member).await;
             member
         });
         let members: Vec<_> = members.collect();
@@ -70,7 +71,7 @@ impl Actor<'_> {
 
     /// Whether a machine's node takes pods by now.
     pub(super) async fn is_available(&self, member: &Member) -> bool {
-        node(&self.workload(), member.provider_id()).await.is_available()
+        node(&self.workload(), member).await.is_available()
     }
 
     /// Whether the nodes show something that the last list of instances does not.
@@ -115,7 +116,7 @@ impl Actor<'_> {
         lost || all_made || all_gone || self.unknown_nodes(members).await
     }
 
-    /// Whether a node has joined whose instance was not listed yet.
+    /// Whether a node has joined whose instance was not listed yet. Azure may list it later: the list is read again until then.
     async fn unknown_nodes(&mut self, members: &[Member]) -> bool {
         let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
             return false;
@@ -134,7 +135,7 @@ impl Actor<'_> {
                 .as_ref()
                 .and_then(|spec| spec.provider_id.as_deref())
                 .unwrap_or_default();
-            id.to_ascii_lowercase().starts_with(&prefix)
+            id.to_ascii_lowercase().starts_with(&prefix) && workload::is_ready(node)
         });
         let ids = nodes.iter().filter_map(|node| node.spec.as_ref()?.provider_id.clone());
         let unknown: BTreeSet<String> = ids
@@ -142,13 +143,27 @@ impl Actor<'_> {
             .filter(|id| !known.contains(id))
             .collect();
         let new = unknown.difference(&self.state.unknown_nodes).next().is_some();
+        if !unknown.is_empty() {
+            let now = self.now();
+            self.state.recheck_instances(now);
+        }
         self.state.unknown_nodes = unknown;
         new
     }
 }
 
-async fn node(workload: &workload::Cluster, provider_id: &str) -> NodeState {
-    match workload.by_provider_id(provider_id).await {
+/// Finds the Node of a machine: by its provider id, or by its name while it has no provider id yet. It may run pods by then,
+/// and a cluster without a cloud controller manager never gives it one.
+async fn node(workload: &workload::Cluster, member: &Member) -> NodeState {
+    let found = match (workload.by_provider_id(member.provider_id()).await, member.node_name()) {
+        (Lookup::Missing, Some(name)) => match workload.by_name(&name).await {
+            // The Node of another machine.
+            Lookup::Found(node) if provider_id(&node).is_some() => Lookup::Missing,
+            found => found,
+        },
+        (found, _) => found,
+    };
+    match found {
         Lookup::Found(node) if workload::is_ready(&node) => NodeState::Ready(node),
         Lookup::Found(node) => NodeState::NotReady(node),
         Lookup::Missing => NodeState::Missing,

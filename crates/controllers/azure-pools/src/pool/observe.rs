@@ -163,7 +163,7 @@ impl Actor<'_> {
                 return Ok(observed);
             }
             Ok(Intent::Model(model)) => {
-                self.state.wanted_model = Some(model.hash.clone());
+                self.note_wanted(&model);
                 self.observe(Mode::Full, Some(*model), drains).await
             }
             Ok(Intent::Teardown) => self.observe(Mode::Teardown, None, drains).await,
@@ -174,6 +174,16 @@ impl Actor<'_> {
             Err(error) => self.observe_in_part(error, drains).await,
             Ok(observed) => Ok(observed),
         }
+    }
+
+    /// Notes what is wanted now. What Azure could not make before is asked for at once when the user wants something else.
+    fn note_wanted(&mut self, model: &Model) {
+        let (hash, count) = (Some(model.hash.clone()), Some(self.desired()));
+        let known = self.state.wanted_model.is_some();
+        if known && (self.state.wanted_model != hash || self.state.wanted != count) {
+            self.state.retry.succeeded();
+        }
+        (self.state.wanted_model, self.state.wanted) = (hash, count);
     }
 
     fn empty(&self, mode: Mode) -> Observed {
@@ -248,6 +258,7 @@ impl Actor<'_> {
             let object = member.object.as_ref();
             let deleted = object.and_then(|object| object.metadata.deletion_timestamp.as_ref().map(|time| time.0));
             member.drain = drain::by_cluster_api(member.id(), owner, deleted, self.scope.now());
+            member.stuck = matches!(member.drain, Drain::Running { .. }) && drain::is_held_up(owner);
         }
         if let Some(progress) = drains.get(&member.name).filter(|_| member.drain == Drain::NotRun) {
             (member.drain, member.stuck) = (progress.drain.clone(), progress.stuck);
@@ -348,6 +359,7 @@ impl Actor<'_> {
             policy: policy.unwrap_or(DeletePolicy::Oldest),
             strategy,
             startup_timeout: startup_timeout(&self.pool().spec),
+            unjoined: state.unjoined.len(),
             seed: seed(&self.scope.key.uid),
             scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
             name_taken: state.foreign.is_some(),
@@ -364,10 +376,9 @@ impl Actor<'_> {
         let failed = set.state.eq_ignore_ascii_case("Failed");
         let external = self.owners.machine_pool.replicas_managed_externally();
         let stale = |model: &Model| set.custom_data.as_deref() != Some(&model.custom_data_hash);
-        let retry = match self.state.retry.refused(now) {
-            _ if self.state.retry.due(now) && failed => Retry::Due,
-            Some(refused) => Retry::Waiting { refused },
-            None => Retry::NotNeeded,
+        let retry = match self.state.retry.due(now) && failed {
+            true => Retry::Due,
+            false => self.state.retry.planned(now),
         };
         pool::ScaleSet {
             capacity: set.capacity,
@@ -399,7 +410,11 @@ impl Actor<'_> {
 
     fn observed_model(&self, set: &ScaleSetSnapshot, wanted: Option<&Model>) -> pool::Model {
         let Some(wanted) = wanted else {
-            return pool::Model::Current;
+            // The spec is invalid: the scale set keeps the model that it has.
+            return set
+                .model
+                .as_ref()
+                .map_or(pool::Model::Unmarked, |_| pool::Model::Current);
         };
         match set.model.as_deref() {
             Some(model) if model == wanted.hash => pool::Model::Current,
@@ -461,7 +476,7 @@ fn fits(set: &ScaleSetSnapshot, model: &Model) -> bool {
 }
 
 /// Returns after how long a machine without a node is replaced; 0 means never.
-fn startup_timeout(spec: &AzureMachinePoolSpec) -> Option<Duration> {
+pub(super) fn startup_timeout(spec: &AzureMachinePoolSpec) -> Option<Duration> {
     let own = spec.node_startup_timeout.filter(|timeout| !timeout.is_negative());
     let timeout = own.map_or(pool::STARTUP_TIMEOUT, Duration::from);
     (!timeout.is_zero()).then_some(timeout)

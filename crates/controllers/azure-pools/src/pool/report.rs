@@ -123,7 +123,7 @@ impl Actor<'_> {
             Mode::Teardown => self.write_drains(observed).await?,
             Mode::Full | Mode::FinishOnly | Mode::WithoutCloud => self.write_machines(observed, rolling).await?,
         }
-        if observed.mode() == Mode::Full && !observed.created {
+        if matches!(observed.mode(), Mode::Full | Mode::FinishOnly) && !observed.created {
             self.note_success(observed);
             observed.cloud = self.state.summary(&self.owners.set);
             self.write_provider_ids(observed).await?;

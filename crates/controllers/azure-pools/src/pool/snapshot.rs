@@ -119,6 +119,8 @@ pub struct InstanceSnapshot {
     pub id: String,
     pub name: String,
     pub provider_id: String,
+    /// The name that its kubelet registers its Node by.
+    pub computer_name: Option<String>,
     pub state: String,
     pub power: Option<String>,
     pub latest: bool,
@@ -152,6 +154,7 @@ impl InstanceSnapshot {
                 .or_else(|| id.rsplit('/').next().map(str::to_owned))?,
             name: instance.name.clone().unwrap_or_default(),
             provider_id: provider_id(id),
+            computer_name: properties.and_then(|p| p.os_profile.as_ref()?.computer_name.clone()),
             state: instance.provisioning_state().to_string(),
             power: instance.power_state().map(|power| power.to_string()),
             latest: instance.latest_model_applied(),
@@ -189,6 +192,7 @@ impl InstanceSnapshot {
             id: vm.name.clone()?,
             name: vm.name.clone()?,
             provider_id: provider_id(vm.id.as_ref()?),
+            computer_name: properties.os_profile.as_ref().and_then(|os| os.computer_name.clone()),
             state: properties.provisioning_state.clone().unwrap_or_default(),
             power: power.map(|power| power.to_string()),
             // Azure does not say so; the hash on the machine object does.

@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::{AzureMachinePool, Future};
 use capstan_azure::{Client, Operation};
-use capstan_core::backoff::exponential;
+use capstan_core::pool::{self, Cause, TRIES, refused, wait};
 use capstan_kube::runtime::EventNote;
 use serde::{Deserialize, Serialize};
 
@@ -22,9 +22,6 @@ use crate::model::Model;
 
 /// The service's name in the operations that the status keeps.
 const SERVICE: &str = "scalesets";
-/// After a failed creation the next try waits this long, twice as long each time.
-const FIRST_RETRY: Duration = Duration::from_secs(30);
-const LONGEST_RETRY: Duration = Duration::from_secs(600);
 /// Work in Azure that no operation of ours accounts for is refreshed this often: as often as Azure wants to be asked.
 const UNTRACKED_RECHECK: Duration = Duration::from_secs(12);
 /// Azure is asked again after this long for what it has refused for good: what it lacked may exist by then.
@@ -99,33 +96,34 @@ impl Ask {
 #[derive(Clone, Debug, Default)]
 pub struct Retry {
     failures: u32,
-    /// The capacity that could not be had.
-    refused: usize,
+    /// The capacity that Azure had no room for; `None` where new instances have failed.
+    refused: Option<usize>,
     until: Option<Instant>,
     /// Whether a quota is used up.
     quota: bool,
+    /// Whether Azure was asked again since the last failure.
+    asked: bool,
     pub why: Option<String>,
 }
 
 impl Retry {
-    /// Notes a failure. A single instance that failed is replaced at once; only further ones wait. A failure within the
-    /// wait belongs to the same try.
-    pub fn failed(&mut self, why: String, one_instance: bool, capacity: usize, now: Instant) {
+    /// Notes a failure. A failure within the wait belongs to the same try.
+    pub fn failed(&mut self, why: String, cause: Cause, now: Instant) {
+        (self.why, self.asked) = (Some(why), false);
         if self.remaining(now).is_some() {
-            self.why = Some(why);
-            self.refused = self.refused.min(capacity);
+            let refused = refused(self.failures, cause);
+            self.refused = self.refused.zip(refused).map(|(one, other)| one.min(other));
             return;
         }
-        let lenient = one_instance && self.failures == 0;
+        self.until = Some(now + wait(self.failures, cause));
         self.failures += 1;
-        let wait = match lenient {
-            true => Duration::ZERO,
-            false => exponential(FIRST_RETRY, LONGEST_RETRY, self.failures),
-        };
         self.quota = false;
-        self.until = Some(now + wait);
-        self.why = Some(why);
-        self.refused = capacity;
+        self.refused = refused(self.failures, cause);
+    }
+
+    /// Whether Azure had no room so often that the pool asks for no more.
+    pub fn given_up(&self) -> bool {
+        self.refused.is_some() && self.failures >= TRIES
     }
 
     /// An instance is gone: what its quota did not allow before may be had now.
@@ -140,9 +138,16 @@ impl Retry {
         self.quota = true;
     }
 
-    /// Returns the capacity that could not be had, while it is not to be asked for.
-    pub fn refused(&self, now: Instant) -> Option<usize> {
-        self.remaining(now).map(|_| self.refused)
+    /// Returns whether more instances may be asked for, where no scale operation has to be repeated.
+    pub fn planned(&self, now: Instant) -> pool::Retry {
+        match (self.remaining(now), self.refused) {
+            (None, _) => pool::Retry::NotNeeded,
+            (Some(_), None) => pool::Retry::Paused,
+            (Some(_), Some(refused)) => pool::Retry::Waiting {
+                refused,
+                tries: self.failures,
+            },
+        }
     }
 
     /// Returns how long to wait still.
@@ -154,6 +159,16 @@ impl Retry {
         *self = Self::default();
     }
 
+    /// Azure was asked for instances.
+    pub fn asked(&mut self) {
+        self.asked = true;
+    }
+
+    /// Whether the last failure that Azure shows was counted.
+    pub fn is_counted(&self) -> bool {
+        self.failing() && !self.asked
+    }
+
     /// Whether the last try failed.
     pub fn failing(&self) -> bool {
         self.failures > 0
@@ -162,6 +177,33 @@ impl Retry {
     /// Whether a try is due after at least one failure.
     pub fn due(&self, now: Instant) -> bool {
         self.until.is_some() && self.remaining(now).is_none()
+    }
+}
+
+/// How long an instance has run without a node, as far as its cluster answered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Joining {
+    waited: Duration,
+    /// When it was last observed so, unless the cluster has not answered since.
+    at: Option<Instant>,
+}
+
+impl Joining {
+    /// Counts on from the last observation.
+    pub fn observed(self, now: Instant) -> Self {
+        Self {
+            waited: self.waited + self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at)),
+            at: Some(now),
+        }
+    }
+
+    /// The time until it is observed again does not count.
+    pub fn paused(self) -> Self {
+        Self { at: None, ..self }
+    }
+
+    pub fn waited(self) -> Duration {
+        self.waited
     }
 }
 
@@ -200,6 +242,8 @@ pub struct State {
     pub throttled: Option<(Instant, String)>,
     /// The model that was last wanted.
     pub wanted_model: Option<String>,
+    /// The number of machines that was last wanted.
+    pub wanted: Option<usize>,
     pub ids_pace: Pace,
     /// Events that the next report records.
     pub events: Vec<EventNote>,
@@ -217,8 +261,10 @@ pub struct State {
     pub updated_since: HashMap<String, (String, Instant)>,
     /// Instances whose update in place Azure refused to begin, and why.
     pub refused_updates: BTreeMap<String, &'static str>,
-    /// Since when the instance has run without a node, by provider id. A restart begins to count anew.
-    pub joining_since: HashMap<String, Instant>,
+    /// How long instances have run without a node, by provider id. A restart begins to count anew.
+    pub joining: HashMap<String, Joining>,
+    /// Provider ids of machines that went because their nodes did not join, since a node last did.
+    pub unjoined: HashSet<String>,
     /// When to list the instances again to confirm the last list.
     pub recheck_at: Option<Instant>,
     /// Whether the scale set's ETag may be older than our own last change.
@@ -237,6 +283,8 @@ pub struct Summary {
     pub updating: bool,
     /// Why instances were not created.
     pub shortage: Option<String>,
+    /// Whether Azure has no room for them, and the pool asks for no more.
+    pub given_up: bool,
     pub operations: Vec<Future>,
 }
 
@@ -259,6 +307,7 @@ impl State {
             changing: self.busy(Kind::Change),
             updating: self.busy(Kind::Update),
             shortage: self.retry.why.clone(),
+            given_up: self.retry.given_up(),
             operations: self.operations.iter().map(|tracked| tracked.persist(set)).collect(),
         }
     }
@@ -416,29 +465,63 @@ mod tests {
     }
 
     #[test]
+    fn time_in_which_the_cluster_does_not_answer_does_not_count_for_a_node_that_joins() {
+        let (begun, second) = (Instant::now(), Duration::from_secs(1));
+        let joining = Joining::default().observed(begun).observed(begun + 600 * second);
+        assert_eq!(joining.waited(), 600 * second);
+        let silent = joining.paused().paused();
+        let again = silent.observed(begun + 5000 * second);
+        assert_eq!(again.waited(), 600 * second, "it goes on where it was");
+        assert_eq!(again.observed(begun + 5060 * second).waited(), 660 * second);
+    }
+
+    const NO_ROOM: fn(usize) -> Cause = |capacity| Cause::Refused { capacity };
+
+    #[test]
     fn creation_slows_down_with_every_try_and_not_with_every_instance() {
         let (mut retry, begun) = (Retry::default(), Instant::now());
-        let fail = |retry: &mut Retry, at: Instant| retry.failed("no room".to_owned(), false, 6, at);
+        let first = wait(0, NO_ROOM(6));
+        let fail = |retry: &mut Retry, at: Instant| retry.failed("no room".to_owned(), NO_ROOM(6), at);
         for _ in 0..6 {
             fail(&mut retry, begun);
         }
-        assert_eq!(retry.remaining(begun), Some(FIRST_RETRY));
-        fail(&mut retry, begun + FIRST_RETRY);
-        assert_eq!(retry.remaining(begun + FIRST_RETRY), Some(2 * FIRST_RETRY));
-        retry.failed("no room".to_owned(), false, 5, begun + FIRST_RETRY);
-        assert_eq!(
-            retry.refused(begun + FIRST_RETRY),
-            Some(5),
-            "the least that was refused"
-        );
+        assert_eq!(retry.remaining(begun), Some(first));
+        fail(&mut retry, begun + first);
+        assert_eq!(retry.remaining(begun + first), Some(2 * first));
+        retry.failed("no room".to_owned(), NO_ROOM(5), begun + first);
+        let least = pool::Retry::Waiting { refused: 5, tries: 2 };
+        assert_eq!(retry.planned(begun + first), least, "the least that was refused");
+    }
+
+    #[test]
+    fn without_room_a_pool_asks_for_no_more_than_it_has_after_some_tries() {
+        let (mut retry, mut now) = (Retry::default(), Instant::now());
+        for _ in 0..TRIES {
+            now += retry.remaining(now).unwrap_or_default();
+            assert!(!retry.given_up());
+            let (capacity, existing) = (6, 2);
+            retry.failed("no room".to_owned(), Cause::NotMade { capacity, existing }, now);
+        }
+        assert!(retry.given_up());
+        let tries = TRIES;
+        assert_eq!(retry.planned(now), pool::Retry::Waiting { refused: 3, tries });
+    }
+
+    #[test]
+    fn instances_that_fail_are_waited_for_and_not_asked_for_one_by_one() {
+        let (mut retry, begun) = (Retry::default(), Instant::now());
+        retry.failed("broken".to_owned(), Cause::Instances, begun);
+        assert_eq!(retry.planned(begun), pool::Retry::Paused);
+        retry.failed("no room".to_owned(), NO_ROOM(3), begun);
+        assert_eq!(retry.planned(begun), pool::Retry::Paused, "within the same wait");
     }
 
     #[test]
     fn a_used_up_quota_is_tried_again_when_an_instance_is_gone() {
         let (mut retry, begun) = (Retry::default(), Instant::now());
-        retry.failed("no room".to_owned(), false, 3, begun);
+        retry.failed("no room".to_owned(), NO_ROOM(3), begun);
         retry.room_again(begun);
-        assert_eq!(retry.remaining(begun), Some(FIRST_RETRY), "it was no quota");
+        assert!(retry.remaining(begun).is_some(), "it was no quota");
         retry.out_of_quota();
         retry.room_again(begun);
         assert_eq!(retry.remaining(begun), None);
@@ -447,9 +530,9 @@ mod tests {
     #[test]
     fn a_single_instance_that_failed_is_replaced_at_once_and_the_second_one_is_not() {
         let (mut retry, begun) = (Retry::default(), Instant::now());
-        retry.failed("broken".to_owned(), true, 3, begun);
-        assert_eq!(retry.remaining(begun), None);
-        retry.failed("broken".to_owned(), true, 3, begun);
-        assert_eq!(retry.remaining(begun), Some(2 * FIRST_RETRY));
+        retry.failed("broken".to_owned(), Cause::Instance, begun);
+        assert_eq!(retry.planned(begun), pool::Retry::NotNeeded);
+        retry.failed("broken".to_owned(), Cause::Instance, begun);
+        assert_eq!(retry.planned(begun), pool::Retry::Paused);
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus, VmIdentity};
-use capstan_core::pool::{Mode, Strategy, not_joined};
+use capstan_azure::FIXED_PROPERTY;
+use capstan_core::pool::{Mode, NO_ROOM_RETRY, Strategy, not_joined};
 use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
@@ -12,6 +13,7 @@ use jiff::Timestamp;
 use super::member::Member;
 use super::observe::Observed;
 use crate::error::Error;
+use crate::model::zones;
 
 const BOOTSTRAP_SUCCEEDED: &str = "BootstrapSucceeded";
 const RUNNING: &str = "ScaleSetRunning";
@@ -37,13 +39,14 @@ pub fn status(
 ) -> Report<AzureMachinePool> {
     let before = pool.status.clone().unwrap_or_default();
     let mut draft = Draft {
+        pool,
         status: before.clone(),
         now,
     };
     if let Some(observed) = observed {
         draft.describe(observed);
     }
-    draft.role(pool);
+    draft.role();
     let error = result
         .err()
         .or_else(|| observed.and_then(|observed| observed.error.as_ref()));
@@ -54,7 +57,7 @@ pub fn status(
     let late = observed.and_then(|observed| not_joined(&observed.plan));
     events.extend(late.map(|late| EventNote::warning("NodeNotJoined", late)));
     let about_us = error.filter(|error| error.class() == Class::Terminal || error.is_about_the_identity());
-    events.extend(about_us.map(|error| EventNote::warning(error.reason(), error.to_string())));
+    events.extend(about_us.map(|error| EventNote::warning(error.reason(), advised(error))));
     let pace = match error {
         Some(_) => None,
         None => pace(&before, &draft.status, observed),
@@ -74,9 +77,19 @@ pub fn is_settled(observed: &Observed) -> bool {
 }
 
 fn outdated(observed: &Observed) -> usize {
+    let set = observed.cloud.set.as_ref();
     let wanted = observed.model.as_ref().map(|model| model.hash.as_str());
-    let outdated = |m: &&Member| observed.cloud.set.as_ref().and_then(|set| m.model(set)) != wanted;
+    let wanted = wanted.or(set.and_then(|set| set.model.as_deref()));
+    let outdated = |m: &&Member| set.and_then(|set| m.model(set)) != wanted;
     observed.existing().filter(outdated).count()
+}
+
+/// How urgent a wait is: somebody may have to act when something holds a drain up.
+fn severity(observed: &Observed) -> Severity {
+    match observed.existing().any(|member| member.stuck) {
+        true => Severity::Warning,
+        false => Severity::Info,
+    }
 }
 
 fn provisioning_state(observed: &Observed) -> &'static str {
@@ -128,13 +141,40 @@ fn pace(
     })
 }
 
+/// Says what Azure has no room for, and what helps.
+pub fn no_room(pool: &AzureMachinePool, zones: &[String], why: &str) -> String {
+    let (size, location) = (&pool.spec.template.vm_size, &pool.spec.location);
+    let zones = match zones {
+        [] => String::new(),
+        zones => format!(", zones {}", zones.join(", ")),
+    };
+    format!(
+        "Azure has no room for more machines of size {size} in {location}{zones}, and Capstan has stopped asking for them: \
+         choose another size or zone, or raise the quota. It asks again after {} minutes, and when the pool changes. {why}",
+        NO_ROOM_RETRY.as_secs() / 60
+    )
+}
+
+/// Returns an error with what to do about it, where Azure's words do not say that.
+fn advised(error: &Error) -> String {
+    let text = error.to_string();
+    match text.contains(FIXED_PROPERTY) {
+        true => format!(
+            "{text}: Azure fixes this property when it makes the scale set (the priority of a spot pool, for example); put the \
+             old value back, or make a new pool"
+        ),
+        false => text,
+    }
+}
+
 /// A pool's status while it is worked out.
-struct Draft {
+struct Draft<'a> {
+    pool: &'a AzureMachinePool,
     status: AzureMachinePoolStatus,
     now: Timestamp,
 }
 
-impl Draft {
+impl Draft<'_> {
     fn mark_false(&mut self, type_: &str, severity: Severity, reason: &str, message: &str) {
         conditions::mark_false(&mut self.status.conditions, type_, severity, reason, message, self.now);
     }
@@ -156,6 +196,8 @@ impl Draft {
         match observed.mode() {
             Mode::Full => self.full(observed),
             Mode::Teardown | Mode::Orphaned => self.deleting(observed),
+            // The invalid spec stops only itself.
+            Mode::FinishOnly if observed.cloud.set.is_some() => self.machines(observed),
             Mode::WithoutCloud | Mode::FinishOnly => {}
         }
         if let Some(message) = &observed.throttled {
@@ -165,7 +207,8 @@ impl Draft {
     }
 
     /// Says that a system-assigned identity has no role yet: without one, whatever runs on the machines is refused by Azure.
-    fn role(&mut self, pool: &AzureMachinePool) {
+    fn role(&mut self) {
+        let pool = self.pool;
         if pool.spec.identity != Some(VmIdentity::SystemAssigned) {
             conditions::remove(&mut self.status.conditions, ROLE_ASSIGNED);
             return;
@@ -210,7 +253,7 @@ impl Draft {
                 waiting.unwrap_or_else(|| format!("{count} machines are to be deleted first"))
             }
         };
-        self.mark_false(RUNNING, Severity::Info, "Deleting", &message);
+        self.mark_false(RUNNING, severity(observed), "Deleting", &message);
     }
 
     /// Reports why a reconcile could not be finished.
@@ -219,7 +262,7 @@ impl Draft {
             Class::Terminal => Severity::Error,
             Class::Transient | Class::Throttled(_) => Severity::Warning,
         };
-        self.mark_false(RUNNING, severity, error.reason(), &error.to_string());
+        self.mark_false(RUNNING, severity, error.reason(), &advised(error));
         self.summarize();
     }
 
@@ -243,10 +286,16 @@ impl Draft {
             .as_ref()
             .filter(|_| count < desired || ready < desired)
         {
+            Some(why) if observed.cloud.given_up => {
+                let message = no_room(self.pool, &zones(&observed.owners.machine_pool), why);
+                self.mark_false(RUNNING, Severity::Warning, "CapacityUnavailable", &message);
+            }
             Some(why) => self.mark_false(RUNNING, Severity::Warning, "InstancesNotCreated", why),
             None => self.mark_true(RUNNING),
         }
-        self.progress(observed);
+        if observed.model.is_some() {
+            self.progress(observed);
+        }
         if ready == desired && count == desired {
             self.mark_true(DESIRED_REPLICAS);
         } else if let Some(late) = not_joined(&observed.plan) {
@@ -257,8 +306,12 @@ impl Draft {
             } else {
                 "ScaleSetScaleUp"
             };
-            let message = format!("{ready} of {desired} machines are ready");
-            self.mark_false(DESIRED_REPLICAS, Severity::Info, reason, &message);
+            let mut message = format!("{ready} of {desired} machines are ready");
+            let severity = severity(observed);
+            if let Some(why) = observed.waiting.as_ref().filter(|_| severity == Severity::Warning) {
+                message = format!("{message}; {why}");
+            }
+            self.mark_false(DESIRED_REPLICAS, severity, reason, &message);
         }
         self.summarize();
     }
@@ -268,8 +321,6 @@ impl Draft {
         if outdated == 0 {
             return self.mark_true(MODEL_UPDATED);
         }
-        let blocked = observed.existing().any(|member| member.stuck);
-        let severity = if blocked { Severity::Warning } else { Severity::Info };
         let text = match &observed.waiting {
             _ if observed.plan.strategy == Strategy::OnDelete => {
                 format!("OnDelete: {outdated} machines get the new model when they are deleted")
@@ -277,6 +328,6 @@ impl Draft {
             None => format!("RollingUpdate: {outdated} machines to go"),
             Some(why) => format!("RollingUpdate: {why}"),
         };
-        self.mark_false(MODEL_UPDATED, severity, "ScaleSetModelOutOfDate", &text);
+        self.mark_false(MODEL_UPDATED, severity(observed), "ScaleSetModelOutOfDate", &text);
     }
 }

@@ -1,5 +1,6 @@
 //! Nodes that do not join, and fields of pool and cluster that Capstan must not ignore in silence.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -112,5 +113,95 @@ async fn an_identity_without_a_role_is_reported() -> Result<()> {
         "True",
         "the pool works"
     );
+    Ok(())
+}
+
+/// Makes the Nodes of all instances without a provider id, as their kubelets do before a cloud controller manager comes.
+async fn join_without_provider_ids(still: &Still) -> Result<()> {
+    for instance in still.instances() {
+        let name = instance.pointer("/properties/osProfile/computerName").cloned();
+        let ready = json!([{ "type": "Ready", "status": "True", "reason": "KubeletReady" }]);
+        still
+            .create(
+                json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name }, "spec": {},
+                "status": { "conditions": ready } }),
+            )
+            .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_without_a_provider_id_has_joined_and_is_drained() -> Result<()> {
+    let still = Still::new(Pool::default()).await?;
+    never_join(&still, 3)?;
+    let _running = still.start()?;
+    let made = |still: &Still| {
+        let done = |instance: &&Value| instance["properties"]["provisioningState"] == "Succeeded";
+        still.instances().iter().filter(done).count() == 3
+    };
+    still.until("the instances", made).await;
+    join_without_provider_ids(&still).await?;
+    still.until_ready(3).await;
+    let before = still.instance_ids();
+    tokio::time::sleep(Duration::from_secs(3 * 3600)).await;
+    assert_eq!(still.instance_ids(), before, "machines whose nodes run pods stay");
+
+    let machine = still.machines().remove(0);
+    let node = machine["status"]["nodeRef"]["name"].clone();
+    assert!(node.is_string(), "{machine}");
+    still
+        .create(
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web", "labels": { "app": "web" } },
+            "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] } }),
+        )
+        .await?;
+    let budget = json!({ "minAvailable": 1, "selector": { "matchLabels": { "app": "web" } } });
+    let budget = json!({ "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": "web" },
+        "spec": budget });
+    still.create(budget.clone()).await?;
+    let (api, kind) = ("infrastructure.cluster.x-k8s.io/v1beta1", "AzureMachinePoolMachine");
+    still
+        .delete(json!({ "apiVersion": api, "kind": kind, "metadata": { "name": machine["metadata"]["name"] } }))
+        .await?;
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    for id in &before {
+        assert!(
+            still.instance_ids().contains(id),
+            "{id} went before its node was drained"
+        );
+    }
+    still.delete(budget).await?;
+    still
+        .until("its end", |still| {
+            !before.iter().all(|id| still.instance_ids().contains(id))
+        })
+        .await;
+    assert_eq!(still.server.objects("pods"), Vec::<Value>::new());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_whose_nodes_all_stay_away_is_replaced_ever_more_slowly() -> Result<()> {
+    let still = Still::new(Pool {
+        replicas: 4,
+        ..Pool::default()
+    })
+    .await?;
+    never_join(&still, u64::MAX)?;
+    let _running = still.start()?;
+    still.until("the instances", |still| still.instances().len() == 4).await;
+    let (mut known, mut last) = (BTreeSet::new(), still.instance_ids());
+    for _ in 0..24 * 360 {
+        let now = still.instance_ids();
+        let lost = last.iter().filter(|id| !now.contains(id)).count();
+        assert!(lost <= 1, "{lost} machines went at once");
+        known.extend(now.iter().cloned());
+        last = now;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    // One after 20, 40, 80, 160, 320 minutes, then each after 640. Without that it would be four every 20 minutes.
+    assert!((6..=16).contains(&known.len()), "{} instances in a day", known.len());
     Ok(())
 }

@@ -14,6 +14,7 @@ mod failures;
 mod harness;
 mod identities;
 mod joining;
+mod limits;
 mod plan;
 mod pools;
 mod slow;

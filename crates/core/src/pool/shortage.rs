@@ -1,0 +1,93 @@
+//! Instances that the cloud does not make: how long a pool waits before it asks again, and when it asks for no more.
+
+use std::time::Duration;
+
+use super::{Retry, ScaleSet};
+
+/// After so many tries without room the pool asks for no more than it has: a capacity that Azure cannot make is of no use, and
+/// an autoscaler that sees it would wait for it instead of turning elsewhere.
+pub const TRIES: u32 = 3;
+/// After a failed creation the next try waits this long, twice as long each time.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+const LONGEST_RETRY: Duration = Duration::from_secs(600);
+/// A pool that asks for no more tries again after this long: room comes back within hours, seldom within minutes.
+pub const NO_ROOM_RETRY: Duration = Duration::from_secs(1800);
+
+/// Why instances were not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The cloud refused that capacity, because it has no room for it.
+    Refused { capacity: usize },
+    /// The cloud accepted that capacity, and had no room for more than these.
+    NotMade { capacity: usize, existing: usize },
+    /// An instance failed.
+    Instance,
+    /// Several failed, or the whole operation.
+    Instances,
+}
+
+/// Returns how long to wait after so many tries before this one. A single instance that failed is replaced at once; only
+/// further ones wait.
+pub fn wait(before: u32, cause: Cause) -> Duration {
+    match cause {
+        Cause::Instance if before == 0 => Duration::ZERO,
+        Cause::Refused { .. } | Cause::NotMade { .. } if before + 1 >= TRIES => NO_ROOM_RETRY,
+        Cause::Refused { .. } | Cause::NotMade { .. } | Cause::Instance | Cause::Instances => {
+            exponential(FIRST_RETRY, LONGEST_RETRY, before + 1)
+        }
+    }
+}
+
+/// Returns the capacity that is not to be asked for after so many tries. A capacity that the cloud refuses costs nothing: fewer
+/// are asked for. One that it accepts and cannot make is given back.
+pub fn refused(tries: u32, cause: Cause) -> Option<usize> {
+    match cause {
+        Cause::NotMade { existing, .. } if tries >= TRIES => Some(existing + 1),
+        Cause::NotMade { capacity, .. } | Cause::Refused { capacity } => Some(capacity),
+        Cause::Instance | Cause::Instances => None,
+    }
+}
+
+/// Returns the largest capacity that may be asked for now. What the cloud had no room for a moment ago is not asked for;
+/// whatever needs less is.
+pub(super) fn most(set: &ScaleSet) -> usize {
+    match set.retry {
+        Retry::Waiting { refused, tries } if tries >= TRIES => refused.saturating_sub(1),
+        Retry::Waiting { refused, .. } => refused.saturating_sub(1).max(set.capacity),
+        Retry::Paused => set.capacity,
+        Retry::NotNeeded | Retry::Due => usize::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const NO_ROOM: Cause = Cause::Refused { capacity: 3 };
+
+    #[rstest]
+    #[case::a_single_instance(0, Cause::Instance, 0)]
+    #[case::a_second_one(1, Cause::Instance, 60)]
+    #[case::several(0, Cause::Instances, 30)]
+    #[case::again_and_again(9, Cause::Instances, 600)]
+    #[case::no_room(0, NO_ROOM, 30)]
+    #[case::no_room_again(1, NO_ROOM, 60)]
+    #[case::no_room_at_all(2, NO_ROOM, 1800)]
+    fn creation_slows_down_with_every_try(#[case] before: u32, #[case] cause: Cause, #[case] seconds: u64) {
+        assert_eq!(wait(before, cause), Duration::from_secs(seconds));
+    }
+
+    #[rstest]
+    #[case::refused(3, Cause::Refused { capacity: 6 }, Some(6))]
+    #[case::not_made(2, Cause::NotMade { capacity: 6, existing: 4 }, Some(6))]
+    #[case::not_made_again(3, Cause::NotMade { capacity: 6, existing: 4 }, Some(5))]
+    #[case::failed(3, Cause::Instances, None)]
+    fn what_is_not_made_is_given_back_in_the_end(
+        #[case] tries: u32,
+        #[case] cause: Cause,
+        #[case] expected: Option<usize>,
+    ) {
+        assert_eq!(refused(tries, cause), expected);
+    }
+}

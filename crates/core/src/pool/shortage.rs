@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Retry, ScaleSet};
+use crate::backoff::exponential;
 
 /// After so many tries without room the pool asks for no more than it has: a capacity that Azure cannot make is of no use, and
 /// an autoscaler that sees it would wait for it instead of turning elsewhere.

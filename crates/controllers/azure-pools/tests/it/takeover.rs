@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use crate::harness::{image, merge};
 use crate::still::{NAME, Pool, Still};
 
-const OUR_CLUSTER: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_c";
+pub const OUR_CLUSTER: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_c";
 const OTHER_CLUSTER: &str = "sigs.k8s.io_cluster-api-provider-azure_cluster_b";
 const OLD_DATA: &str = "b2xk";
 
 /// Makes a scale set of two instances as another program would, with these tags.
-async fn make_set(still: &Still, tags: Value) {
+pub async fn make_set(still: &Still, tags: Value) {
     let body = json!({
         "location": "eastus", "sku": { "name": "Standard_D2s_v3", "tier": "Standard", "capacity": 2 }, "tags": tags,
         "properties": {
@@ -43,6 +43,11 @@ async fn make_set(still: &Still, tags: Value) {
         })
         .await;
     still.azure.clear_requests();
+}
+
+fn object() -> Value {
+    json!({ "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureMachinePool",
+        "metadata": { "name": NAME } })
 }
 
 fn writes(still: &Still) -> Vec<String> {
@@ -84,16 +89,13 @@ async fn a_scale_set_of_somebody_else_is_neither_changed_nor_deleted(
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(still.machines(), Vec::<Value>::new());
 
-    let object = json!({ "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureMachinePool",
-        "metadata": { "name": NAME } });
-    still.delete(object).await?;
+    still.delete(object()).await?;
     still
         .until("the end of the object", |still| still.pool().is_null())
         .await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(writes(&still), Vec::<String>::new());
     assert_eq!((still.set(), still.instances()), (set, instances));
-    assert!(still.events("ScaleSetLeft").iter().any(|event| event.contains(why)));
     Ok(())
 }
 
@@ -120,6 +122,13 @@ async fn a_pool_whose_scale_set_is_given_to_another_stops_and_keeps_its_machines
     assert_eq!(writes(&still), Vec::<String>::new());
     assert_eq!((still.machines(), still.instances().len()), (machines, 3));
     assert_eq!(still.pool()["spec"]["providerIDList"], pool["spec"]["providerIDList"]);
+
+    still.delete(object()).await?;
+    still
+        .until("the end of the object", |still| still.pool().is_null())
+        .await;
+    assert_eq!((writes(&still), still.instances().len()), (Vec::new(), 3));
+    assert!(still.events("ScaleSetLeft")[0].contains("belongs to pool team-b/np"));
     Ok(())
 }
 

@@ -21,10 +21,11 @@ impl fmt::Display for Step {
             Self::Drain(names) => write!(f, "drains the nodes of {}", names.join(", ")),
             Self::DeleteInstances(drained) => write!(f, "deletes the instances {}", ids(drained)),
             Self::UpdateInstances(drained) => write!(f, "updates the instances {} in place", ids(drained)),
+            Self::ReimageInstances(drained) => write!(f, "reimages the instances {}", ids(drained)),
             Self::FinishUpdate { name, .. } => write!(f, "ends the update of {name}"),
             Self::AbandonUpdate { name, reason } => write!(f, "replaces {name} instead of updating it ({reason})"),
             Self::Remove(selected) => write!(f, "removes {}", selected_names(selected)),
-            Self::StartUpdate(selected) => write!(f, "updates {} in place", selected.name),
+            Self::StartUpdate { machine, .. } => write!(f, "updates {} in place", machine.name),
             Self::ApplyScaleSet { model, capacity, .. } => match model {
                 true => write!(f, "gives the scale set its new model and capacity {capacity}"),
                 false => write!(f, "gives the scale set capacity {capacity}"),
@@ -52,13 +53,14 @@ impl Describe for Step {
             | Self::FinishUpdate { .. }
             | Self::AbandonUpdate { .. }
             | Self::Remove(_)
-            | Self::StartUpdate(_)
+            | Self::StartUpdate { .. }
             | Self::SetReplicas(_)
             | Self::ReleasePool => Impact::Cluster,
             Self::CreateScaleSet { .. }
             | Self::AdoptScaleSet
             | Self::DeleteInstances(_)
             | Self::UpdateInstances(_)
+            | Self::ReimageInstances(_)
             | Self::ApplyScaleSet { .. }
             | Self::RefreshBootstrap
             | Self::ApplyTags

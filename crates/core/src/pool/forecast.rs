@@ -92,6 +92,10 @@ impl Future {
                 machine.outdated = false;
                 machine.needs_new_disk = false;
             }),
+            Step::ReimageInstances(proofs) => self.proven(&proofs, |machine| {
+                machine.activity = Activity::Updating(Update::Running);
+                machine.new_image = false;
+            }),
             Step::FinishUpdate { name, .. } => self.each(&[name], |machine| {
                 machine.activity = Activity::Idle;
                 machine.drain = Drain::NotRun;
@@ -108,8 +112,8 @@ impl Future {
                 });
                 wave.removes.extend(names);
             }
-            Step::StartUpdate(selected) => {
-                let names = [selected.name];
+            Step::StartUpdate { machine, .. } => {
+                let names = [machine.name];
                 self.each(&names, |machine| {
                     machine.activity = Activity::Updating(Update::Pending);
                 });
@@ -197,6 +201,7 @@ impl Future {
                 machine.object = Object::Deleting;
             }
             machine.activity = match machine.activity.clone() {
+                Activity::Updating(Update::Running) if machine.new_image => Activity::Updating(Update::Upgraded),
                 Activity::Updating(Update::Running | Update::Applied { .. }) => Activity::Updating(Update::Applied {
                     ready: true,
                     waited: std::time::Duration::ZERO,

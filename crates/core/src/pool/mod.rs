@@ -85,6 +85,8 @@ pub enum Update {
     Pending,
     /// The cloud works on it.
     Running,
+    /// The instance has the model, and is reimaged next.
+    Upgraded,
     /// The instance has the model. Its node is ready again, or has been waited for so long.
     Applied { ready: bool, waited: Duration },
     /// The cloud refused or failed; the text says which.
@@ -157,6 +159,9 @@ pub struct Machine {
     pub irreparable: bool,
     /// Its bootstrap data has changed: an update in place does not bring it, only a new OS disk does.
     pub needs_new_disk: bool,
+    /// Its image changes. The update gives it a disk of the new image and its old bootstrap data, whose token has expired: only
+    /// a reimage after it brings the newest.
+    pub new_image: bool,
     /// Somebody else had cordoned its node before the update in place: it stays cordoned.
     pub cordoned: bool,
     /// Its zone, where the pool keeps its zones even.
@@ -194,6 +199,7 @@ impl Machine {
             joining: None,
             irreparable: false,
             needs_new_disk: false,
+            new_image: false,
             cordoned: false,
             zone: None,
             activity: Activity::Idle,
@@ -278,8 +284,10 @@ pub struct ScaleSet {
     pub quiet: bool,
     /// Two lists agree on the instances.
     pub confirmed: bool,
-    /// New instances would start with old bootstrap data, and somebody else may ask for some.
+    /// New and reimaged instances would start with old bootstrap data.
     pub stale_bootstrap: bool,
+    /// Somebody else may ask for instances at any time.
+    pub scaled_by_others: bool,
     /// Pool or cluster have other tags by now.
     pub stale_tags: bool,
     /// Its deletion is under way.
@@ -352,6 +360,8 @@ pub enum Step {
     Drain(Vec<String>),
     DeleteInstances(Vec<Drained>),
     UpdateInstances(Vec<Drained>),
+    /// Provisions instances again that have the model.
+    ReimageInstances(Vec<Drained>),
     /// The update in place is over: record the model, and uncordon the node unless somebody else had cordoned it.
     FinishUpdate {
         name: String,
@@ -364,7 +374,11 @@ pub enum Step {
     },
     /// Marks machines as deleted.
     Remove(Vec<Selected>),
-    StartUpdate(Selected),
+    StartUpdate {
+        machine: Selected,
+        /// Whether the instance is reimaged once it has the model.
+        reimage: bool,
+    },
     /// Gives the scale set its model, its capacity, or both.
     ApplyScaleSet {
         model: bool,

@@ -230,7 +230,7 @@ fn ended_update(machine: &Machine) -> Option<Step> {
                 reason: "NodeDidNotComeBack",
             })
         }
-        Update::Pending | Update::Running => None,
+        Update::Pending | Update::Running | Update::Upgraded => None,
     }
 }
 
@@ -246,7 +246,8 @@ fn owners(observed: &Observed) -> impl Iterator<Item = Step> {
 /// One step for all machines that are to be drained and were not looked at yet.
 fn drain(observed: &Observed) -> Option<Step> {
     let due = |m: &&Machine| {
-        let busy = matches!(m.activity, Activity::Draining | Activity::Updating(Update::Pending));
+        let updates = matches!(m.activity, Activity::Updating(Update::Pending | Update::Upgraded));
+        let busy = updates || m.activity == Activity::Draining;
         m.exists() && busy && m.drain == Drain::NotRun
     };
     let names: Vec<String> = observed.machines.iter().filter(due).map(|m| m.name.clone()).collect();
@@ -274,14 +275,33 @@ fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
     ids
 }
 
-/// Updates the instances of all machines that are drained for it, in one call, once the scale set has the model.
+/// Updates the instances of all machines that are drained for it, in one call, once the scale set has the model and the
+/// newest bootstrap data: an instance that is reimaged next gets what its model had then.
 fn update_drained(observed: &Observed, set: &ScaleSet, plan: &mut Plan) {
     if set.model != Model::Current {
         return;
     }
-    let waiting = |m: &&Machine| m.activity == Activity::Updating(Update::Pending);
-    let drained: Vec<Drained> = observed.machines.iter().filter(waiting).filter_map(drained).collect();
-    plan.steps.extend(some(drained).map(Step::UpdateInstances));
+    let at = |update: Update| drained_for(observed, update);
+    plan.steps
+        .extend(some(at(Update::Upgraded)).map(Step::ReimageInstances));
+    if !set.stale_bootstrap {
+        plan.steps.extend(some(at(Update::Pending)).map(Step::UpdateInstances));
+    }
+}
+
+/// The proofs of the machines that are drained at this stage of their update.
+fn drained_for(observed: &Observed, update: Update) -> Vec<Drained> {
+    let waiting = |m: &&Machine| m.activity == Activity::Updating(update.clone());
+    observed.machines.iter().filter(waiting).filter_map(drained).collect()
+}
+
+/// Whether the scale set is to get new bootstrap data by itself: others add instances, or updates wait for it. Newer data is a
+/// newer model: an update that is under way would have to begin again.
+fn refreshes_bootstrap(observed: &Observed, set: &ScaleSet) -> bool {
+    let under_way = |m: &Machine| matches!(m.activity, Activity::Updating(Update::Running | Update::Upgraded));
+    let needed = set.scaled_by_others || !drained_for(observed, Update::Pending).is_empty();
+    let possible = set.scaling == Scaling::Idle && !observed.machines.iter().any(under_way);
+    set.stale_bootstrap && needed && possible
 }
 
 /// Returns the proof that the machine's instance may go. The proof of another instance is none.
@@ -298,7 +318,14 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
     let Some(set) = &observed.scale_set else { return };
     let disruptions = disruptions(observed, set);
     plan.steps.extend(some(disruptions.remove).map(Step::Remove));
-    plan.steps.extend(disruptions.update.into_iter().map(Step::StartUpdate));
+    let updates = disruptions.update.into_iter().map(|machine| {
+        let new_image = |m: &Machine| m.name == machine.name && m.new_image;
+        Step::StartUpdate {
+            reimage: observed.machines.iter().any(new_image),
+            machine,
+        }
+    });
+    plan.steps.extend(updates);
     let capacity = disruptions.capacity.or_else(|| spare(observed, set));
     // A Flexible set keeps its capacity when a machine is deleted, and makes another one only when asked again.
     let asks = matches!(set.retry, Retry::NotNeeded | Retry::Due);
@@ -315,7 +342,7 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
         });
     } else if set.stale_tags {
         plan.steps.push(Step::ApplyTags);
-    } else if set.stale_bootstrap {
+    } else if refreshes_bootstrap(observed, set) {
         plan.steps.push(Step::RefreshBootstrap);
     }
 }

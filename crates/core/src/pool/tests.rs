@@ -96,11 +96,16 @@ fn step(step: &Step) -> String {
         Step::Drain(names) => format!("drain {}", names.join(" ")),
         Step::DeleteInstances(all) => format!("delete instances {}", ids(all)),
         Step::UpdateInstances(all) => format!("update instances {}", ids(all)),
+        Step::ReimageInstances(all) => format!("reimage instances {}", ids(all)),
         Step::FinishUpdate { name, uncordon: true } => format!("finish update {name}"),
         Step::FinishUpdate { name, uncordon: false } => format!("finish update {name}, cordoned"),
         Step::AbandonUpdate { name, reason } => format!("abandon update {name} {reason}"),
         Step::Remove(all) => format!("delete {}", names(all)),
-        Step::StartUpdate(one) => format!("update {}", one.name),
+        Step::StartUpdate {
+            machine,
+            reimage: false,
+        } => format!("update {}", machine.name),
+        Step::StartUpdate { machine, reimage: true } => format!("update and reimage {}", machine.name),
         Step::ApplyScaleSet {
             model: true, capacity, ..
         } => format!("model, capacity {capacity}"),
@@ -638,6 +643,42 @@ fn an_update_in_place_that_would_not_bring_the_bootstrap_data_becomes_a_replacem
     assert_eq!(told(&plan(&observed)), "update a");
     observed.machines[0].needs_new_disk = true;
     assert_eq!(told(&plan(&observed)), "delete a");
+}
+
+#[rstest]
+#[case::it_is_noted_from_the_start("a:ro b:ro", None, false, "update and reimage a")]
+#[case::it_is_updated_first("a:roU b:ro", Some(Update::Pending), false, "update instances a")]
+#[case::with_the_newest_data("a:roU b:ro", Some(Update::Pending), true, "refresh bootstrap")]
+#[case::while_the_cloud_works_nothing_changes("a:roU b:ro", Some(Update::Running), true, "")]
+#[case::then_it_is_reimaged("a:roU b:ro", Some(Update::Upgraded), false, "reimage instances a")]
+#[case::also_when_there_is_newer_data_by_then("a:roU b:ro", Some(Update::Upgraded), true, "reimage instances a")]
+fn an_update_to_another_image_ends_with_a_reimage(
+    #[case] machines: &str,
+    #[case] stage: Option<Update>,
+    #[case] stale: bool,
+    #[case] expected: &str,
+) {
+    let mut observed = with(pool(2, (0, 1), machines), |set| set.stale_bootstrap = stale);
+    observed.strategy = Strategy::InPlace;
+    observed.machines[0].new_image = true;
+    if let Some(stage) = stage {
+        (observed.machines[0].activity, observed.machines[0].drain) = (Activity::Updating(stage), done("a"));
+    }
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[rstest]
+#[case::by_others(true, "a:r b:r", "refresh bootstrap")]
+#[case::by_nobody_else(false, "a:r b:r", "")]
+fn bootstrap_data_is_kept_fresh_where_others_scale(
+    #[case] others: bool,
+    #[case] machines: &str,
+    #[case] expected: &str,
+) {
+    let observed = with(pool(2, (1, 0), machines), |set| {
+        (set.stale_bootstrap, set.scaled_by_others) = (true, others);
+    });
+    assert_eq!(told(&plan(&observed)), expected);
 }
 
 #[rstest]

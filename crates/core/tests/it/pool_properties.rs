@@ -131,7 +131,7 @@ fn deleted(plan: &Plan) -> Vec<&String> {
 
 fn taken(plan: &Plan) -> Vec<&String> {
     let updated = plan.steps.iter().filter_map(|step| match step {
-        Step::StartUpdate(one) => Some(&one.name),
+        Step::StartUpdate { machine, .. } => Some(&machine.name),
         _ => None,
     });
     deleted(plan).into_iter().chain(updated).collect()

@@ -65,7 +65,25 @@ impl Actor<'_> {
                 return Ok(Outcome::Observe);
             }
             Step::DeleteInstances(drained) => self.cloud().await?.delete(drained).await?,
-            Step::UpdateInstances(drained) => return self.update_instances(drained).await,
+            Step::UpdateInstances(drained) => {
+                let ids = ids(&drained);
+                let done = self.cloud().await?.update(drained).await;
+                return self.renewed(ids, done);
+            }
+            Step::ReimageInstances(drained) => {
+                let ids = ids(&drained);
+                // Noted first: an instance that a process reimages and forgets would be reimaged again and again.
+                for member in observed
+                    .members
+                    .iter()
+                    .filter(|member| ids.iter().any(|id| id == member.id()))
+                {
+                    let written = self.writer().begin_reimage(member).await?;
+                    self.note(written);
+                }
+                let done = self.cloud().await?.reimage(drained).await;
+                return self.renewed(ids, done);
+            }
             Step::FinishUpdate { name, uncordon } => self.finish_update(observed, &name, uncordon).await?,
             Step::AbandonUpdate { name, reason } => {
                 if let Some(member) = observed.member(&name) {
@@ -74,7 +92,7 @@ impl Actor<'_> {
                 }
             }
             Step::Remove(selected) => self.remove(observed, &selected).await?,
-            Step::StartUpdate(selected) => self.start_update(observed, selected).await?,
+            Step::StartUpdate { machine, reimage } => self.start_update(observed, machine, reimage).await?,
             Step::ApplyScaleSet { model, capacity, grows } => {
                 self.apply_scale_set(observed, model, capacity, grows).await?;
             }
@@ -285,10 +303,9 @@ impl Actor<'_> {
         }
     }
 
-    /// Updates instances in place. The next observation shows which of them Azure has refused.
-    async fn update_instances(&mut self, drained: Vec<Drained>) -> Result<Outcome, Error> {
-        let ids: Vec<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
-        let Err(error) = self.cloud().await?.update(drained).await else {
+    /// Notes what became of an update in place. The next observation shows which instances Azure has refused.
+    fn renewed(&mut self, ids: Vec<String>, done: Result<(), Error>) -> Result<Outcome, Error> {
+        let Err(error) = done else {
             return Ok(Outcome::Done);
         };
         let Some(why) = refused_update(error.class()) else {
@@ -333,10 +350,10 @@ impl Actor<'_> {
         done
     }
 
-    async fn start_update(&mut self, observed: &Observed, selected: Selected) -> Result<(), Error> {
+    async fn start_update(&mut self, observed: &Observed, selected: Selected, reimage: bool) -> Result<(), Error> {
         for name in self.still_due(observed, &[selected]).await {
             if let Some(member) = observed.member(&name) {
-                let written = self.writer().start_update(member).await?;
+                let written = self.writer().start_update(member, reimage).await?;
                 self.note(written);
             }
         }
@@ -435,4 +452,8 @@ impl Actor<'_> {
         let read = self.state.bootstrap.as_ref();
         read.map_or(BOOTSTRAP_AGE, |(_, _, at)| self.since(*at))
     }
+}
+
+fn ids(drained: &[Drained]) -> Vec<String> {
+    drained.iter().map(|proof| proof.machine().to_owned()).collect()
 }

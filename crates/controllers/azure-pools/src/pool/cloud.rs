@@ -253,7 +253,8 @@ impl Cloud<'_> {
             Kind::Change => !made,
             Kind::Delete => !gone(&tracked.ids),
             Kind::Update => !updated(&tracked.ids),
-            Kind::Remove => true,
+            // No list tells how far a reimage is.
+            Kind::Reimage | Kind::Remove => true,
         });
         let changed = self.state.operations.len() != before;
         self.state.etag_stale |= changed;

@@ -70,7 +70,7 @@ impl Actor<'_> {
                     .filter(|(model, _)| Some(model) == wanted.as_ref());
                 let since = known
                     .map(|(_, since)| *since)
-                    .or((instance.latest && applied).then_some(now));
+                    .or((instance.latest && applied && !member.awaits_reimage()).then_some(now));
                 updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
             }
         }
@@ -102,7 +102,7 @@ impl Actor<'_> {
                     let cause = if failure.no_room { not_made } else { Cause::Instances };
                     self.creation_failed(failure.message, cause);
                 }
-                Kind::Update => {
+                Kind::Update | Kind::Reimage => {
                     let failed = failure.ids.into_iter().map(|id| (id, "UpdateFailed"));
                     observed.failed_updates.extend(failed);
                 }

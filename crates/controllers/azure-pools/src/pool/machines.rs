@@ -22,7 +22,8 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt};
 
 use super::member::{
-    CORDONED_ANNOTATION, IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, VM_ID_ANNOTATION, VM_ID_LABEL,
+    CORDONED_ANNOTATION, IRREPARABLE_ANNOTATION, MODEL_ANNOTATION, Member, NodeState, REIMAGE_ANNOTATION,
+    REIMAGE_BEGUN, REIMAGE_DUE, VM_ID_ANNOTATION, VM_ID_LABEL,
 };
 use super::snapshot::InstanceSnapshot;
 use crate::error::Error;
@@ -186,12 +187,23 @@ impl Writer {
     }
 
     /// Asks for an update in place.
-    pub async fn start_update(&self, member: &Member) -> Result<Option<Written>, Error> {
+    pub async fn start_update(&self, member: &Member, reimage: bool) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.insert(UPDATE_INSTANCE_ANNOTATION.to_owned(), self.clock.now().to_string());
             if member.node.is_cordoned() {
                 notes.insert(CORDONED_ANNOTATION.to_owned(), "true".to_owned());
             }
+            if reimage {
+                notes.insert(REIMAGE_ANNOTATION.to_owned(), REIMAGE_DUE.to_owned());
+            }
+        })
+        .await
+    }
+
+    /// Notes that the instance has the model and is reimaged now.
+    pub async fn begin_reimage(&self, member: &Member) -> Result<Option<Written>, Error> {
+        self.annotate(member, |notes| {
+            notes.insert(REIMAGE_ANNOTATION.to_owned(), REIMAGE_BEGUN.to_owned());
         })
         .await
     }
@@ -201,6 +213,7 @@ impl Writer {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
             notes.remove(CORDONED_ANNOTATION);
+            notes.remove(REIMAGE_ANNOTATION);
             notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
         })
         .await
@@ -210,6 +223,7 @@ impl Writer {
     pub async fn abandon_update(&self, member: &Member, why: &str) -> Result<Option<Written>, Error> {
         self.annotate(member, |notes| {
             notes.remove(UPDATE_INSTANCE_ANNOTATION);
+            notes.remove(REIMAGE_ANNOTATION);
             notes.insert(IRREPARABLE_ANNOTATION.to_owned(), why.to_owned());
         })
         .await

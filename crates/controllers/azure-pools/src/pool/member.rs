@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use super::snapshot::{InstanceSnapshot, ScaleSetSnapshot, in_progress};
+use super::snapshot::{InstanceSnapshot, Make, ScaleSetSnapshot, in_progress};
 use crate::model::bootstrap_part;
 
 /// Which model the instance was made from, or updated to.
@@ -24,6 +24,10 @@ pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8
 pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
 /// Somebody else had cordoned the node before its instance was updated in place.
 pub const CORDONED_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/cordoned";
+/// The instance is reimaged after its update in place: `due`, then `begun`.
+pub const REIMAGE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/reimageInstance";
+pub const REIMAGE_DUE: &str = "due";
+pub const REIMAGE_BEGUN: &str = "begun";
 /// Why an update in place is not tried again.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
 
@@ -148,6 +152,12 @@ impl Member {
         self.annotation(UPDATE_INSTANCE_ANNOTATION).is_some()
     }
 
+    /// Whether its instance is to be reimaged once it is updated.
+    pub fn awaits_reimage(&self) -> bool {
+        self.annotation(REIMAGE_ANNOTATION)
+            .is_some_and(|stage| stage == REIMAGE_DUE)
+    }
+
     /// Returns when its drain began.
     pub fn drain_since(&self, now: Timestamp) -> Option<Timestamp> {
         let object = self.object.as_ref()?;
@@ -204,6 +214,8 @@ pub struct Frame<'a> {
     /// The model that is wanted.
     pub model: &'a str,
     pub set: &'a ScaleSetSnapshot,
+    /// Image and size that are wanted.
+    pub make: &'a Make,
     /// Instances that Azure has been asked to delete.
     pub deleting: &'a BTreeSet<String>,
     /// Instances that Azure updates.
@@ -274,6 +286,7 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         joining: member.joining,
         irreparable: member.annotation(IRREPARABLE_ANNOTATION).is_some(),
         needs_new_disk: needs_new_disk(member, model, frame),
+        new_image: instance.is_some_and(|instance| instance.make.has_other_image(frame.make)),
         cordoned: member.annotation(CORDONED_ANNOTATION).is_some(),
         zone: instance
             .filter(|_| frame.balanced)
@@ -302,14 +315,19 @@ fn update(member: &Member, frame: &Frame<'_>) -> Update {
     if let Some(why) = frame.failed_updates.get(&instance.id) {
         return Update::Failed(why);
     }
+    // The answer was lost, or a process died before it could keep the operation: to ask again is a second outage.
+    if in_progress(&instance.state) {
+        return Update::Running;
+    }
     match frame.updated.get(&instance.provider_id) {
         Some(waited) => Update::Applied {
             ready: member.node.is_ready(),
             waited: *waited,
         },
         None if instance.is("Failed") => Update::Failed("InstanceFailed"),
-        // The answer to the update was lost, or a process died before it could keep it: a second update is a second outage.
-        None if in_progress(&instance.state) => Update::Running,
+        None if member.awaits_reimage() && instance.latest && frame.set.model.as_deref() == Some(frame.model) => {
+            Update::Upgraded
+        }
         None => Update::Pending,
     }
 }
@@ -391,6 +409,7 @@ mod tests {
         let frame = Frame {
             model: "new",
             set,
+            make: &set.make,
             deleting: &none,
             updating: &none,
             failed_updates: &BTreeMap::new(),
@@ -451,6 +470,7 @@ mod tests {
         let frame = Frame {
             model: "3-a-new",
             set: &set("3-a-new"),
+            make: &make("2"),
             deleting: &BTreeSet::new(),
             updating: &BTreeSet::new(),
             failed_updates: &BTreeMap::new(),

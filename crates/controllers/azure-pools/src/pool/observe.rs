@@ -137,6 +137,7 @@ impl Actor<'_> {
         let Some(why) = self.state.foreign.clone() else { return };
         match self.scope.is_deleting() {
             true => {
+                tracing::warn!("the scale set is not deleted: {why}");
                 let message = format!("the scale set is not deleted: {why}");
                 self.state.events.push(EventNote::warning("ScaleSetLeft", message));
             }
@@ -314,7 +315,9 @@ impl Actor<'_> {
         let state = &self.state;
         let set = self.scale_set().unwrap_or_default();
         let wanted = observed.model.as_ref().map(|model| model.hash.as_str());
-        let (deleting, updating) = (state.deleting(), state.ids(Kind::Update));
+        let (deleting, mut updating) = (state.deleting(), state.ids(Kind::Update));
+        updating.extend(state.ids(Kind::Reimage));
+        let make = observed.model.as_ref().map(|model| Make::of(&model.set));
         let updated = state.updated_since.iter();
         let updated = updated
             .map(|(id, (_, since))| (id.clone(), self.since(*since)))
@@ -322,6 +325,7 @@ impl Actor<'_> {
         let frame = Frame {
             model: wanted.or(set.model.as_deref()).unwrap_or_default(),
             set: &set,
+            make: make.as_ref().unwrap_or(&set.make),
             deleting: &deleting,
             updating: &updating,
             failed_updates: &observed.failed_updates,
@@ -388,7 +392,8 @@ impl Actor<'_> {
             flexible: set.flexible,
             quiet: self.state.operations.is_empty(),
             confirmed: self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed),
-            stale_bootstrap: external && !busy && observed.model.as_ref().is_some_and(stale),
+            stale_bootstrap: observed.model.as_ref().is_some_and(stale),
+            scaled_by_others: external,
             stale_tags: !busy
                 && observed
                     .model

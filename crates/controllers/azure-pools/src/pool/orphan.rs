@@ -94,6 +94,7 @@ impl Actor<'_> {
         let frame = Frame {
             model: "",
             set: &default,
+            make: &default.make,
             deleting: &none,
             updating: &none,
             failed_updates: &BTreeMap::new(),

@@ -53,6 +53,12 @@ impl Make {
         Self(parts.join(" ").to_ascii_lowercase())
     }
 
+    /// Whether the other one is of another image, as far as both are known.
+    pub fn has_other_image(&self, other: &Self) -> bool {
+        let image = |make: &Self| make.0.rsplit_once(' ').map(|(image, _)| image.to_owned());
+        self.is_known() && other.is_known() && image(self) != image(other)
+    }
+
     /// Whether Azure named an image and a size.
     pub fn is_known(&self) -> bool {
         !self.0.trim().is_empty()

@@ -36,6 +36,8 @@ pub enum Kind {
     Delete,
     /// Instances are brought to the newest model.
     Update,
+    /// Instances are provisioned again.
+    Reimage,
     /// The whole scale set goes.
     Remove,
 }
@@ -305,7 +307,7 @@ impl State {
         Summary {
             set: self.snapshot.as_ref().and_then(|snapshot| snapshot.set.clone()),
             changing: self.busy(Kind::Change),
-            updating: self.busy(Kind::Update),
+            updating: self.busy(Kind::Update) || self.busy(Kind::Reimage),
             shortage: self.retry.why.clone(),
             given_up: self.retry.given_up(),
             operations: self.operations.iter().map(|tracked| tracked.persist(set)).collect(),

@@ -163,6 +163,46 @@ async fn a_new_token_reaches_a_scale_set_that_others_scale_while_the_old_one_las
     Ok(())
 }
 
+/// The instances boot from a disk of the new image, and the token that they were made with has expired long ago.
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_is_updated_to_another_image_joins_with_the_token_of_today() -> Result<()> {
+    let still = Still::new(in_place()).await?;
+    rotate(&still, "aaaaaa.0123456789abcdef").await?;
+    let _running = still.start()?;
+    still.until_ready(2).await;
+    let before = still.instance_ids();
+    still.upgrade(2).await?;
+    still
+        .until("the first update", |still| {
+            images(still).contains(&json!(image(2))) && updates(still) == 1
+        })
+        .await;
+    // Between the two updates.
+    rotate(&still, "bbbbbb.0123456789abcdef").await?;
+    still
+        .until("the new image", |still| {
+            images(still) == [json!(image(2)), json!(image(2))]
+        })
+        .await;
+    still.until_ready(2).await;
+    assert_eq!(still.instance_ids(), before, "in place");
+    let data = |id: &String| {
+        let instance = format!("{}/virtualMachines/{id}", still.set_id());
+        still.azure.instance_custom_data(&instance)
+    };
+    let tokens = ["aaaaaa.0123456789abcdef", "bbbbbb.0123456789abcdef"];
+    let mut found: Vec<_> = before.iter().map(data).collect();
+    found.sort();
+    let mut expected: Vec<_> = tokens.iter().map(|token| Some(bootstrap(token))).collect();
+    expected.sort();
+    assert_eq!(found, expected, "each has the newest of its time");
+    let reimaged = |call: &&capstan_sim::azure::Request| call.path.to_lowercase().ends_with("/reimage");
+    assert_eq!(still.azure.arm_requests().iter().filter(reimaged).count(), 2);
+    assert_eq!(updates(&still), 2, "each instance is updated once");
+    still.assert_settled().await;
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_paused_rollout_replaces_nothing_until_the_pause_ends() -> Result<()> {
     let (still, _running) = Still::ready(Pool::default()).await?;

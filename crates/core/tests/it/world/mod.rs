@@ -667,8 +667,8 @@ fn effects(step: &Step) -> Vec<Effect> {
             .map(chosen)
             .map(|(n, unless)| Effect::Remove(n, unless))
             .collect(),
-        Step::StartUpdate(one) => {
-            let (n, unless) = chosen(one);
+        Step::StartUpdate { machine, .. } => {
+            let (n, unless) = chosen(machine);
             vec![Effect::StartUpdate(n, unless)]
         }
         Step::ApplyScaleSet { model, capacity, .. } => vec![Effect::ScaleSet {

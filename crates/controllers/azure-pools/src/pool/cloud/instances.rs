@@ -68,15 +68,34 @@ impl Cloud<'_> {
         self.state.instances_stale = over;
     }
 
-    /// Brings these instances to the newest model.
+    /// Brings these instances to the newest model. They keep the custom data that they have: Azure gives a scale set's newer
+    /// custom data to instances that are made or reimaged, and to no others
+    /// (https://learn.microsoft.com/azure/virtual-machines/custom-data#faq).
     pub(in crate::pool) async fn update(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
         let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
         let list: Vec<String> = ids.iter().cloned().collect();
         self.owned()?;
         let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
-        let operation = upgrade.inspect_err(|_| self.mark_ambiguous())?;
+        self.renewed(Kind::Update, ids, upgrade)
+    }
+
+    /// Provisions these instances again, with the custom data of the model that they have.
+    pub(in crate::pool) async fn reimage(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
+        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
+        let list: Vec<String> = ids.iter().cloned().collect();
+        let reimage = self.client.reimage_instances(&self.owned()?, &list).await;
+        self.renewed(Kind::Reimage, ids, reimage)
+    }
+
+    fn renewed(
+        &mut self,
+        kind: Kind,
+        ids: BTreeSet<String>,
+        answer: Result<Option<Operation>, capstan_azure::Error>,
+    ) -> Result<(), Error> {
+        let operation = answer.inspect_err(|_| self.mark_ambiguous())?;
         let over = operation.is_none();
-        self.track(Kind::Update, ids, operation);
+        self.track(kind, ids, operation);
         self.state.instances_stale = over;
         Ok(())
     }

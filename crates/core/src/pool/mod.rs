@@ -149,7 +149,7 @@ pub struct Machine {
     pub failed: bool,
     /// It does not run the newest model.
     pub outdated: bool,
-    /// Its model is known, and not recorded on its object.
+    /// Its model is known, and its object lacks it, or a label that objects of earlier versions lack.
     pub unrecorded: bool,
     /// Somebody asked for it to be the next to go (`cluster.x-k8s.io/delete-machine`).
     pub marked: bool,

@@ -32,6 +32,9 @@ pub const FINALIZER: &str = "azuremachinepoolmachine.infrastructure.cluster.x-k8
 /// Cluster API's core finds a pool's machines by it.
 const POOL_NAME_LABEL: &str = "cluster.x-k8s.io/pool-name";
 
+/// The value of the label that has the cluster's name.
+const OWNED: &str = "owned";
+
 /// Kubernetes takes label values up to this length.
 const LONGEST_LABEL: usize = 63;
 
@@ -81,7 +84,7 @@ impl Writer {
             (POOL_NAME_LABEL.to_owned(), label_value(&self.machine_pool)),
             (MACHINE_POOL_LABEL.to_owned(), self.pool.name_any()),
             // The Azure provider of Cluster API selects the machines of a cluster by it, should it run the pool again.
-            (self.cluster_name.clone(), "owned".to_owned()),
+            (self.cluster_name.clone(), OWNED.to_owned()),
         ]);
         labels.extend(instance.vm_id.clone().map(|id| (VM_ID_LABEL.to_owned(), id)));
         let filter = self.pool.labels().get_key_value(WATCH_FILTER_LABEL);
@@ -229,10 +232,15 @@ impl Writer {
         .await
     }
 
-    /// Notes the model of an instance that Azure says is of the latest.
+    /// Notes the model of an instance, and the cluster on an object of an earlier version.
     pub async fn record_model(&self, member: &Member, model: &str) -> Result<Option<Written>, Error> {
-        self.annotate(member, |notes| {
-            notes.insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
+        self.amend(member, |object| {
+            object
+                .annotations_mut()
+                .insert(MODEL_ANNOTATION.to_owned(), model.to_owned());
+            if member.lacks_cluster_label() {
+                object.labels_mut().insert(self.cluster_name.clone(), OWNED.to_owned());
+            }
         })
         .await
     }
@@ -242,11 +250,19 @@ impl Writer {
         member: &Member,
         change: impl FnOnce(&mut BTreeMap<String, String>),
     ) -> Result<Option<Written>, Error> {
+        self.amend(member, |object| change(object.annotations_mut())).await
+    }
+
+    async fn amend(
+        &self,
+        member: &Member,
+        change: impl FnOnce(&mut AzureMachinePoolMachine),
+    ) -> Result<Option<Written>, Error> {
         let Some(object) = &member.object else {
             return Ok(None);
         };
         let mut after = object.as_ref().clone();
-        change(after.annotations_mut());
+        change(&mut after);
         written(patch::object(&self.machines, object.as_ref(), &after, patch::Lock::Open).await)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::azure::{AzureMachinePoolMachine, UPDATE_INSTANCE_ANNOTATION};
-use capstan_api::capi::DELETE_MACHINE_ANNOTATION;
+use capstan_api::capi::{CLUSTER_NAME_LABEL, DELETE_MACHINE_ANNOTATION};
 use capstan_core::pool::{Activity, Drain, Health, Instance, Machine, Object, Owner, Update};
 use capstan_kube::capi::Machine as OwnerMachine;
 use capstan_kube::nodes::takes_pods;
@@ -158,6 +158,14 @@ impl Member {
             .is_some_and(|stage| stage == REIMAGE_DUE)
     }
 
+    /// Whether its object lacks the label by which the Azure provider of Cluster API would find it. Earlier versions of Capstan
+    /// did not set it.
+    pub fn lacks_cluster_label(&self) -> bool {
+        let Some(object) = &self.object else { return false };
+        let cluster = object.labels().get(CLUSTER_NAME_LABEL);
+        cluster.is_some_and(|cluster| !object.labels().contains_key(cluster))
+    }
+
     /// Returns when its drain began.
     pub fn drain_since(&self, now: Timestamp) -> Option<Timestamp> {
         let object = self.object.as_ref()?;
@@ -278,7 +286,7 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         health: if evicted { Health::NotReady } else { member.health() },
         failed: member.failed || evicted,
         outdated: model != Some(frame.model),
-        unrecorded: model.is_some() && model != recorded,
+        unrecorded: model.is_some() && (model != recorded || member.lacks_cluster_label()),
         marked: marks
             .iter()
             .flatten()

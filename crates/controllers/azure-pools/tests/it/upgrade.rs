@@ -74,6 +74,9 @@ async fn a_pool_of_an_older_version_is_taken_up_and_no_machine_is_replaced() -> 
     assert_eq!(uids(&still), machines);
     assert_eq!(still.set()["sku"]["capacity"], 3);
     assert!(!has_recorded_model(&still), "its model has a version now");
+    let labelled = |machine: &Value| machine["metadata"]["labels"]["c"] == "owned";
+    assert!(still.machines().iter().all(labelled), "CAPZ would not find them");
+    assert_eq!(still.set()["tags"]["capstan-pool"], "default/np");
     let called = still.azure.arm_requests();
     assert!(
         called

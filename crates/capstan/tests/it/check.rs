@@ -91,8 +91,12 @@ fn what_the_api_server_refuses_is_found_before_and_what_it_takes_is_not_complain
 }
 
 #[test]
-fn the_templates_of_the_replaced_vsphere_controller_have_no_errors() {
-    for (name, text) in support::templates::vsphere() {
+fn the_templates_of_the_replaced_controllers_have_no_errors() {
+    let (azure, vsphere) = (support::templates::azure(), support::templates::vsphere());
+    let pools = azure
+        .into_iter()
+        .filter(|(_, text)| text.contains("kind: AzureMachinePool\n"));
+    for (name, text) in pools.chain(vsphere) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_capstan"))
             .args(["check", "-f", "-"])
             .stdin(Stdio::piped())

@@ -1,8 +1,17 @@
 //! The cluster templates that the replaced controllers ship for their users.
 
-use super::{module_at, say};
+use super::{module, module_at, say};
 use std::fs;
 
+const AZURE: &str = "sigs.k8s.io/cluster-api-provider-azure";
+/// The kinds of its templates that Capstan has.
+const AZURE_KINDS: [&str; 3] = ["AzureMachinePool", "AzureCluster", "AzureClusterIdentity"];
+const AZURE_FOLDERS: [&str; 4] = [
+    "templates",
+    "templates/test/ci",
+    "templates/test/dev",
+    "test/e2e/data/infrastructure-azure/v1beta1",
+];
 const VSPHERE: &str = "sigs.k8s.io/cluster-api-provider-vsphere";
 /// The last version that stores v1beta1, and one that stores v1beta2.
 const VERSIONS: [&str; 2] = ["v1.14.0", "v1.16.1"];
@@ -55,6 +64,44 @@ pub fn vsphere() -> Vec<(String, String)> {
                 let name = format!("{version} {}", path.file_name().unwrap_or_default().display());
                 found.push((name, filled_in(&fs::read_to_string(&path).unwrap(), value)));
             }
+        }
+    }
+    found
+}
+
+/// Returns the templates of cluster-api-provider-azure by file, without the kinds that Capstan has not; none without Go or a
+/// network.
+pub fn azure() -> Vec<(String, String)> {
+    let Some(dir) = module(AZURE) else {
+        say(&format!(
+            "SKIPPED: the templates of {AZURE} were not tried: neither the module nor Go is there"
+        ));
+        return Vec::new();
+    };
+    let value = |name: &str| match name {
+        "AZURE_EXTENDEDLOCATION_TYPE" => Some("EdgeZone"),
+        "AZURE_SUBSCRIPTION_ID" => Some("5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b"),
+        // Most users leave it out.
+        "AZURE_SSH_PUBLIC_KEY_B64" => Some("\"\""),
+        name if name.starts_with("AZURE_LOCATION") => Some("eastus"),
+        _ => None,
+    };
+    let is_ours = |text: &&str| {
+        let kind = text.lines().find_map(|line| line.strip_prefix("kind: "));
+        kind.is_some_and(|kind| AZURE_KINDS.contains(&kind.trim()))
+    };
+    let mut found = Vec::new();
+    for folder in AZURE_FOLDERS {
+        for entry in fs::read_dir(dir.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "yaml") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            // Scripts among the others have variables of their own.
+            let ours: Vec<&str> = text.split("\n---\n").filter(is_ours).collect();
+            let name = format!("{folder}/{}", path.file_name().unwrap_or_default().display());
+            found.push((name, filled_in(&ours.join("\n---\n"), value)));
         }
     }
     found

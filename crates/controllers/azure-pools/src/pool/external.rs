@@ -24,9 +24,9 @@ impl Actor<'_> {
             return;
         };
         let settled = |m: &Member| {
-            let going = m.leaving() || m.updating() || m.instance.as_ref().is_some_and(|i| i.is("Deleting"));
+            // An instance that is deleted although nobody has deleted its object goes because of the capacity that others set.
             let current = m.object.is_none() || m.model(&set) == Some(&model.hash);
-            current && !going
+            current && !m.leaving() && !m.updating()
         };
         let ours = !self.state.operations.is_empty() || !observed.members.iter().all(settled);
         let written = usize::try_from(self.owners.machine_pool.replicas()).unwrap_or_default();

@@ -453,18 +453,6 @@ impl World {
         }
     }
 
-    /// Whether `look` finds something within so many seconds.
-    pub async fn until_either(&self, look: impl AsyncFn() -> Result<Option<()>>, seconds: u64) -> Result<bool> {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(seconds) {
-            if look().await?.is_some() {
-                return Ok(true);
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Ok(false)
-    }
-
     pub async fn until_rolling(&self) -> Result<()> {
         let told = async || {
             Ok(self

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,7 +30,7 @@ func (w *world) policies(method *simulator.Method) *rule {
 		changes := req.Spec.Location.DeviceChange
 		if req.Spec.Config != nil {
 			profiles += len(req.Spec.Config.VmProfile)
-			changes = append(changes[:0:0], req.Spec.Config.DeviceChange...)
+			changes = slices.Concat(changes, req.Spec.Config.DeviceChange)
 		}
 		for _, change := range changes {
 			profiles += len(change.GetVirtualDeviceConfigSpec().Profile)

@@ -76,7 +76,7 @@ pub async fn controllers(namespace: String) -> Result<()> {
         shutdown.cancel();
     });
     let clients = capstan_azure::Clients::new(capstan_azure::Settings::from_env()?)?;
-    capstan_openshift::run(context, clients, Default::default()).await?;
+    capstan_openshift::run(context, clients).await?;
     Ok(())
 }
 

@@ -320,7 +320,7 @@ mod tests {
             admission: admission::Options::default(),
             convert: false,
             registrar: None,
-            status: Arc::default(),
+            status: Arc::new(Status::new("default/capstan")),
         }
     }
 

@@ -379,7 +379,7 @@ impl Actor<'_> {
             observed.requeue(Duration::ZERO);
             return Ok(());
         }
-        if grows && !new_model && self.bootstrap_age() > FRESH_BOOTSTRAP {
+        if grows && !new_model && observed.model.is_some() && self.bootstrap_age() > FRESH_BOOTSTRAP {
             model = self.with_fresh_bootstrap(model).await?;
         }
         let fresh = grows && set.custom_data.as_deref() != Some(&model.custom_data_hash);

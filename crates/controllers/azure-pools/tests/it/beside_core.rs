@@ -2,6 +2,8 @@
 
 use crate::harness;
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use capstan_api::azure::AzureMachinePoolMachine;
 use capstan_kube::capi::{Cluster, Machine};
@@ -31,6 +33,8 @@ impl Core {
         };
         let options = Options {
             replicas: 2,
+            group: "My-RG",
+            name: Some("workload-cluster-mp-0"),
             ..Options::default()
         };
         let world = World::prepare_on(ControlPlane::start(plane).await?, options).await?;
@@ -63,6 +67,19 @@ impl Core {
             harness::say(&about[about.len().saturating_sub(12)..].join("\n"));
         }
         found
+    }
+
+    /// Waits until there are so many Machines, each with a Node of its own.
+    async fn until_joined(&self, count: usize) -> Result<()> {
+        let world = &self.0;
+        let joined = async || {
+            let workers = ListParams::default().labels("!cluster.x-k8s.io/control-plane");
+            let machines = world.api::<Machine>().list(&workers).await?.items;
+            let node = |machine: &Machine| Some(machine.status.as_ref()?.node_ref.as_ref()?.name.clone());
+            let nodes: BTreeSet<_> = machines.iter().filter_map(node).collect();
+            Ok((machines.len() == count && nodes.len() == count).then_some(()))
+        };
+        world.until(&format!("{count} Machines with a Node each"), joined).await
     }
 
     /// A Machine that core takes for a control plane's.
@@ -166,5 +183,12 @@ async fn core_owns_the_machines_and_drains_them() -> Result<()> {
     let one = core.until_owned(1).await?;
     assert_eq!(one[0].name_any(), two[1].name_any(), "the annotated one went");
     core.0.bounds.assert_kept();
-    Ok(())
+
+    // A second pool whose name begins like the first one's, as clusterctl names them. Core finds the Node of every Machine.
+    let options = Options {
+        replicas: 2,
+        ..Options::default()
+    };
+    core.0.make_pool("workload-cluster-mp-1", &options).await?;
+    core.until_joined(3).await
 }

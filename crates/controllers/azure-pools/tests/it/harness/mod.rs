@@ -39,6 +39,10 @@ pub struct Options {
     pub spec: Value,
     /// Where the machines' nodes live, if not where their objects do.
     pub workload: Option<ControlPlane>,
+    /// The resource group, as the AzureCluster spells it.
+    pub group: &'static str,
+    /// The pool's name, if not a short one.
+    pub name: Option<&'static str>,
 }
 
 impl Default for Options {
@@ -50,6 +54,8 @@ impl Default for Options {
             sim: Config::quick(),
             spec: json!({}),
             workload: None,
+            group: GROUP,
+            name: None,
         }
     }
 }
@@ -60,6 +66,7 @@ pub struct World {
     pub namespace: String,
     /// The pool's name, and the scale set's.
     pub name: String,
+    pub group: &'static str,
     pub sim: Arc<Handle>,
     pub bounds: Arc<Bounds>,
     /// How long anything is waited for.
@@ -104,18 +111,19 @@ impl World {
         plane.install_crds().await?;
         let client = plane.client().await?;
         let namespace = plane.namespace("pools").await?;
-        let name = format!(
-            "np{}-{}",
-            NUMBER.fetch_add(1, Ordering::SeqCst),
-            namespace.rsplit('-').next().unwrap()
-        );
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        let short = || format!("np{number}-{}", namespace.rsplit('-').next().unwrap());
+        let name = options.name.map_or_else(short, str::to_owned);
         let nodes = match &options.workload {
             Some(workload) => workload.client().await?,
             None => client.clone(),
         };
         let sim = Azure::start(Config {
             joiner: Some(joiner::Options::client(nodes)),
-            networks: vec![Network::default()],
+            networks: vec![Network {
+                group: options.group.to_owned(),
+                ..Network::default()
+            }],
             strict: Strict::ALL,
             ..options.sim.clone()
         })
@@ -128,6 +136,7 @@ impl World {
             client,
             namespace,
             name,
+            group: options.group,
             sim,
             bounds,
             patience: PATIENCE,
@@ -136,7 +145,7 @@ impl World {
             sampler,
         };
         world.make_cluster().await?;
-        world.make_pool(&options).await?;
+        world.make_pool(&world.name, &options).await?;
         Ok(world)
     }
 
@@ -219,8 +228,8 @@ impl World {
 
     pub fn set_id(&self) -> String {
         format!(
-            "/subscriptions/{}/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets/{}",
-            self.sim.subscription, self.name
+            "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.Compute/virtualMachineScaleSets/{}",
+            self.sim.subscription, self.group, self.name
         )
     }
 
@@ -274,7 +283,7 @@ impl World {
             "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureCluster",
             "metadata": { "name": "c" },
             "spec": {
-                "subscriptionID": sim.subscription, "location": "eastus", "resourceGroup": GROUP,
+                "subscriptionID": sim.subscription, "location": "eastus", "resourceGroup": self.group,
                 "identityRef": {
                     "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "AzureClusterIdentity", "name": "sp"
                 },
@@ -298,6 +307,11 @@ impl World {
             "stringData": { "value": self.kubeconfig()? }
         }))
         .await?;
+        self.create::<Secret>(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "boot" },
+            "stringData": { "value": "#cloud-config\ntoken: abcdef.0123456789abcdef\n" }
+        }))
+        .await?;
         Ok(())
     }
 
@@ -315,13 +329,7 @@ impl World {
         }))
     }
 
-    async fn make_pool(&self, options: &Options) -> Result<()> {
-        let name = &self.name;
-        self.create::<Secret>(json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "boot" },
-            "stringData": { "value": "#cloud-config\ntoken: abcdef.0123456789abcdef\n" }
-        }))
-        .await?;
+    pub async fn make_pool(&self, name: &str, options: &Options) -> Result<()> {
         self.create::<MachinePool>(json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": { "name": name },
             "spec": {

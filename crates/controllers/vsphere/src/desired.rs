@@ -45,7 +45,7 @@ pub fn desired(vm: &VSphereVM, uid: &str) -> DesiredVm {
         networks: spec.network.devices.iter().map(network).collect(),
         routes: spec.network.routes.iter().map(route).collect(),
         cpus,
-        cores_per_socket: spec.num_cores_per_socket.filter(|cores| *cores > 0),
+        cores_per_socket: spec.num_cores_per_socket.filter(|cores| *cores >= 0),
         memory_mib: spec
             .memory_mib
             .filter(|memory| *memory > 0)
@@ -243,4 +243,18 @@ pub fn network_status(report: &Report) -> Vec<NetworkStatus> {
             network_name: interface.network.clone().filter(|name| !name.is_empty()),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_cores_per_socket_are_sent_and_unset_ones_are_not() {
+        for cores in [None, Some(0), Some(2)] {
+            let mut vm = VSphereVM::new("m", Default::default());
+            vm.spec.clone_spec.num_cores_per_socket = cores;
+            assert_eq!(desired(&vm, "u").cores_per_socket, cores);
+        }
+    }
 }

@@ -147,6 +147,7 @@ pub struct VSphereDeploymentZoneSpec {
     #[schemars(extend("x-default" = true))]
     pub control_plane: Option<bool>,
     /// Where in vCenter machines are put.
+    #[serde(default)]
     pub placement_constraint: PlacementConstraint,
 }
 

@@ -1,8 +1,8 @@
 //! The definitions with v1beta2: its schema follows from that of v1beta1 and the table of fields.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionVersion, ServiceReference,
-    WebhookClientConfig, WebhookConversion,
+    CustomResourceColumnDefinition, CustomResourceConversion, CustomResourceDefinition,
+    CustomResourceDefinitionVersion, ServiceReference, WebhookClientConfig, WebhookConversion,
 };
 use serde_json::{Map, Value, json};
 
@@ -86,16 +86,94 @@ fn second_version(first: &CustomResourceDefinitionVersion, kind: &fields::Kind) 
             column.json_path = ".status.initialization.provisioned".to_owned();
         }
     }
+    add_columns(&mut version, kind.kind);
     if let Some(schema) = version.schema.as_mut() {
         let mut value = serde_json::to_value(&*schema).unwrap_or_default();
         if let Some(root) = value.get_mut("openAPIV3Schema") {
             change_schema(root, kind.spec, kind.fields);
             change_schema(root, &["status"], kind.status);
+            change_details(root);
         }
         // The schema was made from our own types; a test installs every one of them.
         *schema = serde_json::from_value(value).unwrap_or_default();
     }
     version
+}
+
+/// The columns that CAPV's v1beta2 has and its v1beta1 has not: name, path and priority.
+fn columns(kind: &str) -> &'static [(&'static str, &'static str, i32)] {
+    const PROVISIONED: (&str, &str, i32) = ("Provisioned", ".status.initialization.provisioned", 0);
+    const PAUSED: (&str, &str, i32) = ("Paused", ".status.conditions[?(@.type==\"Paused\")].status", 10);
+    const CLASS: (&str, &str, i32) = (
+        "ClusterClass",
+        ".metadata.ownerReferences[?(@.kind==\"ClusterClass\")].name",
+        0,
+    );
+    match kind {
+        "VSphereMachine" => &[
+            PROVISIONED,
+            ("Provider ID", ".spec.providerID", 10),
+            ("Template", ".spec.template", 10),
+            PAUSED,
+        ],
+        "VSphereCluster" => &[
+            ("Cluster", ".metadata.labels.cluster\\.x-k8s\\.io/cluster-name", 0),
+            PROVISIONED,
+            ("ControlPlane Endpoint", ".spec.controlPlaneEndpoint.host", 0),
+            PAUSED,
+        ],
+        "VSphereMachineTemplate" => &[
+            CLASS,
+            ("Cluster", ".metadata.ownerReferences[?(@.kind==\"Cluster\")].name", 0),
+        ],
+        "VSphereClusterTemplate" => &[CLASS],
+        _ => &[],
+    }
+}
+
+/// Puts the columns of v1beta2 before those of v1beta1, in the place of columns of the same field.
+fn add_columns(version: &mut CustomResourceDefinitionVersion, kind: &str) {
+    let new = columns(kind);
+    let column = |(name, path, priority): &(&str, &str, i32)| CustomResourceColumnDefinition {
+        name: (*name).to_owned(),
+        json_path: (*path).to_owned(),
+        priority: (*priority != 0).then_some(*priority),
+        type_: "string".to_owned(),
+        ..CustomResourceColumnDefinition::default()
+    };
+    let old = version.additional_printer_columns.take().unwrap_or_default();
+    let kept = old
+        .into_iter()
+        .filter(|old| new.iter().all(|(_, path, _)| *path != old.json_path));
+    version.additional_printer_columns = Some(new.iter().map(column).chain(kept).collect());
+}
+
+/// Changes what is otherwise in v1beta2 of fields that keep their place.
+fn change_details(schema: &mut Value) {
+    const MAP_TYPE: &str = "x-kubernetes-map-type";
+    let Some(schema) = schema.as_object_mut() else { return };
+    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+    for (name, property) in properties.into_iter().flatten() {
+        let Some(fields) = property.as_object_mut() else {
+            continue;
+        };
+        match name.as_str() {
+            "routeMetric" => drop(fields.insert("format".to_owned(), "int32".into())),
+            "powerOffMode" => drop(fields.remove("default")),
+            "bootstrapRef" => drop(fields.remove(MAP_TYPE)),
+            "addressesFromPools" => {
+                let items = fields.get_mut("items").and_then(Value::as_object_mut);
+                items.map(|items| items.remove(MAP_TYPE));
+            }
+            _ => {}
+        }
+        change_details(property);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if let Some(inner) = schema.get_mut(inner) {
+            change_details(inner);
+        }
+    }
 }
 
 fn change_schema(root: &mut Value, path: &[&str], fields: &[Field]) {

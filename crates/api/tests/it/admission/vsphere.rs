@@ -364,8 +364,7 @@ fn topology_cases() -> Vec<Case> {
             "VSphereDeploymentZone",
             json!({ "server": "s", "failureDomain": "f", "placementConstraint": { "folder": "f" } }),
         ),
-        creating("VSphereDeploymentZone", json!({ "server": "s" }))
-            .refused(&["spec.placementConstraint: Required value"]),
+        creating("VSphereDeploymentZone", json!({ "server": "s" })),
     ]
 }
 

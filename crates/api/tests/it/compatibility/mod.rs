@@ -22,11 +22,12 @@ const AZURE: &str = "sigs.k8s.io/cluster-api-provider-azure";
 const VSPHERE: &str = "sigs.k8s.io/cluster-api-provider-vsphere";
 const OPENSHIFT: &str = "github.com/openshift/api";
 
-/// Where each module keeps the definitions, and the kinds that are compared.
-const SOURCES: [(&str, &str, &[&str]); 3] = [
+/// Where each module keeps the definitions, the versions and the kinds that are compared.
+const SOURCES: [(&str, &str, &[&str], &[&str]); 3] = [
     (
         AZURE,
         "config/crd/bases",
+        &["v1beta1"],
         &[
             "AzureMachinePool",
             "AzureMachinePoolMachine",
@@ -37,6 +38,7 @@ const SOURCES: [(&str, &str, &[&str]); 3] = [
     (
         VSPHERE,
         "config/default/crd/bases",
+        &["v1beta1", "v1beta2"],
         &[
             "VSphereMachine",
             "VSphereMachineTemplate",
@@ -51,12 +53,13 @@ const SOURCES: [(&str, &str, &[&str]); 3] = [
     (
         OPENSHIFT,
         "machine/v1beta1/zz_generated.crd-manifests",
+        &["v1beta1"],
         &["Machine", "MachineSet"],
     ),
 ];
 
-/// What is known of each kind found in a directory; several files of one kind are one definition.
-fn upstream(directory: &Path) -> BTreeMap<String, Value> {
+/// What is known in a version of each kind found in a directory; several files of one kind are one definition.
+fn upstream(directory: &Path, version: &str) -> BTreeMap<String, Value> {
     let mut kinds: BTreeMap<String, Value> = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -64,7 +67,7 @@ fn upstream(directory: &Path) -> BTreeMap<String, Value> {
             continue;
         }
         let crd: Value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        let Some((kind, definition)) = v1beta1(&crd) else {
+        let Some((kind, definition)) = only(version, &crd) else {
             continue;
         };
         match kinds.get_mut(&kind) {
@@ -76,10 +79,10 @@ fn upstream(directory: &Path) -> BTreeMap<String, Value> {
 }
 
 /// A definition without its other versions.
-fn v1beta1(crd: &Value) -> Option<(String, Value)> {
+fn only(version: &str, crd: &Value) -> Option<(String, Value)> {
     let spec = &crd["spec"];
     let versions = spec["versions"].as_array()?;
-    let version = versions.iter().find(|version| version["name"] == "v1beta1")?;
+    let version = versions.iter().find(|found| found["name"] == version)?;
     let kind = spec["names"]["kind"].as_str()?.to_owned();
     let definition =
         json!({ "group": spec["group"], "scope": spec["scope"], "names": spec["names"], "version": version });
@@ -102,9 +105,9 @@ fn join(into: &mut Value, from: Value) {
     }
 }
 
-fn ours() -> BTreeMap<String, Value> {
-    let definition = |crd| v1beta1(&serde_json::to_value(crd).unwrap()).unwrap();
-    crds().iter().map(definition).collect()
+fn ours(version: &str) -> BTreeMap<String, Value> {
+    let definition = |crd| only(version, &serde_json::to_value(crd).unwrap());
+    crds().iter().filter_map(definition).collect()
 }
 
 fn schema(definition: &Value) -> &Value {
@@ -113,18 +116,20 @@ fn schema(definition: &Value) -> &Value {
 
 /// Runs `compare` on each kind with their definition, ours and the folder of their module, and fails with all that it finds.
 fn on_every_kind(what: &str, mut compare: impl FnMut(&str, &Value, &Value, &Path) -> Vec<String>) {
-    let ours = ours();
     let mut faults = Vec::new();
-    for (path, directory, kinds) in SOURCES {
+    for (path, directory, versions, kinds) in SOURCES {
         let Some(dir) = module(path) else {
             say(&format!(
                 "SKIPPED: the {what} of {path} were not compared: neither the module nor Go is there"
             ));
             continue;
         };
-        let theirs = upstream(&dir.join(directory));
-        for kind in kinds {
-            faults.extend(compare(kind, &theirs[*kind], &ours[*kind], &dir));
+        for version in versions {
+            let (theirs, ours) = (upstream(&dir.join(directory), version), ours(version));
+            for kind in kinds {
+                let found = compare(kind, &theirs[*kind], &ours[*kind], &dir);
+                faults.extend(found.into_iter().map(|fault| format!("{version}: {fault}")));
+            }
         }
     }
     assert!(

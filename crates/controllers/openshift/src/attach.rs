@@ -101,7 +101,7 @@ fn cause(event: &Event) -> Option<&'static str> {
     let is = |part: &str| message.contains(part);
     match () {
         () if event.reason.as_deref() != Some(REASON) => None,
-        () if is("not supported with caching type") && (is("UltraSSD") || is("PremiumV2")) => Some("caching"),
+        () if is("not supported with caching type") && (is("UltraSSD") || is("PremiumV2_LRS")) => Some("caching"),
         () if is("ultraSSDEnabled") => Some("capability"),
         () if is("UltraSSD") => Some("other"),
         () => None,

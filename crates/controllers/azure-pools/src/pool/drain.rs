@@ -256,12 +256,12 @@ mod tests {
         assert!(reason.unwrap_or_default().contains(why.unwrap_or_default()));
     }
 
-    fn drained_by_core(reason: &str, message: &str, drain_began: bool, annotations: Value) -> Drain {
+    fn deleted(reason: &str, message: &str, drain_began: bool, annotations: Value) -> Machine {
         let deletion = match drain_began {
             true => json!({ "nodeDrainStartTime": "2026-01-01T00:00:00Z" }),
             false => json!({}),
         };
-        let machine: Machine = serde_json::from_value(json!({
+        serde_json::from_value(json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
             "metadata": { "name": "m", "annotations": annotations },
             "spec": { "clusterName": "c", "bootstrap": {}, "infrastructureRef": { "apiGroup": "g", "kind": "k", "name": "n" } },
@@ -273,8 +273,28 @@ mod tests {
                 }]
             }
         }))
-        .unwrap();
+        .unwrap()
+    }
+
+    fn drained_by_core(reason: &str, message: &str, drain_began: bool, annotations: Value) -> Drain {
+        let machine = deleted(reason, message, drain_began, annotations);
         by_cluster_api("7", &Arc::new(machine), None, Timestamp::UNIX_EPOCH)
+    }
+
+    #[rstest]
+    #[case::by_a_budget(
+        "DrainingNode",
+        "* Pod default/db: cannot evict pod as it would violate the pod's disruption budget",
+        true
+    )]
+    #[case::by_pods_that_end(
+        "DrainingNode",
+        "* Pod default/db: deletionTimestamp set, but still not removed from the Node",
+        false
+    )]
+    #[case::by_nothing("WaitingForInfrastructureDeletion", "", false)]
+    fn a_drain_by_cluster_api_is_held_up(#[case] reason: &str, #[case] message: &str, #[case] expected: bool) {
+        assert_eq!(is_held_up(&deleted(reason, message, true, json!({}))), expected);
     }
 
     /// A Machine of a core that serves v1beta1, deleted at 10 s.

@@ -9,7 +9,7 @@ use capstan_azure::{Clients, Cloud, InProcess, Settings};
 use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::{Context, Options};
-use capstan_sim::azure::{Azure, Config, Fault, Handle, joiner};
+use capstan_sim::azure::{Azure, Config, Fault, Handle, Strict, joiner};
 use capstan_testkit::apiserver::{self, Answer, ApiServer, Rng};
 use capstan_testkit::interceptors::{StopAfter, writes};
 use futures::future::BoxFuture;
@@ -116,6 +116,7 @@ impl World {
         let azure = Azure::in_process(Config {
             seed,
             start: Some(begin),
+            strict: Strict::ALL,
             joiner: Some(joiner::Options {
                 ready_after: config.joiner.as_ref().and_then(|joiner| joiner.ready_after),
                 ..joiner::Options::client(server.client())

@@ -110,6 +110,7 @@ async fn start_azure(cluster: &super::Cluster, dir: Option<&Path>) -> Result<azu
         joiner: Some(azure::joiner::Options::client(cluster.client.clone())),
         state: dir.map(|dir| dir.join("azure.json")),
         ca_file: dir.map(|dir| dir.join("azure-ca.pem")),
+        strict: azure::Strict::ALL,
         ..azure::Config::quick()
     };
     if let Some(kept) = dir.and_then(|dir| kept_address(dir, AZURE_ADDRESS)) {

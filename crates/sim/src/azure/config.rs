@@ -144,6 +144,7 @@ pub struct Config {
     /// The time of day at the start; the present if not given.
     pub start: Option<jiff::Timestamp>,
     pub times: Times,
+    /// Off unless asked for: other programs use the simulator as well, and stumble over it.
     pub strict: Strict,
     /// The only actions that the client may take, such as `Microsoft.Compute/disks/delete`; `*` stands for any text.
     /// `None` allows everything.

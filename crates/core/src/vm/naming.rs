@@ -45,9 +45,9 @@ pub fn fill(template: &str, machine: &str) -> Result<String, String> {
     let mut out = String::new();
     let end = run(&mut pieces, machine, Some(&mut out), DEEPEST).map_err(wrong)?;
     match end {
-        Ended::Template if out.is_empty() => Err(wrong("the name is empty".into())),
-        Ended::Template => Ok(out),
-        Ended::Else(_) | Ended::End => Err(wrong("an else or end has no if".into())),
+        Stop::Template if out.is_empty() => Err(wrong("the name is empty".into())),
+        Stop::Template => Ok(out),
+        Stop::Else(_) | Stop::End => Err(wrong("an else or end has no if".into())),
     }
 }
 
@@ -92,7 +92,7 @@ fn end_of_action(text: &str) -> Option<usize> {
 }
 
 /// What ended a part of a template.
-enum Ended<'a> {
+enum Stop<'a> {
     Template,
     End,
     /// An else, with the condition behind it.
@@ -105,7 +105,7 @@ fn run<'a>(
     machine: &str,
     mut out: Option<&mut String>,
     depth: usize,
-) -> Result<Ended<'a>, String> {
+) -> Result<Stop<'a>, String> {
     let depth = depth.checked_sub(1).ok_or("it is nested too deeply")?;
     while let Some(piece) = pieces.next() {
         let action = match piece {
@@ -119,8 +119,8 @@ fn run<'a>(
         };
         let (word, rest) = action.split_once(char::is_whitespace).unwrap_or((action, ""));
         match word {
-            "end" => return Ok(Ended::End),
-            "else" => return Ok(Ended::Else(rest.trim())),
+            "end" => return Ok(Stop::End),
+            "else" => return Ok(Stop::Else(rest.trim())),
             "if" => branches(pieces, machine, out.as_deref_mut(), depth, rest)?,
             _ => {
                 let value = evaluate(action, machine, depth)?;
@@ -130,7 +130,7 @@ fn run<'a>(
             }
         }
     }
-    Ok(Ended::Template)
+    Ok(Stop::Template)
 }
 
 /// Carries out the first branch whose condition is true.
@@ -146,10 +146,10 @@ fn branches<'a>(
     loop {
         let end = run(pieces, machine, out.as_deref_mut().filter(|_| taken), depth)?;
         match end {
-            Ended::Template => return Err("an if has no end".into()),
-            Ended::End => return Ok(()),
-            Ended::Else("") => taken = !done,
-            Ended::Else(condition) => {
+            Stop::Template => return Err("an if has no end".into()),
+            Stop::End => return Ok(()),
+            Stop::Else("") => taken = !done,
+            Stop::Else(condition) => {
                 let condition = condition.strip_prefix("if ").ok_or("an else has more than an if")?;
                 taken = evaluate(condition, machine, depth)?.is_true() && !done;
             }

@@ -93,8 +93,13 @@ impl Conversion {
             let conversion = after.spec.conversion.as_mut();
             if let Some(webhook) = conversion.and_then(|conversion| conversion.webhook.as_mut()) {
                 webhook.client_config = Some(client_config(address, bundle));
-                release_ca(&mut after);
-                patch::object(&api, crd, &after, Lock::Open).await?;
+                // The one who carries the order out may do so right now: then both are read again.
+                let lock = if release_ca(&mut after) {
+                    Lock::Version
+                } else {
+                    Lock::Open
+                };
+                patch::object(&api, crd, &after, lock).await?;
             }
         }
         Ok(())
@@ -254,12 +259,15 @@ async fn convert(State(turns): State<Turns>, request: Request) -> Result<Respons
 }
 
 /// Keeps cert-manager from replacing the CA in a definition by the one of CAPV's webhook. The definition keeps the order under
-/// another name.
-fn release_ca(crd: &mut CustomResourceDefinition) {
-    let annotations = crd.metadata.annotations.as_mut();
-    if let Some((annotations, order)) = annotations.and_then(|all| all.remove(INJECT_CA).map(|order| (all, order))) {
-        annotations.insert(INJECTED_CA.to_owned(), order);
-    }
+/// another name. Returns whether there was one.
+fn release_ca(crd: &mut CustomResourceDefinition) -> bool {
+    let Some(annotations) = &mut crd.metadata.annotations else {
+        return false;
+    };
+    let order = annotations.remove(INJECT_CA);
+    let was_there = order.is_some();
+    annotations.extend(order.map(|order| (INJECTED_CA.to_owned(), order)));
+    was_there
 }
 
 /// Converts all objects of a review, or none of them.

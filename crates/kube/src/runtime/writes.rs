@@ -2,6 +2,7 @@
 //! a plan never counts a machine twice and never misses one that it made. Only our own writes are waited for, and none for
 //! longer than [`FORGOTTEN`].
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use kube::{Resource, ResourceExt};
@@ -40,50 +41,52 @@ impl Version {
 /// Whether a cache shows a write by now.
 type Shown = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// Our writes that the caches do not show yet.
+/// Our writes that the caches do not show yet, by the UID of the object and whether it was deleted: the last one of each, and when
+/// it was first waited for.
 #[derive(Default)]
-pub struct Writes(Vec<(Instant, Shown)>);
+pub struct Writes(HashMap<(String, bool), (Instant, Shown)>);
 
 impl Writes {
     /// The API server answered a create or a patch with `object`.
     pub fn wrote<K: Object>(&mut self, cache: &Cache<K>, object: &K, now: Instant) {
         let (cache, uid, version) = (cache.clone(), object.meta().uid.clone(), Version::of(object));
         let (namespace, name) = (object.namespace(), object.name_any());
-        self.0.push((
-            now,
-            Box::new(move || match cache.get(namespace.as_deref(), &name) {
-                Some(cached) if cached.meta().uid == uid => Version::of(cached.as_ref()).shows(&version),
-                // Another object has its name by now.
-                Some(_) => true,
-                // It may have been shown and removed again.
-                None => uid.as_deref().is_some_and(|uid| cache.has_removed(uid)),
-            }),
-        ));
+        let shown = move || match cache.get(namespace.as_deref(), &name) {
+            Some(cached) if cached.meta().uid == uid => Version::of(cached.as_ref()).shows(&version),
+            // Another object has its name by now.
+            Some(_) => true,
+            // It may have been shown and removed again.
+            None => uid.as_deref().is_some_and(|uid| cache.has_removed(uid)),
+        };
+        self.wait_for((object.uid().unwrap_or_default(), false), now, Box::new(shown));
     }
 
     /// The API server took a delete of `object`.
     pub fn deleted<K: Object>(&mut self, cache: &Cache<K>, object: &K, now: Instant) {
         let (cache, uid) = (cache.clone(), object.meta().uid.clone());
         let (namespace, name) = (object.namespace(), object.name_any());
-        self.0.push((
-            now,
-            Box::new(move || {
-                let cached = cache.get(namespace.as_deref(), &name);
-                cached.is_none_or(|cached| cached.meta().uid != uid || cached.meta().deletion_timestamp.is_some())
-            }),
-        ));
+        let shown = move || {
+            let cached = cache.get(namespace.as_deref(), &name);
+            cached.is_none_or(|cached| cached.meta().uid != uid || cached.meta().deletion_timestamp.is_some())
+        };
+        self.wait_for((object.uid().unwrap_or_default(), true), now, Box::new(shown));
+    }
+
+    fn wait_for(&mut self, write: (String, bool), now: Instant, shown: Shown) {
+        let since = self.0.get(&write).map_or(now, |(since, _)| *since);
+        self.0.insert(write, (since, shown));
     }
 
     /// Whether a cache still lags behind. Forgets what has been shown.
     pub fn pending(&mut self, now: Instant) -> bool {
         self.0
-            .retain(|(written, shown)| !shown() && now.saturating_duration_since(*written) < FORGOTTEN);
+            .retain(|_, (written, shown)| !shown() && now.saturating_duration_since(*written) < FORGOTTEN);
         !self.0.is_empty()
     }
 
     /// How long the oldest write has been waited for.
     pub fn age(&self, now: Instant) -> Duration {
-        let oldest = self.0.iter().map(|(written, _)| *written).min();
+        let oldest = self.0.values().map(|(written, _)| *written).min();
         oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest))
     }
 }
@@ -104,8 +107,11 @@ mod tests {
     fn a_write_is_pending_until_it_is_shown_and_its_age_counts_from_the_oldest() {
         let (mut writes, now) = (Writes::default(), Instant::now());
         assert!(!writes.pending(now));
-        writes.0.push((now, Box::new(|| false)));
-        writes.0.push((now + Duration::from_secs(1), Box::new(|| true)));
+        let later = now + Duration::from_secs(1);
+        writes.wait_for(("a".to_owned(), false), now, Box::new(|| true));
+        // A later write of the same object is waited for in the place of the first.
+        writes.wait_for(("a".to_owned(), false), later, Box::new(|| false));
+        writes.wait_for(("b".to_owned(), false), later, Box::new(|| true));
         assert!(writes.pending(now));
         assert_eq!(writes.0.len(), 1, "the write that was shown is forgotten");
         assert_eq!(writes.age(now + Duration::from_secs(5)), Duration::from_secs(5));

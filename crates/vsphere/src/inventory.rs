@@ -534,11 +534,6 @@ impl Vcenter {
         let name = self.0.cache.get(format!("name:{object}"), look_up).await?;
         Ok(String::clone(&name))
     }
-
-    /// Drops what was remembered of the inventory.
-    pub fn forget_inventory(&self) {
-        self.0.cache.forget();
-    }
 }
 
 fn as_template(error: Error, template: &str) -> Error {

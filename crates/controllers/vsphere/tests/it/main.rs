@@ -15,6 +15,7 @@ mod ends;
 mod faults;
 mod machines;
 mod older_core;
+mod plan;
 mod pools;
 mod rotation;
 mod world;

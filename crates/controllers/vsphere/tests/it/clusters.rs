@@ -484,6 +484,18 @@ async fn a_cluster_waits_for_vms_that_have_no_machine_before_it_releases_its_sec
     // The finalizer of the test is the last one: Capstan has nothing to delete in vCenter.
     let released = |vm: &VSphereVM| vm.finalizers() == ["example.com/held"];
     world.until::<VSphereVM>("left", released).await?;
+    // Whoever releases this cluster has reconciled the other one before.
+    let later = json!({
+        "kind": "VSphereCluster",
+        "metadata": {"name": "later", "finalizers": ["vspherecluster.infrastructure.cluster.x-k8s.io"]},
+        "spec": {"server": "vc.example.com"},
+    });
+    world.create::<VSphereCluster>(later).await?;
+    world
+        .api::<VSphereCluster>()
+        .delete("later", &Default::default())
+        .await?;
+    world.gone::<VSphereCluster>("later").await?;
     assert!(world.api::<VSphereCluster>().get_opt("c").await?.is_some());
     assert_eq!(world.api::<Secret>().get("vcenter").await?.finalizers().len(), 1);
     merge(

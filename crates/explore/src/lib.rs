@@ -1,8 +1,11 @@
 //! The explorer: whole controllers on an in-process API server and a simulated cloud, under tokio's paused time.
 //!
-//! A seed decides everything that happens: what users edit, which requests fail, which answers are lost or late, when a
+//! A seed decides what happens: what users edit, which requests fail, which answers are lost or late, when a
 //! watch lags or is cut, and after which write the process stops and starts again. The promises of the product are checked
 //! at every request that it sends, and in the end the desired state must be reached and nothing more be written.
+//!
+//! A seed does not decide in which order objects are reconciled that change at the same instant: hash maps and tokio's `select!`
+//! do. Two runs of one seed may differ there, and from there on, so a failure may need several runs to show again.
 //!
 //! `EXPLORE_SEED=7 cargo test -p capstan-explore pools -- --nocapture` replays one seed and prints what happened.
 

@@ -80,29 +80,3 @@ fn machines_keep_their_promises() {
 fn vms_keep_their_promises() {
     seeds::<Vms>();
 }
-
-/// Runs one seed twice and compares what happened.
-fn replays<S: Scenario>(seed: u64) {
-    let lines = || run::<S>(seed).map(|(_, trace)| trace.lines());
-    let (first, second) = (lines().unwrap(), lines().unwrap());
-    let differs = first.iter().zip(&second).position(|(first, second)| first != second);
-    if let Some(line) = differs {
-        panic!("line {line} differs:\n{}\n{}", first[line], second[line]);
-    }
-    assert_eq!(first.len(), second.len());
-}
-
-#[test]
-fn a_seed_of_pools_replays() {
-    replays::<Pools>(3);
-}
-
-#[test]
-fn a_seed_of_machines_replays() {
-    replays::<Machines>(3);
-}
-
-#[test]
-fn a_seed_of_vms_replays() {
-    replays::<Vms>(3);
-}

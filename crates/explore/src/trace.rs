@@ -1,4 +1,4 @@
-//! What happened, in order, with simulated times: printed when a seed fails. A test compares the traces of one seed.
+//! What happened, in order, with simulated times: printed when a seed fails.
 
 use std::fmt;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ unit:
 
 # Run many seeds of the explorer: random faults, crashes, stale reads and edits. EXPLORE_SEED=N replays one seed.
 explore SEEDS="300" *ARGS:
-    EXPLORE_SEEDS={{ SEEDS }} cargo test --locked -p capstan-explore --lib -- --nocapture {{ ARGS }}
+    EXPLORE_SEEDS={{ SEEDS }} cargo test --locked -p capstan-explore --test it -- --nocapture {{ ARGS }}
 
 # Run all tests. The first run builds the real parts with Go.
 test *ARGS:

@@ -4,8 +4,8 @@
 //! watch lags or is cut, and after which write the process stops and starts again. The promises of the product are checked
 //! at every request that it sends, and in the end the desired state must be reached and nothing more be written.
 //!
-//! A seed does not decide in which order objects are reconciled that change at the same instant: hash maps and tokio's `select!`
-//! do. Two runs of one seed may differ there, and from there on, so a failure may need several runs to show again.
+//! One seed is one process with one thread, and everything that happens in it follows from the seed, the order of hash maps
+//! included (`random.c`): the same program does the same again.
 //!
 //! `EXPLORE_SEED=7 cargo test -p capstan-explore pools -- --nocapture` replays one seed and prints what happened.
 
@@ -16,9 +16,6 @@ mod trace;
 mod vcenter;
 mod vms;
 mod world;
-
-#[cfg(test)]
-mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -119,7 +116,7 @@ async fn explore<S: Scenario>(seed: u64, trace: &Trace) -> Result<Stats> {
     let mut rng = Rng::new(seed ^ 0x5eed);
     world.start(None)?;
     let first = Duration::from_secs(rng.below(600) as u64);
-    world.pass(first).await?;
+    world.wait(first).await?;
     for _ in 0..STEPS {
         match rng.below(10) {
             0..4 => scenario.edit(&mut world).await?,
@@ -130,7 +127,7 @@ async fn explore<S: Scenario>(seed: u64, trace: &Trace) -> Result<Stats> {
             _ => world.disturb_requests(&mut rng),
         }
         let most = if rng.chance(50) { 20_000 } else { 900_000 };
-        world.pass(Duration::from_millis(rng.below(most) as u64)).await?;
+        world.wait(Duration::from_millis(rng.below(most) as u64)).await?;
     }
     world.calm()?;
     scenario.settle(&mut world).await?;
@@ -151,7 +148,7 @@ async fn settled<S: Scenario>(scenario: &S, world: &mut World) -> Result<()> {
         let missing = scenario.missing(world);
         if missing.is_empty() {
             let before = world.written();
-            world.pass(QUIET).await?;
+            world.wait(QUIET).await?;
             let (after, missing) = (world.written(), scenario.missing(world));
             if after == before && missing.is_empty() {
                 return Ok(());
@@ -164,6 +161,6 @@ async fn settled<S: Scenario>(scenario: &S, world: &mut World) -> Result<()> {
         if tokio::time::Instant::now() > deadline {
             bail!("not reached {PATIENCE:?} after the last change: {}", missing.join("; "));
         }
-        world.pass(ASK).await?;
+        world.wait(ASK).await?;
     }
 }

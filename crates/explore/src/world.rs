@@ -212,8 +212,8 @@ impl World {
         self.crash().await
     }
 
-    /// Lets time pass.
-    pub async fn pass(&mut self, time: Duration) -> Result<()> {
+    /// Waits, and checks what happened meanwhile.
+    pub async fn wait(&mut self, time: Duration) -> Result<()> {
         tokio::time::sleep(time).await;
         self.check()
     }
@@ -425,7 +425,7 @@ fn kube_transport(view: View, monitor: Arc<dyn Monitor>) -> capstan_kube::client
     tower::util::BoxCloneSyncService::new(service)
 }
 
-/// The Node that a path is about; the monitors look at no other kind.
+/// The Node that a path is about; the monitors check no other kind.
 fn object(view: &View, path: &str) -> Option<Value> {
     let name = path.strip_prefix("/api/v1/nodes/")?.split('/').next()?;
     view.server

@@ -7,6 +7,7 @@ mod azure;
 mod hostile;
 mod measure;
 mod openshift;
+mod pods;
 mod pools;
 mod simulator;
 mod vsphere;

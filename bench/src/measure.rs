@@ -50,11 +50,11 @@ pub struct Audited {
 
 impl Audited {
     pub async fn start() -> Result<Self> {
-        Self::start_with(false).await
+        Self::start_with(false, false).await
     }
 
-    /// With kwok, which keeps Nodes alive.
-    pub async fn start_with(kwok: bool) -> Result<Self> {
+    /// With kwok, which keeps Nodes alive, or Cluster API's core.
+    pub async fn start_with(kwok: bool, capi_core: bool) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("capstan-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         let (policy, log) = (dir.join("policy.yaml"), dir.join("audit.log"));
@@ -65,6 +65,7 @@ impl Audited {
         )?;
         let options = capstan_testkit::Options {
             kwok,
+            capi_core,
             apiserver_flags: vec![
                 format!("--audit-policy-file={}", policy.display()),
                 format!("--audit-log-path={}", log.display()),
@@ -105,7 +106,7 @@ impl Audited {
             };
             let agent = text("/userAgent");
             let here = text("/objectRef/namespace") == namespace;
-            let others = [USER_AGENT, "capstan-sim", "kube-", "kwok", "etcd"];
+            let others = [USER_AGENT, "capstan-sim", "cluster-api", "kube-", "kwok", "etcd"];
             if !here || others.iter().any(|other| agent.starts_with(other)) {
                 continue;
             }

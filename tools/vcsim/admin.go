@@ -14,12 +14,17 @@ import (
 //	GET    /counters            calls per method
 //	DELETE /counters            back to zero
 //	GET    /moves               by clone: how its disks were to be moved, as a whole and one by one
+//	GET    /clones              how many clones were under way at once
 //	POST   /faults              one rule, as JSON
 //	DELETE /faults              no rules
 //	POST   /delays              {"method": milliseconds} for answers
 //	POST   /volumes?vm=&unit=   the machine's disk at this unit becomes a first class disk, as CSI volumes are
 //	GET    /find?kind=&path=    references that govmomi's finder finds
 //	POST   /sessions/drop       every session ends
+//	POST   /sessions/limit?n=   no login beyond so many sessions; 0 for any number
+//	POST   /accessible?vm=&is=  whether vCenter can read the machine's files
+//	POST   /datastores?name=&freeGiB=[&maintenance=]  room and mode of a datastore
+//	POST   /groups/clear?name=  all machines leave a VM group
 //	POST   /restart?downMs=500  connections cut, sessions gone, away for a while
 func (w *world) serveAdmin(address string, f *front) (string, error) {
 	mux := http.NewServeMux()
@@ -40,6 +45,11 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 		moves := maps.Clone(w.moves)
 		w.Unlock()
 		answer(out, moves, nil)
+	})
+	mux.HandleFunc("GET /clones", func(out http.ResponseWriter, _ *http.Request) {
+		w.Lock()
+		defer w.Unlock()
+		answer(out, w.peak, nil)
 	})
 	mux.HandleFunc("POST /faults", func(out http.ResponseWriter, r *http.Request) {
 		added := new(rule)
@@ -80,6 +90,31 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 	mux.HandleFunc("POST /sessions/drop", func(out http.ResponseWriter, r *http.Request) {
 		dropped, err := w.dropSessions(r.Context())
 		answer(out, map[string]int{"dropped": dropped}, err)
+	})
+	mux.HandleFunc("POST /sessions/limit", func(out http.ResponseWriter, r *http.Request) {
+		limit, err := strconv.Atoi(r.URL.Query().Get("n"))
+		w.Lock()
+		w.maxSessions = limit
+		w.Unlock()
+		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /accessible", func(out http.ResponseWriter, r *http.Request) {
+		is, err := strconv.ParseBool(r.URL.Query().Get("is"))
+		if err == nil {
+			err = w.setAccessible(r.URL.Query().Get("vm"), is)
+		}
+		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /datastores", func(out http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		free, err := strconv.ParseInt(query.Get("freeGiB"), 10, 64)
+		if err == nil {
+			err = w.setDatastore(query.Get("name"), free, query.Get("maintenance"))
+		}
+		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /groups/clear", func(out http.ResponseWriter, r *http.Request) {
+		answer(out, true, w.clearGroup(r.URL.Query().Get("name")))
 	})
 	mux.HandleFunc("POST /restart", func(out http.ResponseWriter, r *http.Request) {
 		down, _ := strconv.Atoi(r.URL.Query().Get("downMs"))

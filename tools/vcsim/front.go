@@ -139,7 +139,7 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		if m := soapMethod.FindSubmatch(body); m != nil {
 			name = string(m[1])
 		}
-		if err := outOfOrder(body); err != nil && strings.HasPrefix(r.URL.Path, "/sdk") {
+		if err := outOfOrder(body); err != nil {
 			http.Error(out, "vcsim: the request is not as the WSDL has it: "+err.Error(), http.StatusBadRequest)
 			return
 		}
@@ -150,6 +150,13 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	if id := r.Header.Get("vmware-api-session-id"); id != "" && !w.restSession(id) {
 		out.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	if w.outOfSessions(name, r) {
+		http.Error(out, "503 Service Unavailable", http.StatusServiceUnavailable)
+		return
+	}
+	if w.libraryTemplate(out, r) {
 		return
 	}
 	switch rule := w.next(name, "status", "close", "lose-answer"); {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/vmware/govmomi/find"
+	"github.com/vmware/govmomi/simulator"
 	"github.com/vmware/govmomi/vim25"
 	"github.com/vmware/govmomi/vim25/types"
 )
@@ -87,4 +88,33 @@ func parseGroup(text string) (machines, hosts string, enabled bool, err error) {
 		err = fmt.Errorf("-host-group %q: vms and hosts are needed", text)
 	}
 	return machines, hosts, enabled, err
+}
+
+// clearGroup takes all machines out of a VM group, as somebody may in the user interface.
+func (w *world) clearGroup(name string) error {
+	registry := w.service.Context.Map
+	ctx := &simulator.Context{Context: context.Background(), Map: registry}
+	cleared := false
+	for _, entity := range registry.All("ClusterComputeResource") {
+		cluster, ok := entity.(*simulator.ClusterComputeResource)
+		if !ok {
+			continue
+		}
+		ctx.WithLock(cluster, func() {
+			config, ok := cluster.ConfigurationEx.(*types.ClusterConfigInfoEx)
+			if !ok {
+				return
+			}
+			for _, group := range config.Group {
+				if vms, ok := group.(*types.ClusterVmGroup); ok && vms.Name == name {
+					vms.Vm = nil
+					cleared = true
+				}
+			}
+		})
+	}
+	if !cleared {
+		return fmt.Errorf("there is no VM group %q", name)
+	}
+	return nil
 }

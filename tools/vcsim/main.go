@@ -28,7 +28,7 @@ import (
 type options struct {
 	listen, admin, username, password string
 	methodDelay, version, state       string
-	templates, groups                 listFlag
+	templates, groups, libraries      listFlag
 	guestIPDelay                      int
 	dropDevices, unitLimits           bool
 	exitOnStdinClose, quiet           bool
@@ -64,9 +64,11 @@ func run() error {
 	flag.IntVar(&model.Pool, "pool", 0, "resource pools per cluster")
 	flag.IntVar(&model.Portgroup, "pg", 1, "distributed port groups per datacenter")
 	flag.IntVar(&model.OpaqueNetwork, "nsx", 0, "opaque networks per datacenter")
+	flag.IntVar(&model.Pod, "pod", 0, "datastore clusters per datacenter; the first gets all datastores but the first one")
 	flag.StringVar(&o.methodDelay, "method-delay", "", "method:milliseconds, separated by commas; a *_Task method delays its task, any other its answer")
 	flag.Var(&o.templates, "template", "name=…[,controller=pvscsi|lsi|lsisas|buslogic|sata|nvme|ide][,hw=vmx-19][,disks=1][,gib=10][,snapshot=base][,marked=true]; may be given several times (default: one for each controller type)")
 	flag.Var(&o.groups, "host-group", "vms=…,hosts=…[,enabled=true]: groups in the first compute cluster, the hosts' with its first host, and a rule between them; may be given several times")
+	flag.Var(&o.libraries, "library", "name=…,item=…,template=…: a content library with a VM template, a copy of a template; may be given several times")
 	flag.IntVar(&o.guestIPDelay, "guest-ip-delay", 0, "milliseconds after power-on at which a guest gets addresses; negative: never")
 	flag.BoolVar(&o.dropDevices, "drop-device-changes", false, "clones succeed but drop their device changes, in silence")
 	flag.BoolVar(&o.unitLimits, "unit-limits", false, "refuse unit numbers that the controller type does not have")
@@ -103,6 +105,9 @@ func run() error {
 	if err := world.makeTemplates(context.Background(), o.templates); err != nil {
 		return err
 	}
+	if err := world.fillPod(context.Background()); err != nil {
+		return err
+	}
 	if err := world.makeGroups(context.Background(), o.groups); err != nil {
 		return err
 	}
@@ -112,6 +117,9 @@ func run() error {
 		}
 	}
 	if err := world.registerPolicies(); err != nil {
+		return err
+	}
+	if err := world.makeLibraries(context.Background(), inner.URL, o.libraries); err != nil {
 		return err
 	}
 	service.Context.Map.Handler = world.intercept

@@ -5,6 +5,7 @@ import (
 	stdxml "encoding/xml"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 
 	"github.com/vmware/govmomi/simulator"
@@ -22,7 +23,7 @@ type node struct {
 // outOfOrder names the first element of a SOAP request that govmomi's types do not have at that place. The order of their fields is
 // that of the WSDL, in which a real vCenter wants the elements; the simulator reads them in any order, and drops unknown ones.
 func outOfOrder(request []byte) error {
-	method, err := simulator.UnmarshalBody(types.TypeFunc(), request)
+	method, err := simulator.UnmarshalBody(typeOf, request)
 	if err != nil {
 		return err
 	}
@@ -39,6 +40,15 @@ func outOfOrder(request []byte) error {
 		return err
 	}
 	return compare(method.Name, sent, expected)
+}
+
+// typeOf finds the types of vim25 and, by their bare names, those of storage policies.
+func typeOf(name string) (reflect.Type, bool) {
+	kinds := types.TypeFunc()
+	if kind, ok := kinds(name); ok {
+		return kind, true
+	}
+	return kinds("pbm:" + name)
 }
 
 // compare wants the same children in the same order. Go leaves some elements without a value out and always writes others, so those

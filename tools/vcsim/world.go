@@ -57,13 +57,20 @@ type world struct {
 	restGone map[string]bool
 	assigned map[string]string   // storage policies, by machine or by machine:disk
 	moves    map[string][]string // how the disks of each clone were asked to be moved: as a whole, then one by one
+
+	// hidden are the configurations of machines that cannot be read at the moment.
+	hidden      map[types.ManagedObjectReference]*types.VirtualMachineConfigInfo
+	maxSessions int               // 0 for any number
+	library     map[string]string // library items: their VM templates
+	peak        int               // clones that were under way at once
 }
 
 func newWorld(service *simulator.Service, delays map[string]int, o options) *world {
 	return &world{
 		service: service, options: o, delays: delays,
 		counts: map[string]int{}, rest: map[string]bool{}, restGone: map[string]bool{}, moves: map[string][]string{},
-		assigned: map[string]string{},
+		assigned: map[string]string{}, hidden: map[types.ManagedObjectReference]*types.VirtualMachineConfigInfo{},
+		library: map[string]string{},
 	}
 }
 
@@ -116,6 +123,7 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 	if clone, ok := method.Body.(*types.CloneVM_Task); ok {
 		name = clone.Name
 		w.noteMoves(clone)
+		w.notePeak(ctx)
 	}
 	if r := w.nextNamed(method.Name, name, "fault", "task", "drop-devices"); r != nil {
 		switch r.Kind {
@@ -132,6 +140,12 @@ func (w *world) intercept(ctx *simulator.Context, method *simulator.Method) (mo.
 	}
 	if w.options.dropDevices && method.Name == "CloneVM_Task" {
 		dropDevices(method.Body)
+	}
+	if index := w.searchIndex(method); index != nil {
+		return index, nil
+	}
+	if r := w.refuseHidden(method); r != nil {
+		return failNext(method, r), nil
 	}
 	if r := w.policies(method); r != nil {
 		return failNext(method, r), nil
@@ -156,6 +170,22 @@ func (w *world) noteMoves(clone *types.CloneVM_Task) {
 	w.Lock()
 	defer w.Unlock()
 	w.moves[clone.Name] = moves
+}
+
+// notePeak counts the clones that are under way, with the one that starts now.
+func (w *world) notePeak(ctx *simulator.Context) {
+	running := 1
+	instance := ctx.Map.Get(vim25.ServiceInstance).(*simulator.ServiceInstance)
+	manager := ctx.Map.Get(*instance.Content.TaskManager).(*simulator.TaskManager)
+	for _, ref := range manager.RecentTask {
+		task, ok := ctx.Map.Get(ref).(*simulator.Task)
+		if ok && strings.Contains(strings.ToLower(task.Info.DescriptionId), "clone") && task.Info.CompleteTime == nil {
+			running++
+		}
+	}
+	w.Lock()
+	defer w.Unlock()
+	w.peak = max(w.peak, running)
 }
 
 func dropDevices(body any) {
@@ -266,11 +296,7 @@ func (w *world) giveAddresses(ref types.ManagedObjectReference) {
 		if vm.Runtime.PowerState != types.VirtualMachinePowerStatePoweredOn || vm.Guest == nil {
 			return
 		}
-		nics := append([]types.GuestNicInfo{}, vm.Guest.Net...)
-		for i := range nics {
-			nics[i].Connected = true
-			nics[i].IpAddress = []string{fmt.Sprintf("10.%d.%d.%d", 16+i, n/250, 1+n%250)}
-		}
+		nics := guestNics(vm.Guest.Net, n)
 		address := fmt.Sprintf("10.16.%d.%d", n/250, 1+n%250)
 		ctx.Update(vm, []types.PropertyChange{
 			{Name: "guest.toolsRunningStatus", Val: string(types.VirtualMachineToolsRunningStatusGuestToolsRunning)},
@@ -282,28 +308,41 @@ func (w *world) giveAddresses(ref types.ManagedObjectReference) {
 	})
 }
 
-// makeVolume turns a machine's disk into a first class disk.
-func (w *world) makeVolume(name string, unit int32) error {
-	registry := w.service.Context.Map
-	ctx := &simulator.Context{Context: context.Background(), Map: registry}
-	made := false
-	for _, entity := range registry.All("VirtualMachine") {
-		vm, ok := entity.(*simulator.VirtualMachine)
-		if !ok {
+// guestNics are the interfaces of the nth guest. Each card is a port of a bridge that has its MAC address and the address that others
+// reach, as with Open vSwitch: the card itself has an address of its link at most.
+func guestNics(cards []types.GuestNicInfo, n int) []types.GuestNicInfo {
+	var nics []types.GuestNicInfo
+	seen := map[string]bool{}
+	for _, card := range cards {
+		if seen[card.MacAddress] {
 			continue
 		}
-		ctx.WithLock(vm, func() {
-			if vm.Name != name {
-				return
-			}
-			for _, device := range vm.Config.Hardware.Device {
-				if disk, ok := device.(*types.VirtualDisk); ok && disk.UnitNumber != nil && *disk.UnitNumber == unit {
-					disk.VDiskId = &types.ID{Id: fmt.Sprintf("fcd-%s-%d", name, unit)}
-					made = true
-				}
-			}
-		})
+		i := len(seen)
+		seen[card.MacAddress] = true
+		bridge := card
+		card.Connected, bridge.Connected = true, true
+		card.IpAddress = []string{fmt.Sprintf("fe80::%x:%x", i+1, n)}
+		bridge.IpAddress = []string{fmt.Sprintf("10.%d.%d.%d", 16+i, n/250, 1+n%250)}
+		nics = append(nics, card, bridge)
 	}
+	return nics
+}
+
+// makeVolume turns a machine's disk into a first class disk.
+func (w *world) makeVolume(name string, unit int32) error {
+	made := false
+	ctx, vm := w.machine(name)
+	if vm == nil {
+		return fmt.Errorf("there is no machine %q", name)
+	}
+	ctx.WithLock(vm, func() {
+		for _, device := range vm.Config.Hardware.Device {
+			if disk, ok := device.(*types.VirtualDisk); ok && disk.UnitNumber != nil && *disk.UnitNumber == unit {
+				disk.VDiskId = &types.ID{Id: fmt.Sprintf("fcd-%s-%d", name, unit)}
+				made = true
+			}
+		}
+	})
 	if !made {
 		return fmt.Errorf("machine %q has no disk at unit %d", name, unit)
 	}
@@ -312,16 +351,12 @@ func (w *world) makeVolume(name string, unit int32) error {
 
 // dropSessions ends every session, SOAP and REST, as a restarted vCenter does.
 func (w *world) dropSessions(ctx context.Context) (int, error) {
-	client, err := vim25.NewClient(ctx, w.service)
+	client, sessions, err := w.sessions(ctx)
 	if err != nil {
 		return 0, err
 	}
-	var manager mo.SessionManager
-	if err := mo.RetrieveProperties(ctx, client, client.ServiceContent.PropertyCollector, *client.ServiceContent.SessionManager, &manager); err != nil {
-		return 0, err
-	}
 	dropped := 0
-	for _, session := range manager.SessionList {
+	for _, session := range sessions {
 		req := types.TerminateSession{This: *client.ServiceContent.SessionManager, SessionId: []string{session.Key}}
 		if _, err := methods.TerminateSession(ctx, client, &req); err == nil {
 			dropped++

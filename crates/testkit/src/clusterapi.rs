@@ -86,6 +86,7 @@ fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Comman
             "--webhook-cert-name=cluster-api.crt",
             "--webhook-key-name=cluster-api.key",
         ])
+        .arg("--feature-gates=ClusterTopology=true")
         .args(["--diagnostics-address=127.0.0.1:0", "--insecure-diagnostics"]);
     command
 }

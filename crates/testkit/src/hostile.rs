@@ -30,7 +30,7 @@ pub enum Vcenter {
     Endless,
     /// It looks like a vCenter until the login; then every answer is a text without end.
     EndlessAfterLogin,
-    /// It looks like a vCenter until the login; then every answer has millions of small elements.
+    /// It looks like a vCenter until the login; then every answer has a million and a half of small elements.
     Elements,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Server {
 
 impl Server {
     pub async fn vcenter(kind: Vcenter) -> Result<Self> {
-        let elements = Arc::new(envelope(&"<a/>".repeat(3 << 20)));
+        let elements = Arc::new(envelope(&"<a/>".repeat(3 << 19)));
         Self::start(move |request| {
             let whole = |body: &str| Answer::Whole("text/xml", envelope(body));
             match kind {

@@ -153,8 +153,8 @@ pub static KWOK_STAGES: Part = Part {
 };
 
 static VCSIM_MODULE: Module = module!("vcsim":
-    "go.mod", "go.sum", "main.go", "admin.go", "find.go", "front.go", "groups.go", "limits.go", "order.go", "policies.go",
-    "state.go", "templates.go", "world.go");
+    "go.mod", "go.sum", "main.go", "admin.go", "conditions.go", "find.go", "front.go", "groups.go", "library.go", "limits.go",
+    "order.go", "policies.go", "state.go", "templates.go", "world.go");
 
 /// A simulated vCenter: our own main on govmomi's simulator.
 pub static VCSIM: Part = always_built("vcsim", &VCSIM_MODULE, ".", "");

@@ -23,6 +23,8 @@ pub struct Options {
     pub clusters: u32,
     pub hosts: u32,
     pub datastores: u32,
+    /// Datastore clusters; the first, `DC0_POD0`, has all datastores but `LocalDS_0`.
+    pub datastore_clusters: u32,
     pub pools: u32,
     /// Opaque (NSX) networks.
     pub opaque_networks: u32,
@@ -38,6 +40,8 @@ pub struct Options {
     /// `vms=…,hosts=…[,enabled=false]`: groups of the first compute cluster with a rule between them; the hosts' group has
     /// its first host.
     pub host_groups: Vec<String>,
+    /// `name=…,item=…,template=…`: content libraries with a VM template each, a copy of a template.
+    pub libraries: Vec<String>,
     /// The API version that it reports, such as `7.0.3.0`.
     pub api_version: Option<String>,
     /// `method:milliseconds` for other methods.
@@ -56,6 +60,7 @@ impl Default for Options {
             clusters: 1,
             hosts: 3,
             datastores: 2,
+            datastore_clusters: 0,
             pools: 1,
             opaque_networks: 0,
             clone_delay: Duration::ZERO,
@@ -63,6 +68,7 @@ impl Default for Options {
             unit_limits: true,
             templates: Vec::new(),
             host_groups: Vec::new(),
+            libraries: Vec::new(),
             api_version: None,
             method_delays: Vec::new(),
             listen: None,
@@ -165,6 +171,18 @@ impl Admin {
         Ok(answer.error_for_status()?.json().await?)
     }
 
+    /// All machines leave a VM group.
+    pub async fn clear_group(&self, name: &str) -> Result<()> {
+        self.send(self.http.post(format!("{}/groups/clear?name={name}", self.url)))
+            .await
+    }
+
+    /// Returns how many clones were under way at once.
+    pub async fn most_clones(&self) -> Result<u64> {
+        let answer = self.http.get(format!("{}/clones", self.url)).send().await?;
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
     pub async fn inject(&self, fault: &Fault) -> Result<()> {
         self.send(self.http.post(format!("{}/faults", self.url)).json(fault))
             .await
@@ -178,6 +196,27 @@ impl Admin {
     pub async fn make_volume(&self, vm: &str, unit: i32) -> Result<()> {
         let url = format!("{}/volumes?vm={vm}&unit={unit}", self.url);
         self.send(self.http.post(url)).await
+    }
+
+    /// Whether vCenter can read the files of a machine. While it cannot, the machine has no configuration.
+    pub async fn set_accessible(&self, vm: &str, is: bool) -> Result<()> {
+        let url = format!("{}/accessible?vm={vm}&is={is}", self.url);
+        self.send(self.http.post(url)).await
+    }
+
+    /// Changes the free space of a datastore and its mode of maintenance (`normal`, `inMaintenance`).
+    pub async fn set_datastore(&self, name: &str, free_gib: u64, maintenance: &str) -> Result<()> {
+        let url = format!(
+            "{}/datastores?name={name}&freeGiB={free_gib}&maintenance={maintenance}",
+            self.url
+        );
+        self.send(self.http.post(url)).await
+    }
+
+    /// Refuses logins beyond so many sessions, as a vCenter does; 0 for any number.
+    pub async fn limit_sessions(&self, sessions: u32) -> Result<()> {
+        self.send(self.http.post(format!("{}/sessions/limit?n={sessions}", self.url)))
+            .await
     }
 
     /// Returns the references of the objects that govmomi's finder finds. `kind` is vm, folder, datastore, network, pool, cluster or
@@ -294,6 +333,7 @@ fn command(options: &Options) -> Result<Command> {
             "-method-delay",
             &delays.join(","),
         ])
+        .args(["-pod", &options.datastore_clusters.to_string()])
         .args(["-guest-ip-delay", &guest_ip.to_string()])
         .arg(format!("-unit-limits={}", options.unit_limits))
         .stdin(Stdio::piped())
@@ -303,6 +343,9 @@ fn command(options: &Options) -> Result<Command> {
     }
     for group in &options.host_groups {
         command.args(["-host-group", group]);
+    }
+    for library in &options.libraries {
+        command.args(["-library", library]);
     }
     if let Some(version) = &options.api_version {
         command.args(["-api-version", version]);

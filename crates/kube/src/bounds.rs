@@ -1,21 +1,18 @@
 //! Bounds on the answers of an API server that somebody else runs. Invariant: an answer that is read in full has at most
 //! [`ANSWER_BYTES`] and takes at most [`ANSWER_TIME`]; an event of a watch has at most [`EVENT_BYTES`]; and the number of
-//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of a thousand. All API servers
-//! together send [`LARGE_ANSWERS`] large answers at a time, and each of them one; the others wait for their turn, for
-//! [`ANSWER_TIME`] at most. An API server that does not use its turn gets no further one for some time.
+//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of some hundred. Large answers
+//! and events take turns with those of all other servers, vCenters included; they wait for [`ANSWER_TIME`] at most.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capstan_core::Clock;
-use capstan_core::backoff::exponential;
+use capstan_core::turns::{self, Turn, Turns};
 use futures::future::{MapOk, TryFutureExt};
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Sleep;
 use tower::{BoxError, Layer, Service};
 
@@ -23,24 +20,20 @@ use tower::{BoxError, Layer, Service};
 const ANSWER_BYTES: usize = 4 << 20;
 /// etcd takes objects up to 1.5 MiB.
 const EVENT_BYTES: usize = 2 << 20;
-/// JSON objects in one answer: a page of 50 Nodes has 5,000 to 15,000, most of them in managedFields.
-const ANSWER_OBJECTS: usize = 100_000;
-/// JSON objects in one event of a watch.
-const EVENT_OBJECTS: usize = 20_000;
+/// JSON objects in one answer: a page of 50 Nodes has 5,000 to 15,000, most of them in managedFields. One with an entry takes
+/// some 700 bytes in memory.
+const ANSWER_OBJECTS: usize = 20_000;
+/// JSON objects in one event of a watch: a Node has a few hundred.
+const EVENT_OBJECTS: usize = 5_000;
 /// Items in one list: no page that we ask for has more than 500.
 const ITEMS: usize = 1_000;
 /// An answer that is not complete after this long is given up; the wait for its beginning and for its turn have the same limit.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// An answer with more bytes is large. Any number of small ones is read at a time.
-const SMALL: usize = 1 << 20;
-/// Large answers that are read at a time.
-const LARGE_ANSWERS: usize = 2;
+/// An answer or an event with more bytes or objects is large. Any number of small ones is read at a time.
+const SMALL: usize = 256 << 10;
+const SMALL_OBJECTS: usize = 2_000;
 /// The rest of a large answer must come within this time, because others wait for it. It is enough at 1 MiB a second.
 const LARGE_TIME: Duration = Duration::from_secs(5);
-
-/// An API server that lost its turn by time gets no other one for this long; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_secs(60);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30 * 60);
 
 /// How much a document of somebody else may hold.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +65,6 @@ const EVENT: Limits = Limits {
     depth: 0,
 };
 
-/// The turns of the large answers.
-static TURNS: Semaphore = Semaphore::const_new(LARGE_ANSWERS);
-
 /// An answer beyond the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unbounded {
@@ -84,53 +74,30 @@ pub enum Unbounded {
     TooLong,
 }
 
-/// Bounds the answers of one API server; the large ones take turns with those of all others. Clones are of the same one.
+/// Bounds the answers of one API server. Clones are of the same one.
 #[derive(Clone)]
 pub(crate) struct Bounds {
-    turns: &'static Semaphore,
-    queue: Arc<Queue>,
+    turns: Arc<Turns>,
+    server: Arc<str>,
 }
 
 impl Bounds {
-    /// The bounds of one API server that somebody else runs.
-    pub fn new() -> Self {
-        Self::with(&TURNS)
+    /// The bounds of the API server of a cluster that somebody else runs.
+    pub fn of(cluster: &str) -> Self {
+        Self::with(turns::of_answers(), cluster)
     }
 
-    fn with(turns: &'static Semaphore) -> Self {
-        let queue = Arc::new(Queue {
-            own: Arc::new(Semaphore::new(1)),
-            lost: Mutex::default(),
-        });
-        Self { turns, queue }
-    }
-}
-
-/// The large answers of one API server: one of them at a time waits for a turn or takes it.
-struct Queue {
-    own: Arc<Semaphore>,
-    /// How many turns in a row it lost by time, and until when it gets no other one.
-    lost: Mutex<(u32, Option<Instant>)>,
-}
-
-impl Queue {
-    fn is_barred(&self) -> bool {
-        self.lost.lock().1.is_some_and(|until| now() < until)
+    fn with(turns: &Arc<Turns>, server: &str) -> Self {
+        Self {
+            turns: turns.clone(),
+            server: server.into(),
+        }
     }
 
-    fn lost_turn(&self) {
-        let mut lost = self.lost.lock();
-        lost.0 = lost.0.saturating_add(1);
-        lost.1 = Some(now() + exponential(FIRST_PAUSE, LONGEST_PAUSE, lost.0));
+    /// Waits for a turn, unless the API server gets none for now.
+    async fn turn(self) -> Option<Turn> {
+        self.turns.take(Clock::system(), &self.server).await
     }
-
-    fn used_turn(&self) {
-        *self.lost.lock() = Default::default();
-    }
-}
-
-fn now() -> Instant {
-    Clock::system().instant()
 }
 
 impl<S> Layer<S> for Bounds {
@@ -179,21 +146,15 @@ pub(crate) struct BoundedBody<B> {
     scan: Scan,
     deadline: Option<Pin<Box<Sleep>>>,
     bounds: Bounds,
-    turn: Turn,
+    turn: Waiting,
     failed: bool,
 }
 
-/// The place in the API server's own queue, and the turn.
-type Permits = Option<(OwnedSemaphorePermit, SemaphorePermit<'static>)>;
-
-/// The turn of an answer that is read in full.
-enum Turn {
+enum Waiting {
     NotNeeded,
-    Waiting(Pin<Box<dyn Future<Output = Permits> + Send>>),
-    /// Other large answers wait until this one ends.
-    Taken {
-        _turn: Permits,
-    },
+    For(Pin<Box<dyn Future<Output = Option<Turn>> + Send>>),
+    /// Other large answers wait until this one, or this event, ends.
+    Over(Turn),
 }
 
 impl<B> BoundedBody<B> {
@@ -205,20 +166,42 @@ impl<B> BoundedBody<B> {
         Self {
             inner: Box::pin(inner),
             bounds,
-            scan,
             deadline: (!watch).then(|| Box::pin(tokio::time::sleep(ANSWER_TIME))),
-            turn: Turn::NotNeeded,
+            scan,
+            turn: Waiting::NotNeeded,
             failed: false,
         }
     }
 
     fn fail<T>(&mut self, error: Unbounded) -> Poll<Option<Result<T, BoxError>>> {
-        if error == Unbounded::TooLong && matches!(self.turn, Turn::Taken { .. }) {
-            self.bounds.queue.lost_turn();
-        }
         self.failed = true;
-        self.turn = Turn::NotNeeded;
+        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded)
+            && error == Unbounded::TooLong
+        {
+            turn.waste(Clock::system().instant());
+        }
         Poll::Ready(Some(Err(error.into())))
+    }
+
+    /// Asks for the turn of what has become large, and ends the turn of an event that is over.
+    fn take_turns(&mut self) {
+        match &self.turn {
+            Waiting::NotNeeded if self.scan.is_large() => {
+                if self.scan.lines {
+                    self.deadline = Some(Box::pin(tokio::time::sleep(ANSWER_TIME)));
+                }
+                self.turn = Waiting::For(Box::pin(self.bounds.clone().turn()));
+            }
+            Waiting::For(_) | Waiting::Over(_) if self.scan.lines && !self.scan.is_large() => self.end_turn(),
+            Waiting::NotNeeded | Waiting::For(_) | Waiting::Over(_) => {}
+        }
+    }
+
+    fn end_turn(&mut self) {
+        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded) {
+            turn.used();
+        }
+        self.deadline = None;
     }
 }
 
@@ -240,15 +223,14 @@ where
         {
             return self.fail(Unbounded::TooLong);
         }
-        if let Turn::Waiting(turn) = &mut self.turn {
-            let turn = ready!(turn.as_mut().poll(cx));
-            if self.bounds.queue.is_barred() {
+        if let Waiting::For(turn) = &mut self.turn {
+            let Some(turn) = ready!(turn.as_mut().poll(cx)) else {
                 return self.fail(Unbounded::TooLong);
-            }
+            };
             let mut deadline = Box::pin(tokio::time::sleep(LARGE_TIME));
             // The deadline wakes this task only once it was polled.
             let _ = deadline.as_mut().poll(cx);
-            (self.turn, self.deadline) = (Turn::Taken { _turn: turn }, Some(deadline));
+            (self.turn, self.deadline) = (Waiting::Over(turn), Some(deadline));
         }
         match ready!(self.inner.as_mut().poll_frame(cx)) {
             Some(Ok(frame)) => {
@@ -256,24 +238,12 @@ where
                 if !self.scan.is_within_bounds(data) {
                     return self.fail(Unbounded::TooLarge);
                 }
-                if self.scan.is_large() && matches!(self.turn, Turn::NotNeeded) {
-                    if self.bounds.queue.is_barred() {
-                        return self.fail(Unbounded::TooLong);
-                    }
-                    // Nobody closes the semaphores.
-                    let (turns, own) = (self.bounds.turns, self.bounds.queue.own.clone());
-                    self.turn = Turn::Waiting(Box::pin(async move {
-                        let own = own.acquire_owned().await.ok()?;
-                        Some((own, turns.acquire().await.ok()?))
-                    }));
-                }
+                self.take_turns();
                 Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
             None => {
-                if matches!(self.turn, Turn::Taken { .. }) {
-                    self.bounds.queue.used_turn();
-                }
+                self.end_turn();
                 Poll::Ready(None)
             }
         }
@@ -326,9 +296,9 @@ impl Scan {
         })
     }
 
-    /// Whether the answer is one that is read in full, and takes a turn.
+    /// Whether the answer, or the event that is being read, takes a turn.
     fn is_large(&self) -> bool {
-        !self.lines && self.bytes > SMALL
+        self.bytes > SMALL || self.objects > SMALL_OBJECTS
     }
 
     fn read(&mut self, byte: u8) {
@@ -362,20 +332,15 @@ impl Scan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::StreamExt;
+    use futures::{FutureExt, StreamExt};
     use k8s_openapi::api::core::v1::Node;
     use kube::api::{Api, ListParams, WatchParams};
     use rstest::rstest;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// So many turns of a test's own.
-    fn turns(number: usize) -> &'static Semaphore {
-        Box::leak(Box::new(Semaphore::new(number)))
-    }
-
     /// Bounds with turns of their own.
     fn bounds() -> Bounds {
-        Bounds::with(turns(LARGE_ANSWERS))
+        Bounds::with(&Arc::default(), "server")
     }
 
     /// A body of the same part over and over, without end.
@@ -509,19 +474,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn large_answers_take_turns_and_one_that_stalls_gives_its_turn_back() {
-        let (turns, most) = (turns(LARGE_ANSWERS), Arc::default());
-        let servers: Vec<_> = (0..6).map(|_| large(&Bounds::with(turns), None, &most)).collect();
+        let (turns, most) = (Arc::default(), Arc::default());
+        let servers: Vec<_> = (0..6)
+            .map(|n| large(&Bounds::with(&turns, &n.to_string()), None, &most))
+            .collect();
         let began = tokio::time::Instant::now();
         let ended = futures::future::join_all(servers.iter().map(list)).await;
         assert_eq!(ended, vec![Err(Unbounded::TooLong.to_string()); 6]);
-        assert_eq!(began.elapsed().as_secs(), 3 * LARGE_TIME.as_secs());
+        assert_eq!(began.elapsed(), 6 * LARGE_TIME);
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_api_server_waits_for_one_turn_and_gets_none_for_a_while_after_it_lost_one() {
-        let (turns, most) = (turns(1), Arc::default());
-        let bounds = Bounds::with(turns);
-        let (bad, good) = (large(&bounds, None, &most), large(&Bounds::with(turns), Some(3), &most));
+        let (turns, most) = (Arc::default(), Arc::default());
+        let bad = large(&Bounds::with(&turns, "bad"), None, &most);
+        let good = large(&Bounds::with(&turns, "good"), Some(3), &most);
         let began = tokio::time::Instant::now();
         let many = futures::future::join_all((0..6).map(|_| list(&bad)));
         let (many, one) = tokio::join!(many, list(&good));
@@ -537,16 +504,48 @@ mod tests {
         let began = tokio::time::Instant::now();
         assert!(list(&bad).await.is_err());
         assert_eq!(began.elapsed(), Duration::ZERO);
-        tokio::time::sleep(FIRST_PAUSE).await;
-        assert!(list(&bad).await.is_err());
-        assert_eq!(bounds.queue.lost.lock().0, 2, "it had a second turn");
+        assert!(turns.bars(Clock::system().instant(), "bad"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_does_not_wait_for_its_turn_for_ever() {
+        let turns = Arc::default();
+        let _taken = Bounds::with(&turns, "other").turn().await;
         let began = tokio::time::Instant::now();
-        let nodes = large(&Bounds::with(turns(0)), Some(1), &Arc::default());
+        let nodes = large(&Bounds::with(&turns, "server"), Some(1), &Arc::default());
         assert_eq!(list(&nodes).await, Err(Unbounded::TooLong.to_string()));
         assert_eq!(began.elapsed(), ANSWER_TIME);
+    }
+
+    /// A body of these parts; after them nothing comes, and the body does not end.
+    fn parts(parts: Vec<String>) -> impl Body<Data = bytes::Bytes, Error = BoxError> {
+        let frames = parts.into_iter().map(|part| Ok(Frame::data(bytes::Bytes::from(part))));
+        http_body_util::StreamBody::new(futures::stream::iter(frames).chain(futures::stream::pending()))
+    }
+
+    #[rstest]
+    #[case::of_many_bytes("x".repeat(SMALL + 1))]
+    #[case::of_many_objects("{}".repeat(SMALL_OBJECTS + 1))]
+    #[tokio::test(start_paused = true)]
+    async fn a_large_event_takes_a_turn_until_its_end(#[case] text: String) {
+        use http_body_util::BodyExt;
+        let turns = Arc::default();
+        let is_taken = || Bounds::with(&turns, "other").turn().now_or_never().is_none();
+        let frames = vec![text.clone(), " ".into(), "\n".into(), text.clone(), " ".into()];
+        let mut body = BoundedBody::new(parts(frames), true, Bounds::with(&turns, "server"));
+        for taken in [false, true, false, false, true] {
+            assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
+            assert_eq!(is_taken(), taken);
+        }
+        let began = tokio::time::Instant::now();
+        let end = body.frame().await.and_then(Result::err).map(|error| error.to_string());
+        assert_eq!(end, Some(Unbounded::TooLong.to_string()));
+        assert_eq!(began.elapsed(), LARGE_TIME);
+        assert!(!is_taken() && turns.bars(Clock::system().instant(), "server"));
+        // A watch in which little happens has all the time in the world.
+        let mut body = BoundedBody::new(parts(vec!["{}\n".into()]), true, Bounds::with(&turns, "quiet"));
+        assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
+        let silence = tokio::time::timeout(ANSWER_TIME * 100, body.frame()).await;
+        assert!(silence.is_err());
     }
 }

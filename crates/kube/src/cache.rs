@@ -31,7 +31,7 @@ use crate::pages;
 use crate::rewatch::Rewatch;
 use crate::runtime::Preview;
 
-/// A cache whose server holds more objects than the cache may is filled again after this long: somebody may have removed
+/// A cache whose server holds more objects than the cache may is filled again after this long: users may have removed
 /// some of them.
 const OVERFULL_RETRY: Duration = Duration::from_secs(300);
 /// At most so many characters of a server's error are kept and logged.
@@ -43,7 +43,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 pub trait Object: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {}
 impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static> Object for K {}
 
-/// The most that a cache may hold of a server that somebody else runs.
+/// The most that a cache may hold of a workload cluster's API server.
 pub(crate) struct Most<K> {
     pub objects: usize,
     pub bytes: usize,
@@ -198,7 +198,7 @@ impl<K: Object> Cache<K> {
         let feed = Arc::<Feed<K>>::default();
         let (tell, listed) = watch::channel(false);
         let fed = feed.clone();
-        // Only the watch of a workload cluster, or of a part of one, belongs to whoever starts it.
+        // Only the watch of a workload cluster, or of a part of one, belongs to its caller.
         let span = most.as_ref().map_or_else(Span::none, |_| Span::current());
         let page = config.page_size;
         let source = move |page| {
@@ -270,16 +270,14 @@ impl<K: Object> Cache<K> {
     /// All objects of a namespace that `predicate` holds for, in the order of their names.
     pub fn select(&self, namespace: Option<&str>, predicate: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
         let inside = |object: &K| namespace.is_none() || object.namespace().as_deref() == namespace;
-        let mut found = self.0.store.state_filter(|object| inside(object) && predicate(object));
-        found.sort_by_key(|object| (object.namespace(), object.name_any()));
-        found
+        in_order(self.0.store.state_filter(|object| inside(object) && predicate(object)))
     }
 
     /// Returns every object, then every change.
     pub fn subscribe(&self) -> impl Stream<Item = Change<K>> + Send + use<K> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut subscribers = self.0.feed.subscribers.lock();
-        for object in self.0.store.state() {
+        for object in in_order(self.0.store.state()) {
             let _ = sender.send(Change { object, gone: false });
         }
         subscribers.push(sender);
@@ -318,7 +316,7 @@ struct Filling<K: Object> {
 }
 
 impl<K: Object> Filling<K> {
-    /// Keeps the store for ever.
+    /// Keeps the store until the process ends.
     async fn keep(&mut self, source: impl Fn(Option<u32>) -> Events<K>, mut page: Option<u32>) {
         loop {
             let end = self.fill(source(page), page).await;
@@ -464,6 +462,12 @@ pub(crate) fn shortened(error: &impl std::fmt::Display) -> String {
         .collect()
 }
 
+/// Returns objects in the order of their names: that of the store differs from process to process.
+fn in_order<K: Object>(mut objects: Vec<Arc<K>>) -> Vec<Arc<K>> {
+    objects.sort_by_cached_key(|object| (object.namespace(), object.name_any()));
+    objects
+}
+
 /// Puts an event into the store and returns what it changed.
 fn apply<K: Object>(writer: &mut Writer<K>, reader: &Store<K>, event: &watcher::Event<K>) -> Vec<Change<K>> {
     match event {
@@ -487,13 +491,15 @@ fn apply<K: Object>(writer: &mut Writer<K>, reader: &Store<K>, event: &watcher::
             }]
         }
         watcher::Event::InitDone => {
-            let before = reader.state();
+            let before = in_order(reader.state());
             writer.apply_watcher_event(event);
             let gone = before
                 .into_iter()
                 .filter(|old| reader.get(&ObjectRef::from_obj(old.as_ref())).is_none());
             let gone = gone.map(|object| Change { object, gone: true });
-            let present = reader.state().into_iter().map(|object| Change { object, gone: false });
+            let present = in_order(reader.state())
+                .into_iter()
+                .map(|object| Change { object, gone: false });
             gone.chain(present).collect()
         }
     }
@@ -510,7 +516,7 @@ struct Key {
 }
 
 impl Caches {
-    /// The cache of this kind under these selectors, started when nobody asked before.
+    /// The cache of this kind under these selectors, started by the first caller.
     pub fn get<K: Object>(&self, config: watcher::Config, start: impl FnOnce(watcher::Config) -> Cache<K>) -> Cache<K> {
         let selector = format!("{:?} {:?}", config.label_selector, config.field_selector);
         let key = Key {

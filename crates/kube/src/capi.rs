@@ -67,3 +67,7 @@ cached! {
     /// A pool of machines of a cluster.
     MachinePool, "machinepools"
 }
+cached! {
+    /// A rule for core's drains.
+    MachineDrainRule, "machinedrainrules"
+}

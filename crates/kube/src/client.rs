@@ -83,7 +83,7 @@ fn in_process(config: kube::Config, layer: &InterceptorLayer, transport: &Transp
     kube::Client::new(layer.layer(transport.clone()), config.default_namespace)
 }
 
-/// As [`connect`], to a server that somebody else runs: its answers are bounded.
+/// As [`connect`], to the API server of a tenant: its answers are bounded.
 pub(crate) fn connect_bounded(
     config: kube::Config,
     profile: Profile,

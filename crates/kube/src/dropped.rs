@@ -1,7 +1,7 @@
 //! Fields of our writes that the API server did not keep.
 //!
 //! A cluster may hold definitions that are not ours: older ones, or upstream's. The API server prunes fields that they do not
-//! know, so the next reconcile would find them missing and write them again, for ever. Invariant: a value that was sent and
+//! know, so the next reconcile would find them missing and write them again, without end. Invariant: a value that was sent and
 //! was not in the answer is not sent again to the same object, until another value is desired there.
 //!
 //! The map belongs to the process, because several controllers write the same object: see `docs/adr/0008-dropped-fields.md`.

@@ -109,7 +109,7 @@ pub(crate) fn unbounded(error: &kube::Error) -> Option<Unbounded> {
     }
 }
 
-/// One sentence of ours about an error of a cluster that somebody else runs. Neither the answer nor the names in it are
+/// One sentence of ours about an error of a tenant's cluster. Neither the answer nor the names in it are
 /// repeated: they may come from any server that a kubeconfig leads to, and the sentence goes into a condition.
 pub fn classified(error: &kube::Error) -> String {
     let sentence = match error {

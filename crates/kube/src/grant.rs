@@ -16,11 +16,20 @@ pub const ALLOWED_NAMESPACES_ANNOTATION: &str = "capstan.dev/allowed-namespaces"
 
 /// Whether objects of `namespace` may use the Secret.
 pub fn allows(secret: &Secret, namespace: &str) -> bool {
+    let is_own = secret.metadata.namespace.as_deref() == Some(namespace);
+    !namespace.is_empty() && (is_own || grants(granted(secret), namespace))
+}
+
+/// Returns the value of the Secret's annotation.
+pub fn granted(secret: &Secret) -> &str {
     let granted = secret.annotations().get(ALLOWED_NAMESPACES_ANNOTATION);
-    let mut granted = granted.iter().flat_map(|list| list.split(',')).map(str::trim);
-    !namespace.is_empty()
-        && (secret.metadata.namespace.as_deref() == Some(namespace)
-            || granted.any(|name| name == "*" || name == namespace))
+    granted.map(String::as_str).unwrap_or_default()
+}
+
+/// Whether the value of the annotation names `namespace`.
+pub fn grants(granted: &str, namespace: &str) -> bool {
+    let mut names = granted.split(',').map(str::trim);
+    !namespace.is_empty() && names.any(|name| name == "*" || name == namespace)
 }
 
 /// The same answer for a Secret that does not exist and for one that grants nothing.

@@ -1,5 +1,5 @@
 //! Lists that are read page by page. Invariant: a page that is beyond the bounds of an answer is asked for again with half as many
-//! objects, so that large objects and slow connections cost more requests, and do not fail for ever.
+//! objects, so that large objects and slow connections cost more requests, and do not fail every time.
 
 use kube::api::{Api, ListParams};
 

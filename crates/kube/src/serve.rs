@@ -30,6 +30,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tower::util::MapRequest;
 use tracing::warn;
 
 /// The operating system refuses connections when it is out of file descriptors; some are closed after this long.
@@ -63,6 +64,10 @@ impl Default for Limits {
         }
     }
 }
+
+/// The address of a request's client, in its extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client(pub IpAddr);
 
 /// The certificate of a server. A new one is used for the next connection, without a restart.
 #[derive(Debug, Default)]
@@ -188,17 +193,22 @@ async fn accept(listener: TcpListener, connections: Connections) {
 }
 
 impl Connections {
-    async fn serve(self, stream: TcpStream, _place: Place) {
+    async fn serve(self, stream: TcpStream, place: Place) {
+        let client = Client(place.peer);
         let Some(acceptor) = &self.acceptor else {
-            return self.answer(stream).await;
+            return self.answer(stream, client).await;
         };
         if let Ok(Ok(stream)) = timeout(self.limits.handshake, acceptor.accept(stream)).await {
-            self.answer(stream).await;
+            self.answer(stream, client).await;
         }
     }
 
-    async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let service = TowerToHyperService::new(self.routes.clone());
+    async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, client: Client) {
+        let from_client = move |mut request: hyper::Request<hyper::body::Incoming>| {
+            request.extensions_mut().insert(client);
+            request
+        };
+        let service = TowerToHyperService::new(MapRequest::new(self.routes.clone(), from_client));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.headers)
@@ -256,6 +266,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Extension;
     use axum::body::Bytes;
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -275,6 +286,10 @@ mod tests {
     async fn serve(limits: Limits, certificate: Option<Arc<ServerCertificate>>) -> SocketAddr {
         let routes = Router::new()
             .route("/", get(|| async { "served" }))
+            .route(
+                "/client",
+                get(|Extension(client): Extension<Client>| async move { client.0.to_string() }),
+            )
             .route("/body", post(|body: Bytes| async move { body }));
         let mut server = Server::new(routes, CancellationToken::new()).limits(limits);
         server.certificate = certificate;
@@ -356,6 +371,13 @@ mod tests {
         let address = serve(limits, None).await;
         let whole = WHOLE.replace("Connection: close\r\n", "");
         assert!(rest(connect(address, &whole).await).await.ends_with("served"));
+    }
+
+    #[tokio::test]
+    async fn a_request_has_the_address_of_its_client() {
+        let address = serve(PATIENT, None).await;
+        let whole = WHOLE.replace("GET /", "GET /client");
+        assert!(rest(connect(address, &whole).await).await.ends_with("127.0.0.1"));
     }
 
     #[test]

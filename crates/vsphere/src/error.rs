@@ -147,6 +147,10 @@ pub enum Error {
         method: String,
         limit: usize,
     },
+    #[error(
+        "vCenter {server} has a large answer to {method}, which is not read for some minutes: the last one had more than the allowed bytes or did not end in time"
+    )]
+    Barred { server: String, method: String },
     #[error("vCenter {server} answered {method} with HTTP {status}: {body}")]
     Http {
         server: String,
@@ -205,7 +209,7 @@ impl Error {
             Error::Unreachable { .. } | Error::Refused { .. } | Error::Xml(_) | Error::Incomplete { .. } => {
                 Class::Transient
             }
-            Error::NotVcenter { .. } | Error::TooLarge { .. } => Class::Transient,
+            Error::NotVcenter { .. } | Error::TooLarge { .. } | Error::Barred { .. } => Class::Transient,
             Error::Certificate { .. } => Class::Terminal,
             Error::Closed { .. } | Error::TaskGone { .. } => Class::Transient,
             Error::Http { status, .. } => match status {

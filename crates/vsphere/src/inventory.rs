@@ -86,6 +86,9 @@ impl NetworkBacking {
     }
 }
 
+/// A template that starts with this is an item of a content library: `library:name/item`.
+const LIBRARY_PREFIX: &str = "library:";
+
 const VM: &[&str] = &["VirtualMachine"];
 const FOLDER: &[&str] = &["Folder", "StoragePod"];
 const POOL: &[&str] = &[
@@ -96,6 +99,7 @@ const POOL: &[&str] = &[
 ];
 const CLUSTER: &[&str] = &["ClusterComputeResource", "ComputeResource"];
 const DATASTORE: &[&str] = &["Datastore"];
+const DATASTORES: &[&str] = &["Datastore", "StoragePod"];
 const NETWORK: &[&str] = &["Network", "DistributedVirtualPortgroup", "OpaqueNetwork"];
 
 /// A kind of object, and the folder that holds it.
@@ -152,13 +156,15 @@ impl Vcenter {
         self.find(datacenter, &target, path).await
     }
 
-    /// A template by UUID (instance UUID, then BIOS UUID), path or name, read as a whole.
+    /// A template by UUID (instance UUID, then BIOS UUID), path, name or library item, read as a whole.
     pub async fn template(&self, datacenter: &Datacenter, template: &str) -> Result<Arc<VmInfo>> {
         let key = format!("template:{}:{template}", datacenter.reference);
         let look_up = async {
-            let reference = match self.template_by_uuid(datacenter, template).await? {
-                Some(reference) => reference,
-                None => self
+            let in_library = template.strip_prefix(LIBRARY_PREFIX);
+            let reference = match (in_library, self.template_by_uuid(datacenter, template).await?) {
+                (Some(path), _) => self.library_template(path).await?,
+                (None, Some(reference)) => reference,
+                (None, None) => self
                     .find_vm(datacenter, template)
                     .await
                     .map_err(|error| as_template(error, template))?,
@@ -252,6 +258,29 @@ impl Vcenter {
                 kind: "datastore",
                 path: path.to_owned(),
             })
+        };
+        self.0.cache.get(key, look_up).await
+    }
+
+    /// The datastore by path or name, or the members of the datastore cluster of that path or name.
+    pub async fn datastores(&self, datacenter: &Datacenter, path: &str) -> Result<Arc<Vec<Datastore>>> {
+        let key = format!("datastores:{}:{path}", datacenter.reference);
+        let look_up = async {
+            let target = Target {
+                what: "datastore",
+                kinds: DATASTORES,
+                folder: &datacenter.datastore_folder,
+                branch: "datastore",
+            };
+            let reference = self.find(datacenter, &target, path.trim()).await?;
+            let members = match reference.kind() {
+                "StoragePod" => {
+                    let pod = self.retrieve_one(&reference, &["childEntity"]).await?;
+                    pod.morefs("childEntity")
+                }
+                _ => vec![reference],
+            };
+            self.read_datastores(&members).await
         };
         self.0.cache.get(key, look_up).await
     }
@@ -422,7 +451,7 @@ impl Vcenter {
     }
 
     async fn find(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
-        let key = format!("find {}:{}:{path}", target.what, datacenter.reference);
+        let key = format!("find {}:{}:{path}", target.kinds.join("+"), datacenter.reference);
         let look_up = Box::pin(self.look_for(datacenter, target, path));
         let found = self.0.cache.get(key, look_up).await?;
         Ok(MoRef::clone(&found))

@@ -15,6 +15,7 @@ mod error;
 mod groups;
 mod in_process;
 mod inventory;
+mod library;
 mod listing;
 mod metrics;
 mod modules;

@@ -6,12 +6,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::rest::{NOTHING, Value};
+use crate::rest::{NOTHING, Path, Value};
 use crate::vcenter::Vcenter;
 use capstan_core::vm::MoRef;
 
-const MODULES: &str = "/rest/vcenter/cluster/modules";
-const MEMBERS: &str = "/rest/vcenter/cluster/modules/vm";
+const MODULES: Path = Path::new("/rest/vcenter/cluster/modules");
+const MEMBERS: Path = Path::new("/rest/vcenter/cluster/modules/vm/");
+/// As errors name it.
+const MODULE: &str = "cluster module";
 
 #[derive(Serialize)]
 struct NewModule<'a> {
@@ -57,20 +59,20 @@ impl Vcenter {
         let spec = OfCluster {
             cluster: cluster.value(),
         };
-        let made: Value<String> = self.rest("POST", MODULES, Some(&NewModule { spec }), true).await?;
+        let made: Value<String> = self.rest("POST", &MODULES, Some(&NewModule { spec }), true).await?;
         Ok(made.value)
     }
 
     pub async fn cluster_modules(&self) -> Result<Vec<Module>> {
         let _turn = self.0.modules.lock().await;
-        let all: Value<Summaries> = self.rest("GET", MODULES, NOTHING, false).await?;
+        let all: Value<Summaries> = self.rest("GET", &MODULES, NOTHING, false).await?;
         Ok(all.value.summaries.unwrap_or_default())
     }
 
     /// Removes a module; one that is gone is no error.
     pub async fn delete_cluster_module(&self, module: &str) -> Result<()> {
         let _turn = self.0.modules.lock().await;
-        let path = format!("{MODULES}/{module}");
+        let path = MODULES.word("/").id(MODULE, module)?;
         let gone = self.rest::<serde_json::Value>("DELETE", &path, NOTHING, true).await;
         match gone.map_err(|error| missing(error, module)) {
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
@@ -91,7 +93,7 @@ impl Vcenter {
             return Ok(());
         }
         Err(Error::Invalid {
-            field: "cluster module",
+            field: MODULE,
             value: module.to_owned(),
             reason: format!("vCenter does not take {vm} in: it is not in the module's compute cluster"),
         })
@@ -106,15 +108,15 @@ impl Vcenter {
         }
     }
 
-    async fn change(&self, module: &str, action: &str, vm: &MoRef) -> Result<bool> {
-        let path = format!("{MEMBERS}/{module}/members?action={action}");
+    async fn change(&self, module: &str, action: &'static str, vm: &MoRef) -> Result<bool> {
+        let path = MEMBERS.id(MODULE, module)?.word("/members?action=").word(action);
         let body = Changed { vms: [vm.value()] };
         let outcome: Result<Value<Outcome>> = self.rest("POST", &path, Some(&body), true).await;
         Ok(outcome.map_err(|error| missing(error, module))?.value.success)
     }
 
     async fn members(&self, module: &str) -> Result<Vec<String>> {
-        let path = format!("{MEMBERS}/{module}/members");
+        let path = MEMBERS.id(MODULE, module)?.word("/members");
         let members: Result<Value<Members>> = self.rest("GET", &path, NOTHING, false).await;
         let members = members.map_err(|error| missing(error, module))?;
         Ok(members.value.vms.unwrap_or_default())
@@ -124,7 +126,7 @@ impl Vcenter {
 fn missing(error: Error, module: &str) -> Error {
     match error {
         Error::Http { status: 404, .. } => Error::NotFound {
-            kind: "cluster module",
+            kind: MODULE,
             path: module.to_owned(),
         },
         error => error,

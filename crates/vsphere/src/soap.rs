@@ -226,6 +226,10 @@ impl Vcenter {
                 server: self.0.login.server.clone(),
                 cause: format!("its answer to {method} does not end in time"),
             }),
+            Ok(body::Body::Barred) => Err(Error::Barred {
+                server: self.0.login.server.clone(),
+                method: method.to_owned(),
+            }),
             Err(error) => Err(self.unreachable(&error)),
         }
     }

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::rest::{NOTHING, Value};
+use crate::rest::{NOTHING, Path, Value};
 use crate::vcenter::Vcenter;
 use capstan_core::vm::MoRef;
 
-const ASSOCIATION: &str = "/rest/com/vmware/cis/tagging/tag-association";
-const TAG: &str = "/rest/com/vmware/cis/tagging/tag";
-const CATEGORY: &str = "/rest/com/vmware/cis/tagging/category";
+const ASSOCIATION: Path = Path::new("/rest/com/vmware/cis/tagging/tag-association");
+const TAG: Path = Path::new("/rest/com/vmware/cis/tagging/tag");
+const CATEGORY: Path = Path::new("/rest/com/vmware/cis/tagging/category");
 
 #[derive(Serialize)]
 struct ObjectId<'a> {
@@ -70,7 +70,7 @@ impl Vcenter {
             object_id: object_id(object),
             tag_ids: tags,
         };
-        let path = format!("{ASSOCIATION}?~action=attach-multiple-tags-to-object");
+        let path = ASSOCIATION.word("?~action=attach-multiple-tags-to-object");
         let answer: Value<Batch> = self.rest("POST", &path, Some(&body), true).await?;
         if answer.value.success {
             return Ok(());
@@ -93,14 +93,14 @@ impl Vcenter {
         let body = OfObject {
             object_id: object_id(object),
         };
-        let path = format!("{ASSOCIATION}?~action=list-attached-tags");
+        let path = ASSOCIATION.word("?~action=list-attached-tags");
         self.rest_list("POST", &path, Some(&body)).await
     }
 
     /// The id of a category, by name.
     pub async fn tag_category(&self, name: &str) -> Result<Option<String>> {
-        for id in self.rest_list::<String>("GET", CATEGORY, NOTHING).await? {
-            let path = format!("{CATEGORY}/id:{id}");
+        for id in self.rest_list::<String>("GET", &CATEGORY, NOTHING).await? {
+            let path = CATEGORY.word("/id:").id("tag category", &id)?;
             let category: Value<Category> = self.rest("GET", &path, NOTHING, false).await?;
             if category.value.name == name {
                 return Ok(Some(id));
@@ -111,7 +111,8 @@ impl Vcenter {
 
     /// The id of a tag, by the id of its category and its name.
     pub async fn tag_in_category(&self, category_id: &str, name: &str) -> Result<Option<String>> {
-        let path = format!("{TAG}/id:{category_id}?~action=list-tags-for-category");
+        let path = TAG.word("/id:").id("tag category", category_id)?;
+        let path = path.word("?~action=list-tags-for-category");
         let body = OfCategory { category_id };
         for id in self.rest_list::<String>("POST", &path, Some(&body)).await? {
             if self.tag(&id).await?.name == name {
@@ -122,10 +123,8 @@ impl Vcenter {
     }
 
     pub async fn tag(&self, id: &str) -> Result<Tag> {
-        Ok(self
-            .rest::<Value<_>>("GET", &format!("{TAG}/id:{id}"), NOTHING, false)
-            .await?
-            .value)
+        let path = TAG.word("/id:").id("tag", id)?;
+        Ok(self.rest::<Value<_>>("GET", &path, NOTHING, false).await?.value)
     }
 
     pub async fn create_tag_category(&self, name: &str) -> Result<String> {
@@ -142,7 +141,7 @@ impl Vcenter {
             cardinality: "MULTIPLE",
             associable_types: [],
         };
-        self.create(CATEGORY, spec).await
+        self.create(&CATEGORY, spec).await
     }
 
     pub async fn create_tag(&self, category_id: &str, name: &str) -> Result<String> {
@@ -157,10 +156,10 @@ impl Vcenter {
             description: "",
             category_id,
         };
-        self.create(TAG, spec).await
+        self.create(&TAG, spec).await
     }
 
-    async fn create<T: Serialize>(&self, path: &str, create_spec: T) -> Result<String> {
+    async fn create<T: Serialize>(&self, path: &Path, create_spec: T) -> Result<String> {
         #[derive(Serialize)]
         struct Body<T> {
             create_spec: T,

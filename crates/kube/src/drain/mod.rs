@@ -9,6 +9,7 @@
 mod evict;
 mod node;
 mod owners;
+mod pod;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use capstan_core::clock::Clock;
 use capstan_core::drain::{self, Assessment, Drained, NodeState, Obstacle, Options, Plan, Request, Source};
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
@@ -30,6 +31,7 @@ use tracing::Instrument;
 use self::evict::evict;
 use self::node::NodeDrain;
 use self::owners::Owners;
+use self::pod::Pod;
 use crate::cache::{self, Cache, Most};
 use crate::context::Context;
 use crate::error::{self, Error, code};
@@ -42,8 +44,8 @@ use crate::workload::ClusterKey;
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
 /// A drain that no caller asked about for this long has been abandoned.
 const ABANDONED: Duration = Duration::from_secs(600);
-/// Pods or disruption budgets in one answer: most nodes have no more pods.
-const PAGE: u32 = 100;
+/// Pods or disruption budgets in one answer: many nodes have no more pods.
+const PAGE: u32 = 50;
 /// A node with more pods than this is not drained; kubelets run at most a few hundred.
 const MAX_PODS: usize = 2_000;
 /// Text of the pods of one node that is kept at most: some 300 bytes each.
@@ -269,9 +271,9 @@ impl Drainer {
         let most = Most {
             objects: MAX_PODS,
             bytes: PODS_BYTES,
-            size: node::pod_bytes,
+            size: Pod::bytes,
         };
-        let pods = Cache::start_bounded(api, config, node::trim_pod, most, shutdown);
+        let pods = Cache::start_bounded(api, config, Pod::trim, most, shutdown);
         let mut changes = Box::pin(pods.subscribe());
         let draining = Arc::new(NodeDrain::new(pods, wake, self.0.clock, self.0.metrics.clone()));
         let (weak, inner, node) = (Arc::downgrade(&draining), Arc::downgrade(&self.0), node.to_owned());
@@ -316,8 +318,8 @@ impl Drainer {
         let (mut pods, mut bytes) = (Vec::new(), 0);
         pages::list(&api, on_node, PAGE, |page| {
             for mut pod in page {
-                node::trim_pod(&mut pod);
-                bytes += node::pod_bytes(&pod);
+                pod.trim();
+                bytes += pod.bytes();
                 pods.push(pod);
             }
             pods.len() <= MAX_PODS && bytes <= PODS_BYTES

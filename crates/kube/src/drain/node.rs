@@ -9,14 +9,12 @@ use capstan_core::drain::{
     self, Eviction, Obstacle, ObstacleReason, Options, Plan, PodAction, PodName, Refusal, Source,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, PodSpec, PodStatus, Volume};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 
 use super::Wake;
 use super::evict::Answer;
-use super::owners::{DRAIN_LABEL, MIRROR};
-use crate::cache::{Cache, name_bytes};
+use super::pod::Pod;
+use crate::cache::Cache;
 use crate::metrics::{BlockedLabels, Metrics};
 
 /// A refused pod is tried again after this long, twice as long each time; a change of its budget cuts it short.
@@ -119,11 +117,15 @@ impl NodeDrain {
             .terminating
             .iter()
             .map(|pod| obstacle(pod, ObstacleReason::Terminating));
+        let completing = plan
+            .completing
+            .iter()
+            .map(|pod| obstacle(pod, ObstacleReason::Completing));
         let later = plan.later.iter().map(|pod| obstacle(pod, ObstacleReason::Queued));
         let refused = self.refused.lock();
         let held = plan.refused.iter().filter_map(|uid| refused.get(uid));
         let held = held.map(|held| obstacle(&held.pod, held.reason.clone()));
-        terminating.chain(later).chain(held).collect()
+        terminating.chain(completing).chain(later).chain(held).collect()
     }
 
     /// Records the answer to one eviction and returns the obstacle that it leaves.
@@ -176,6 +178,7 @@ impl NodeDrain {
         let labels = |obstacle: &Obstacle| {
             let reason = match obstacle.reason {
                 ObstacleReason::Terminating | ObstacleReason::Queued => return None,
+                ObstacleReason::Completing => "Completing",
                 ObstacleReason::DisruptionBudget(_) => "Budget",
                 ObstacleReason::SeveralDisruptionBudgets => "SeveralBudgets",
                 ObstacleReason::NamespaceTerminating => "NamespaceTerminating",
@@ -213,64 +216,4 @@ impl NodeDrain {
         let mut refused = self.refused.lock();
         refused.values_mut().for_each(|pod| pod.refusal.until = pod.refusal.at);
     }
-}
-
-/// Keeps what [`super::owners::Owners::describe`] reads: a mark, a label, the controller, and whether there is an emptyDir.
-pub(super) fn trim_pod(pod: &mut Pod) {
-    let meta = std::mem::take(&mut pod.metadata);
-    let only = |map: Option<BTreeMap<String, String>>, key: &str| {
-        map.and_then(|mut map| map.remove_entry(key))
-            .map(|entry| BTreeMap::from([entry]))
-    };
-    let controller = meta
-        .owner_references
-        .into_iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true));
-    pod.metadata = ObjectMeta {
-        name: meta.name,
-        namespace: meta.namespace,
-        uid: meta.uid,
-        resource_version: meta.resource_version,
-        deletion_timestamp: meta.deletion_timestamp,
-        annotations: only(meta.annotations, MIRROR),
-        labels: only(meta.labels, DRAIN_LABEL),
-        owner_references: controller.map(|owner| vec![owner]),
-        ..ObjectMeta::default()
-    };
-    pod.spec = pod.spec.take().map(|spec| PodSpec {
-        volumes: spec.volumes.map(|volumes| {
-            let empty_dir = Volume {
-                empty_dir: Some(EmptyDirVolumeSource::default()),
-                ..Volume::default()
-            };
-            let mut found = volumes.iter().filter(|volume| volume.empty_dir.is_some());
-            found.next().map(|_| empty_dir).into_iter().collect()
-        }),
-        ..PodSpec::default()
-    });
-    pod.status = pod.status.take().map(|status| PodStatus {
-        phase: status.phase,
-        ..PodStatus::default()
-    });
-}
-
-/// Returns how many bytes of text a trimmed Pod has.
-pub(super) fn pod_bytes(pod: &Pod) -> usize {
-    let texts = |map: &Option<BTreeMap<String, String>>| {
-        let texts = map.iter().flatten();
-        texts.map(|(key, value)| key.len() + value.len()).sum::<usize>()
-    };
-    let owners = pod.metadata.owner_references.iter().flatten();
-    let owners = owners.map(|owner| {
-        let texts = [&owner.api_version, &owner.kind, &owner.name, &owner.uid];
-        texts.into_iter().map(String::len).sum::<usize>()
-    });
-    let phase = pod.status.iter().filter_map(|status| status.phase.as_ref());
-    let meta = &pod.metadata;
-    name_bytes(meta)
-        + texts(&meta.annotations)
-        + texts(&meta.labels)
-        + owners.sum::<usize>()
-        + phase.map(String::len).sum::<usize>()
 }

@@ -7,21 +7,17 @@ use std::time::{Duration, Instant};
 use capstan_core::clock::Clock;
 use capstan_core::drain;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use kube::api::Api;
 use parking_lot::Mutex;
 
+use super::pod::{DRAIN_LABEL, MIRROR, Pod};
 use crate::error::{Error, code};
 use crate::objects;
 
 /// An answer about a DaemonSet is used for this long.
 const REMEMBER: Duration = Duration::from_secs(60);
-/// The kubelet marks its shadows of static pods with this annotation.
-pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Cluster API's label for pods that a drain leaves alone.
-pub(super) const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
 
 pub(super) struct Owners {
     client: kube::Client,
@@ -39,25 +35,19 @@ impl Owners {
     }
 
     pub(super) async fn describe(&self, pod: &Pod) -> Result<drain::Pod, Error> {
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref())
-            .unwrap_or_default();
-        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         Ok(drain::Pod {
             namespace: objects::namespace(pod)?,
             name: pod.name_any(),
             uid: objects::uid(pod)?,
             mirror: pod.annotations().contains_key(MIRROR),
-            finished: matches!(phase, "Succeeded" | "Failed"),
+            finished: pod.is_finished(),
             owner: self.owner(pod).await?,
             deleted_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
-            empty_dir: volumes.into_iter().any(|volume| volume.empty_dir.is_some()),
-            skip: pod
+            empty_dir: pod.has_empty_dir(),
+            label: pod
                 .labels()
                 .get(DRAIN_LABEL)
-                .is_some_and(|value| value.eq_ignore_ascii_case("skip")),
+                .map_or(drain::Label::None, |value| drain::Label::read(value)),
         })
     }
 

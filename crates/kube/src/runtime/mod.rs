@@ -16,7 +16,7 @@
 //!   with, and does not start before the caches show our last writes of other objects (see [`Writes`]). It waits for
 //!   them no longer than [`READ_YOUR_WRITES`], then it reads live.
 //! - The state of an object lives as long as the object is in the cache. Losing it is always safe.
-//! - An object that the watch filter leaves out is not reconciled, whoever asks for it (see [`crate::Context::reconciles`]).
+//! - An object that the watch filter leaves out is not reconciled, also if another object triggers it (see [`crate::Context::reconciles`]).
 //! - A failed reconcile is retried by our backoff and by nothing else. A panic counts as a failure of that object alone.
 
 mod preview;
@@ -94,6 +94,9 @@ pub trait Reconcile: Send + Sync + 'static {
         result: Result<(), &Self::Error>,
         now: Timestamp,
     ) -> Report<Self::Object>;
+
+    /// Takes notice of a status that was written, for metrics.
+    fn reported(&self, _before: &Self::Object, _after: &Self::Object) {}
 }
 
 /// What became of a step.

@@ -464,8 +464,9 @@ impl<R: Reconcile> Running<R> {
         let mut due = None;
         if let Some(object) = &report.object {
             due = self.pace(scope, report.pace, object)?;
-            if due.is_none() {
-                scope.write_status(object).await?;
+            let before = scope.object.clone();
+            if due.is_none() && scope.write_status(object).await? {
+                self.reconcile.reported(&before, &scope.object);
             }
         }
         for EventNote { level, reason, message } in report.events {

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::patch::{self, Lock};
 
-/// Names an object: parsed once, so that nobody has to ask what an object without a UID would mean.
+/// Names an object: parsed once, so that no later code meets an object without a UID.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Empty for a cluster-wide kind.
@@ -116,7 +116,7 @@ impl<K: Object + Serialize> Scope<K> {
                 Ok(true)
             }
             Ok(None) => Ok(false),
-            // Nobody is left to read it.
+            // The object is gone, and its status with it.
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }

@@ -44,7 +44,7 @@ type Shown = Box<dyn Fn() -> bool + Send + Sync>;
 /// Our writes that the caches do not show yet, by the UID of the object and whether it was deleted: the last one of each, and when
 /// it was first waited for.
 #[derive(Default)]
-pub struct Writes(HashMap<(String, bool), (Instant, Shown)>);
+pub struct Writes(HashMap<(Option<String>, bool), (Instant, Shown)>);
 
 impl Writes {
     /// The API server answered a create or a patch with `object`.
@@ -58,7 +58,7 @@ impl Writes {
             // It may have been shown and removed again.
             None => uid.as_deref().is_some_and(|uid| cache.has_removed(uid)),
         };
-        self.wait_for((object.uid().unwrap_or_default(), false), now, Box::new(shown));
+        self.wait_for((object.uid(), false), now, Box::new(shown));
     }
 
     /// The API server took a delete of `object`.
@@ -69,10 +69,10 @@ impl Writes {
             let cached = cache.get(namespace.as_deref(), &name);
             cached.is_none_or(|cached| cached.meta().uid != uid || cached.meta().deletion_timestamp.is_some())
         };
-        self.wait_for((object.uid().unwrap_or_default(), true), now, Box::new(shown));
+        self.wait_for((object.uid(), true), now, Box::new(shown));
     }
 
-    fn wait_for(&mut self, write: (String, bool), now: Instant, shown: Shown) {
+    fn wait_for(&mut self, write: (Option<String>, bool), now: Instant, shown: Shown) {
         let since = self.0.get(&write).map_or(now, |(since, _)| *since);
         self.0.insert(write, (since, shown));
     }
@@ -108,10 +108,10 @@ mod tests {
         let (mut writes, now) = (Writes::default(), Instant::now());
         assert!(!writes.pending(now));
         let later = now + Duration::from_secs(1);
-        writes.wait_for(("a".to_owned(), false), now, Box::new(|| true));
+        writes.wait_for((Some("a".to_owned()), false), now, Box::new(|| true));
         // A later write of the same object is waited for in the place of the first.
-        writes.wait_for(("a".to_owned(), false), later, Box::new(|| false));
-        writes.wait_for(("b".to_owned(), false), later, Box::new(|| true));
+        writes.wait_for((Some("a".to_owned()), false), later, Box::new(|| false));
+        writes.wait_for((Some("b".to_owned()), false), later, Box::new(|| true));
         assert!(writes.pending(now));
         assert_eq!(writes.0.len(), 1, "the write that was shown is forgotten");
         assert_eq!(writes.age(now + Duration::from_secs(5)), Duration::from_secs(5));

@@ -1,22 +1,18 @@
 //! The conversion webhook of the vSphere kinds: converts objects for the API server, and keeps the definitions pointed at it.
 //!
 //! Invariant: only definitions with the label [`CONVERTED_LABEL`] are changed, and only the way to the webhook in them. Nobody
-//! else writes the CA there: [`release_ca`] takes cert-manager's order off a definition. Reviews cost bounded memory, whoever sends
-//! them: one large review is in memory at a time, and one of its objects at a time as more than text.
+//! else writes the CA there: [`release_ca`] takes cert-manager's order off a definition. Of the objects of a review, one at a
+//! time is in memory as more than text.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::post;
 use capstan_api::vsphere::v1beta2::{self, CONVERT_PATH, CONVERTED, CONVERTED_LABEL};
-use capstan_core::Clock;
+use capstan_core::turns::Turns;
 use futures::future::BoxFuture;
-use http_body_util::BodyExt;
 use k8s_openapi::ByteString;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, ServiceReference, WebhookClientConfig,
@@ -25,9 +21,8 @@ use kube::api::{Api, ListParams};
 use kube::core::Status;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
+use super::review::{self, Refusal, Sent};
 use super::{Address, Error, Hook};
 use crate::bounds::{Limits, Scan};
 use crate::patch::{self, Lock};
@@ -50,14 +45,6 @@ const OBJECT: Limits = Limits {
     items: usize::MAX,
     depth: 0,
 };
-/// A review with more bytes is large: large ones take turns, because a few of them fill the memory.
-const SMALL: usize = 128 << 10;
-/// A large review waits this long for its turn. The API server waits for 30 s in all.
-const TURN_WAIT: Duration = Duration::from_secs(10);
-/// The rest of a large review must come within this time, and its answer must be taken within it, because others wait.
-const TURN_TIME: Duration = Duration::from_secs(8);
-/// The answer to a large review is sent in parts of this size.
-const PART: usize = 64 << 10;
 
 /// Lets cert-manager write a CA into a definition. CAPV's manifests have it, and applying others over them keeps it.
 const INJECT_CA: &str = "cert-manager.io/inject-ca-from";
@@ -110,7 +97,7 @@ impl Hook for Conversion {
     fn routes(&self) -> Router {
         Router::new()
             .route(CONVERT_PATH, post(convert))
-            .with_state(Arc::new(Semaphore::new(1)))
+            .with_state(Arc::<Turns>::default())
     }
 
     fn register<'a>(
@@ -126,93 +113,6 @@ impl Hook for Conversion {
     fn remove<'a>(&'a self, _: &'a kube::Client) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async { Ok(()) })
     }
-}
-
-/// A review that is refused before it is read.
-#[derive(Debug, PartialEq, Eq)]
-enum Refusal {
-    TooLarge,
-    /// Another large review takes its turn.
-    Busy,
-    TooSlow,
-    Unreadable,
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        match self {
-            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the review is too large"),
-            Self::Busy => (StatusCode::TOO_MANY_REQUESTS, "other large reviews are being converted"),
-            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "the review does not end in time"),
-            Self::Unreadable => (StatusCode::BAD_REQUEST, "the request is no ConversionReview"),
-        }
-        .into_response()
-    }
-}
-
-/// The turn of the large reviews.
-type Turns = Arc<Semaphore>;
-
-/// A review as it was sent, and its turn if it is large.
-struct Sent {
-    text: Vec<u8>,
-    turn: Option<OwnedSemaphorePermit>,
-}
-
-impl Sent {
-    async fn read(mut body: Body, turns: &Turns) -> Result<Self, Refusal> {
-        let (mut text, mut scan) = (Vec::new(), Scan::new(REVIEW));
-        let mut read = async |text: &mut Vec<u8>, most: usize| {
-            while text.len() <= most
-                && let Some(frame) = body.frame().await
-            {
-                let Ok(data) = frame.map_err(|_| Refusal::Unreadable)?.into_data() else {
-                    continue;
-                };
-                if !scan.is_within_bounds(&data) {
-                    return Err(Refusal::TooLarge);
-                }
-                text.extend_from_slice(&data);
-            }
-            Ok(())
-        };
-        read(&mut text, SMALL).await?;
-        let mut turn = None;
-        if text.len() > SMALL {
-            let waiting = timeout(TURN_WAIT, turns.clone().acquire_owned()).await;
-            turn = waiting.map_err(|_| Refusal::Busy)?.ok();
-            let rest = timeout(TURN_TIME, read(&mut text, usize::MAX)).await;
-            rest.map_err(|_| Refusal::TooSlow)??;
-        }
-        Ok(Self { text, turn })
-    }
-
-    /// Sends an answer, and keeps the turn until the client has taken it.
-    fn answer(self, answer: Vec<u8>) -> Response {
-        let Some(turn) = self.turn else {
-            return json(Body::from(answer));
-        };
-        let clock = Clock::system();
-        let ends = clock.instant() + TURN_TIME;
-        let parts = futures::stream::unfold((Bytes::from(answer), turn), move |(mut rest, turn)| async move {
-            if rest.is_empty() {
-                return None;
-            }
-            let part = rest.split_to(rest.len().min(PART));
-            let part = if clock.instant() < ends { Ok(part) } else { Err(Late) };
-            Some((part, (rest, turn)))
-        });
-        json(Body::from_stream(parts))
-    }
-}
-
-/// The client does not take its answer in time.
-#[derive(Debug, thiserror::Error)]
-#[error("the client does not take the answer in time")]
-struct Late;
-
-fn json(body: Body) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// A review whose objects are read one at a time.
@@ -250,9 +150,10 @@ struct ReviewResponse {
     converted_objects: Vec<Box<RawValue>>,
 }
 
-async fn convert(State(turns): State<Turns>, request: Request) -> Result<Response, Refusal> {
-    let mut sent = Sent::read(request.into_body(), &turns).await?;
-    let answer = review(&sent.text)?;
+async fn convert(State(turns): State<Arc<Turns>>, request: Request) -> Result<Response, Refusal> {
+    let client = review::client(&request);
+    let mut sent = Sent::read(request.into_body(), REVIEW, &turns, client).await?;
+    let answer = converted(&sent.text)?;
     sent.text = Vec::new();
     let answer = serde_json::to_vec(&answer).map_err(|_| Refusal::Unreadable)?;
     Ok(sent.answer(answer))
@@ -271,7 +172,7 @@ fn release_ca(crd: &mut CustomResourceDefinition) -> bool {
 }
 
 /// Converts all objects of a review, or none of them.
-fn review(text: &[u8]) -> Result<Reviewed, Refusal> {
+fn converted(text: &[u8]) -> Result<Reviewed, Refusal> {
     let review: Review<'_> = serde_json::from_slice(text).map_err(|_| Refusal::Unreadable)?;
     let request = review.request.ok_or(Refusal::Unreadable)?;
     let objects = request.objects.into_iter();
@@ -323,19 +224,29 @@ fn client_config(address: &Address, bundle: &str) -> WebhookClientConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::review::{Late, SMALL, TURN_TIME};
     use super::*;
-    use axum::http;
+    use crate::serve::Client;
+    use axum::body::{Body, Bytes};
+    use axum::http::{self, StatusCode};
+    use http_body_util::BodyExt;
     use rstest::rstest;
     use serde_json::{Value, json};
     use tokio::time::Instant;
     use tower::ServiceExt;
 
-    fn ask(body: Body) -> Request {
-        http::Request::post(CONVERT_PATH).body(body).unwrap()
+    /// A request of the client with this number.
+    fn ask(client: u8, body: Body) -> Request {
+        let request = http::Request::post(CONVERT_PATH).extension(Client([10, 0, 0, client].into()));
+        request.body(body).unwrap()
     }
 
     async fn answer(routes: &Router, body: impl Into<Body>) -> (StatusCode, Value) {
-        let response = routes.clone().oneshot(ask(body.into())).await.unwrap();
+        answer_to(1, routes, body).await
+    }
+
+    async fn answer_to(client: u8, routes: &Router, body: impl Into<Body>) -> (StatusCode, Value) {
+        let response = routes.clone().oneshot(ask(client, body.into())).await.unwrap();
         let status = response.status();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or_default())
@@ -405,22 +316,27 @@ mod tests {
             let first = futures::stream::iter([Ok::<_, Late>(Bytes::from(" ".repeat(SMALL + 1)))]);
             Body::from_stream(futures::StreamExt::chain(first, futures::stream::pending()))
         };
+        let large = request(&vec![identity(&"x".repeat(SMALL)); 2]);
         let began = Instant::now();
-        let (a, b, c, small) = tokio::join!(
+        let (a, b, c, other, small) = tokio::join!(
             answer(&routes, slow()),
             answer(&routes, slow()),
             answer(&routes, slow()),
+            answer_to(2, &routes, large.clone()),
             answer(&routes, request(&[identity("")])),
         );
         assert_eq!(small.0, StatusCode::OK);
         let refused = [a.0, b.0, c.0].map(|status| status.as_u16());
-        assert_eq!(refused, [408, 408, 429], "the third waits for its turn in vain");
-        assert_eq!(began.elapsed(), TURN_TIME * 2);
-        // The answer to a large review keeps the turn until it is taken.
-        let large = request(&vec![identity(&"x".repeat(SMALL)); 2]);
-        let held = routes.clone().oneshot(ask(large.clone().into())).await.unwrap();
+        assert_eq!(refused, [408, 429, 429], "its other reviews get no turn");
+        assert_eq!(other.0, StatusCode::OK, "another client waits for one turn");
+        assert_eq!(began.elapsed(), TURN_TIME);
         assert_eq!(answer(&routes, large.clone()).await.0, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(began.elapsed(), TURN_TIME, "nobody waits for a client that is slow");
+        // The answer to a large review keeps the turn until it is taken.
+        let held = routes.clone().oneshot(ask(3, large.clone().into())).await.unwrap();
+        let (status, _) = answer_to(2, &routes, large.clone()).await;
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
         assert!(held.into_body().collect().await.is_err(), "it is too late to take it");
-        assert_eq!(answer(&routes, large).await.0, StatusCode::OK);
+        assert_eq!(answer_to(2, &routes, large).await.0, StatusCode::OK);
     }
 }

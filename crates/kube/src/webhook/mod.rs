@@ -5,6 +5,7 @@
 
 mod certificate;
 mod conversion;
+mod review;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use crate::serve::{Server, ServerCertificate};
 use crate::{Context, backoff};
 use certificate::Certificate;
 pub use conversion::Conversion;
+pub use review::bounded;
 
 /// How often the registrations and the certificate are checked: others may change or remove them.
 /// While a definition trusts another CA, the API server can read no object of its kind.
@@ -93,7 +95,7 @@ pub trait Hook: Send + Sync {
         bundle: &'a str,
     ) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Removes the registration, because nobody serves the webhook any more.
+    /// Removes the registration, because no process serves the webhook any more.
     fn remove<'a>(&'a self, client: &'a kube::Client) -> BoxFuture<'a, Result<(), Error>>;
 }
 

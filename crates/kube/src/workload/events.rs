@@ -1,4 +1,4 @@
-//! Changes of nodes, from all clusters to whoever listens. Invariant: each cluster has a queue of its own, and the queues
+//! Changes of nodes, from all clusters to all subscribers. Invariant: each cluster has a queue of its own, and the queues
 //! take turns, so a cluster with many changes delays no other; a queue that is full becomes one event for the whole
 //! cluster, and for no other cluster.
 

@@ -202,7 +202,7 @@ impl Workloads {
         entry.cluster.clone()
     }
 
-    /// Returns why a cluster that somebody asked for cannot be connected to: its Secret is missing or refused.
+    /// Returns why a cluster that a controller asked for cannot be connected to: its Secret is missing or refused.
     pub fn refusal(&self, namespace: &str, name: &str) -> Option<String> {
         let key = ClusterKey {
             namespace: namespace.to_owned(),

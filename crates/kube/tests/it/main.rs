@@ -10,6 +10,7 @@ mod basics;
 mod drain;
 mod example;
 mod lease;
+mod marking;
 mod panics;
 mod still;
 mod watch_filter;

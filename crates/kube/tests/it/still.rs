@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
-use capstan_core::plan::{Describe, Impact};
-use capstan_core::{Class, Classified, Clock};
 use capstan_kube::client::Transport;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Context, Options};
@@ -25,6 +24,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceExt};
 
 use crate::example;
+use crate::marking::{Error, Step};
 
 /// Longer than any wait of the runtime.
 const LONG: Duration = Duration::from_secs(3600);
@@ -51,31 +51,6 @@ async fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-struct Error(#[from] capstan_kube::Error);
-
-impl Classified for Error {
-    fn class(&self) -> Class {
-        self.0.class()
-    }
-}
-
-#[derive(Debug)]
-struct Release;
-
-impl std::fmt::Display for Release {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("releases the ConfigMap")
-    }
-}
-
-impl Describe for Release {
-    fn impact(&self) -> Impact {
-        Impact::Cluster
-    }
-}
-
 const OLD_FINALIZER: &str = "capstan.dev/old";
 const FINALIZER: &str = "capstan.dev/new";
 
@@ -86,7 +61,7 @@ impl Reconcile for Releasing {
     type Object = ConfigMap;
     type State = ();
     type Observed = ();
-    type Step = Release;
+    type Step = Step;
     type Error = Error;
 
     const NAME: &'static str = "releasing";
@@ -96,17 +71,11 @@ impl Reconcile for Releasing {
         Ok(scope.is_deleting().then_some(()))
     }
 
-    fn plan((): &(), _: Timestamp) -> Plan<Release> {
-        Plan::step(Release)
+    fn plan((): &(), _: Timestamp) -> Plan<Step> {
+        Plan::step(Step)
     }
 
-    async fn apply(
-        &self,
-        _: Release,
-        (): &mut (),
-        scope: &mut Scope<ConfigMap>,
-        (): &mut (),
-    ) -> Result<Outcome, Error> {
+    async fn apply(&self, _: Step, (): &mut (), scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
         scope.remove_finalizer(OLD_FINALIZER).await?;
         scope.remove_finalizer(FINALIZER).await?;
         Ok(Outcome::Done)

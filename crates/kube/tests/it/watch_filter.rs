@@ -1,86 +1,22 @@
 //! With a watch filter a controller reconciles objects of Cluster API with its label only; its caches hold all of them.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use capstan_core::{Class, Classified};
 use capstan_kube::capi::Cluster;
-use capstan_kube::patch::Lock;
-use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::runtime::Reconciler;
 use capstan_kube::{Context, Options};
 use capstan_testkit::ControlPlane;
-use jiff::Timestamp;
-use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::wait::await_condition;
 use serde_json::json;
 
+use crate::marking::{Marking, is_marked};
+
 const PATIENCE: Duration = Duration::from_secs(120);
-const MARK: &str = "capstan.dev/reconciled";
 const LABEL: &str = "cluster.x-k8s.io/watch-filter";
-
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-struct Error(#[from] capstan_kube::Error);
-
-impl Classified for Error {
-    fn class(&self) -> Class {
-        self.0.class()
-    }
-}
-
-#[derive(Debug)]
-struct Mark;
-
-impl std::fmt::Display for Mark {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("marks the object")
-    }
-}
-
-impl capstan_core::plan::Describe for Mark {
-    fn impact(&self) -> capstan_core::plan::Impact {
-        capstan_core::plan::Impact::Cluster
-    }
-}
-
-/// Marks every Cluster that it reconciles.
-struct Controller;
-
-impl Reconcile for Controller {
-    type Object = Cluster;
-    type State = ();
-    type Observed = bool;
-    type Step = Mark;
-    type Error = Error;
-
-    const NAME: &'static str = "watch-filter";
-    const COMPONENT: &'static str = "watch-filter-controller";
-
-    async fn observe(&self, scope: &mut Scope<Cluster>, _: &mut ()) -> Result<Option<bool>, Error> {
-        Ok(Some(scope.object.annotations().contains_key(MARK)))
-    }
-
-    fn plan(is_marked: &bool, _: Timestamp) -> Plan<Mark> {
-        if *is_marked { Plan::idle() } else { Plan::step(Mark) }
-    }
-
-    async fn apply(&self, _: Mark, _: &mut bool, scope: &mut Scope<Cluster>, _: &mut ()) -> Result<Outcome, Error> {
-        let mut after = scope.object.as_ref().clone();
-        after.annotations_mut().insert(MARK.to_owned(), "true".to_owned());
-        scope.write_object(&after, Lock::Open).await?;
-        Ok(Outcome::Done)
-    }
-
-    fn status(_: &Cluster, _: Option<&bool>, _: Result<(), &Error>, _: Timestamp) -> Report<Cluster> {
-        Report::nothing()
-    }
-}
-
-fn is_marked(cluster: Option<&Cluster>) -> bool {
-    cluster.is_some_and(|cluster| cluster.annotations().contains_key(MARK))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_objects_with_the_label_of_the_watch_filter_are_reconciled() -> Result<()> {
@@ -113,9 +49,9 @@ async fn only_objects_with_the_label_of_the_watch_filter_are_reconciled() -> Res
     let cache = context.cache::<Cluster>();
     let reconciler = Reconciler::new(&context, cache.clone());
     let trigger = reconciler.trigger();
-    let running = tokio::spawn(reconciler.run(Arc::new(Controller)));
+    let running = tokio::spawn(reconciler.run(Arc::new(Marking(PhantomData))));
     let marked = async |name: &str| {
-        let marked = tokio::time::timeout(PATIENCE, await_condition(clusters.clone(), name, is_marked));
+        let marked = tokio::time::timeout(PATIENCE, await_condition(clusters.clone(), name, is_marked::<Cluster>));
         marked.await.with_context(|| format!("{name} is not reconciled"))??;
         anyhow::Ok(())
     };

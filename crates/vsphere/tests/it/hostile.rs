@@ -160,7 +160,7 @@ fn until_login(then: impl Fn() -> Answer + Send + Sync + 'static) -> impl Fn(&st
 async fn an_answer_without_end_is_dropped_after_a_fixed_number_of_bytes() -> Result<()> {
     let server = Server::start(|_| Answer::Endless).await?;
     let error = server.refused(Trust::Ca(server.ca.clone())).await?;
-    assert!(matches!(error, Error::TooLarge { limit: 1_048_576, .. }), "{error}");
+    assert!(matches!(error, Error::TooLarge { limit: 262_144, .. }), "{error}");
     // Beyond the limit there is only what the sockets hold.
     let sent = server.sent.load(Ordering::SeqCst);
     assert!(sent < 16 << 20, "{sent} bytes were read");
@@ -169,8 +169,11 @@ async fn an_answer_without_end_is_dropped_after_a_fixed_number_of_bytes() -> Res
     let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
     let error = read.expect_err("an answer without end");
-    assert!(matches!(error, Error::TooLarge { limit: 16_777_216, .. }), "{error}");
-    assert!(error.to_string().contains("more than 16777216 bytes"), "{error}");
+    assert!(matches!(error, Error::TooLarge { limit: 8_388_608, .. }), "{error}");
+    assert!(error.to_string().contains("more than 8388608 bytes"), "{error}");
+    let again = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
+    let error = again.expect_err("it wasted its turn");
+    assert!(matches!(error, Error::Barred { .. }), "{error}");
     let sent = server.sent.load(Ordering::SeqCst);
     assert!(sent < 32 << 20, "{sent} bytes were read");
     Ok(())
@@ -200,11 +203,11 @@ async fn large_answers_are_read_one_at_a_time_and_small_ones_do_not_wait() -> Re
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_of_many_small_elements_is_refused_with_their_number() -> Result<()> {
-    let server = Server::start(until_login(|| envelope(&"<a/>".repeat(3 << 20)))).await?;
+    let server = Server::start(until_login(|| envelope(&"<a/>".repeat(3 << 19)))).await?;
     let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
-    let error = read.expect_err("12 MiB of elements");
-    assert!(error.to_string().contains("more than 200000 elements"), "{error}");
+    let error = read.expect_err("6 MiB of elements");
+    assert!(error.to_string().contains("more than 100000 elements"), "{error}");
     Ok(())
 }
 

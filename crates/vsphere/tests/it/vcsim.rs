@@ -18,7 +18,7 @@ use futures::future::try_join_all;
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
-fn login(sim: &Vcsim, trust: Trust) -> Login {
+pub fn login(sim: &Vcsim, trust: Trust) -> Login {
     Login {
         server: sim.server.clone(),
         username: sim.username.clone(),

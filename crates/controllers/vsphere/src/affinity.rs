@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use capstan_api::vsphere::{
-    ClusterModule, VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM,
-};
+use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
+use capstan_core::cluster::modules::Target;
 use capstan_kube::capi::Machine;
 use capstan_kube::{Cache, Context, cache};
 use kube::ResourceExt;
@@ -15,43 +14,21 @@ use crate::error::Error;
 use crate::machine::machine_name;
 use crate::owner_cluster::Clusters;
 
-/// Machines that are to run on different hosts: those of a control plane or of a MachineDeployment.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
-    pub control_plane: bool,
-    pub name: String,
-}
-
-impl Target {
-    /// The name of the module that was made for these machines.
-    pub fn module<'a>(&self, modules: &'a [ClusterModule]) -> Option<&'a str> {
-        let found = modules.iter().find(|module| Self::of_module(module) == *self);
-        found.map(|module| module.module_uuid.as_str())
-    }
-
-    pub fn of_module(module: &ClusterModule) -> Self {
-        Self {
-            control_plane: module.control_plane,
-            name: module.target_object_name.clone(),
-        }
-    }
-
-    /// `None`: a machine by itself.
-    pub fn of(machine: &Machine) -> Option<Self> {
-        let labels = machine.labels();
-        let control_plane = labels.contains_key(names::CONTROL_PLANE_LABEL);
-        let name = if control_plane {
-            let mut owners = machine.owner_references().iter();
-            let owner = owners.find(|owner| owner.controller == Some(true));
-            owner
-                .map(|owner| owner.name.clone())
-                .or_else(|| labels.get(names::CONTROL_PLANE_NAME_LABEL).cloned())
-        } else {
-            labels.get(names::DEPLOYMENT_NAME_LABEL).cloned()
-        };
-        name.filter(|name| !name.is_empty())
-            .map(|name| Self { control_plane, name })
-    }
+/// Returns the control plane or MachineDeployment that a Machine belongs to; `None` for a machine by itself.
+fn target_of(machine: &Machine) -> Option<Target> {
+    let labels = machine.labels();
+    let control_plane = labels.contains_key(names::CONTROL_PLANE_LABEL);
+    let name = if control_plane {
+        let mut owners = machine.owner_references().iter();
+        let owner = owners.find(|owner| owner.controller == Some(true));
+        owner
+            .map(|owner| owner.name.clone())
+            .or_else(|| labels.get(names::CONTROL_PLANE_NAME_LABEL).cloned())
+    } else {
+        labels.get(names::DEPLOYMENT_NAME_LABEL).cloned()
+    };
+    name.filter(|name| !name.is_empty())
+        .map(|name| Target { control_plane, name })
 }
 
 /// A VM group of a compute cluster.
@@ -109,7 +86,7 @@ impl Affinity {
 
     pub fn target(&self, vm: &VSphereVM) -> Option<Target> {
         let (_, machine) = self.owners_of(vm)?;
-        Target::of(&machine)
+        target_of(&machine)
     }
 
     /// The module that a VM is to be in, if there is one already.
@@ -182,6 +159,6 @@ mod tests {
             control_plane,
             name: name.to_owned(),
         });
-        assert_eq!(Target::of(&machine), expected);
+        assert_eq!(target_of(&machine), expected);
     }
 }

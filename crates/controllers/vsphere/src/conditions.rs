@@ -1,13 +1,16 @@
 //! Names that others rely on: condition types, their reasons, finalizers, labels. Conditions for both contracts of Cluster API.
 
 use capstan_api::common::{Condition, V1Beta2Status};
+pub use capstan_core::cluster::secrets::{CLUSTER_FINALIZER, IDENTITY_SECRET};
+use capstan_core::cluster::zone::Check;
 use capstan_kube::conditions::READY;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as NewCondition;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as NewCondition, Time};
 
 /// Whether the virtual machine is there and up.
 pub const VM_PROVISIONED: &str = "VMProvisioned";
 /// Whether vCenter answers.
-pub const VCENTER_AVAILABLE: &str = "VCenterAvailable";
+pub const VCENTER_AVAILABLE: &str = Check::Vcenter.condition();
 /// Whether the certificate of vCenter is verified; absent when it is.
 pub const CERTIFICATE_VERIFIED: &str = "VCenterCertificateVerified";
 pub const INSECURE: &str = "Insecure";
@@ -18,13 +21,16 @@ pub const GUEST_SOFT_POWER_OFF_SUCCEEDED: &str = "GuestSoftPowerOffSucceeded";
 /// Whether the failure domains of a cluster can be used.
 pub const FAILURE_DOMAINS_AVAILABLE: &str = "FailureDomainsAvailable";
 /// Whether the failure domain of a zone is as described.
-pub const FAILURE_DOMAIN_VALIDATED: &str = "VSphereFailureDomainValidated";
+pub const FAILURE_DOMAIN_VALIDATED: &str = Check::FailureDomain.condition();
 /// Whether the folder and the pool of a zone exist.
-pub const PLACEMENT_CONSTRAINT_MET: &str = "PlacementConstraintMet";
+pub const PLACEMENT_CONSTRAINT_MET: &str = Check::Placement.condition();
 /// Whether the groups of machines that are kept on different hosts are there.
 pub const CLUSTER_MODULES_AVAILABLE: &str = "ClusterModulesAvailable";
 /// Whether an identity's secret is there.
 pub const CREDENTIALS_AVAILABLE: &str = "CredentialsAvailable";
+
+/// Whether Capstan leaves the object alone, because a user has paused it or its cluster. Only in the v1beta2 contract.
+pub const PAUSED: &str = "Paused";
 
 /// Whether Capstan can connect to the workload cluster; absent when it can, or had no need to.
 pub const WORKLOAD_CLUSTER_AVAILABLE: &str = "WorkloadClusterAvailable";
@@ -55,15 +61,10 @@ pub const SOFT_OFF_FAILED: &str = "GuestSoftPowerOffFailed";
 
 pub const MACHINE_FINALIZER: &str = "vspheremachine.infrastructure.cluster.x-k8s.io";
 pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
-pub const CLUSTER_FINALIZER: &str = "vspherecluster.infrastructure.cluster.x-k8s.io";
 /// Keeps an address from being handed out again while a machine still has it.
 pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-claim-protection";
 /// The finalizer of claims that earlier versions of Capstan made.
 pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
-/// Keeps the Secret of a cluster until the cluster is gone; CAPV uses the same.
-pub const SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";
-/// On a VSphereCluster: the Secret that it owns, to be released when the cluster names another.
-pub const IDENTITY_SECRET: &str = "capstan.dev/identity-secret";
 /// Finalizers of CAPV on objects that Capstan puts none on.
 pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
 pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
@@ -183,11 +184,50 @@ pub fn v1beta2(conditions: &[Condition]) -> Option<V1Beta2Status> {
     })
 }
 
+/// Returns the conditions with `Paused`, for this generation of the object. `before` are the conditions that the object has;
+/// `paused` says why it is paused.
+pub fn with_paused(
+    conditions: Option<V1Beta2Status>,
+    before: Option<&V1Beta2Status>,
+    generation: Option<i64>,
+    paused: Option<&str>,
+    now: Timestamp,
+) -> Option<V1Beta2Status> {
+    let (status, reason) = match paused {
+        Some(_) => ("True", PAUSED),
+        None => ("False", "NotPaused"),
+    };
+    let shown = before.and_then(paused_of).filter(|shown| shown.status == status);
+    let paused = NewCondition {
+        type_: PAUSED.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: paused.unwrap_or_default().to_owned(),
+        last_transition_time: shown.map_or(Time(now), |shown| shown.last_transition_time.clone()),
+        observed_generation: None,
+    };
+    let others = conditions.unwrap_or_default().conditions.into_iter();
+    let others = others.filter(|condition| condition.type_ != PAUSED);
+    let mut conditions: Vec<NewCondition> = others.chain([paused]).collect();
+    for condition in &mut conditions {
+        condition.observed_generation = generation;
+    }
+    Some(V1Beta2Status { conditions })
+}
+
+fn paused_of(status: &V1Beta2Status) -> Option<&NewCondition> {
+    status.conditions.iter().find(|condition| condition.type_ == PAUSED)
+}
+
+/// Whether the conditions say that their object is paused.
+pub fn shows_paused(status: Option<&V1Beta2Status>) -> bool {
+    status.and_then(paused_of).is_some_and(|paused| paused.status == "True")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use capstan_kube::conditions::{Severity, get, mark_false, mark_true, summarize};
-    use jiff::Timestamp;
 
     #[test]
     fn both_contracts_read_the_same_conditions() {
@@ -230,5 +270,33 @@ mod tests {
             ("VirtualMachineProvisioned", "Provisioned"),
         ];
         assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn paused_is_shown_with_its_reason_and_keeps_the_time_of_its_transition() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let shown = |status: &V1Beta2Status| {
+            let paused = paused_of(status).unwrap().clone();
+            (
+                paused.status,
+                paused.reason,
+                paused.message,
+                paused.last_transition_time.0,
+            )
+        };
+        let mut old = Vec::new();
+        mark_true(&mut old, VM_PROVISIONED, at(0));
+        let running = with_paused(v1beta2(&old), None, Some(1), None, at(1)).unwrap();
+        assert_eq!(
+            shown(&running),
+            ("False".into(), "NotPaused".into(), String::new(), at(1))
+        );
+        let again = with_paused(v1beta2(&old), Some(&running), Some(2), None, at(2)).unwrap();
+        assert_eq!(shown(&again), shown(&running));
+        assert!(again.conditions.iter().all(|c| c.observed_generation == Some(2)));
+        let paused = with_paused(Some(again.clone()), Some(&again), Some(2), Some("why"), at(3)).unwrap();
+        assert_eq!(shown(&paused), ("True".into(), "Paused".into(), "why".into(), at(3)));
+        assert!(shows_paused(Some(&paused)) && !shows_paused(Some(&again)) && !shows_paused(None));
+        assert_eq!(paused.conditions.len(), 2);
     }
 }

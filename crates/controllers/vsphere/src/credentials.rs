@@ -9,17 +9,16 @@ use std::time::Duration;
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
 use capstan_core::Memo;
+use capstan_core::cluster::secrets::NamedSecret;
 use capstan_core::validate::vcenter::{contains_server, same_server};
 use capstan_kube::patch::Lock;
-use capstan_kube::runtime::ObjectKey;
 use capstan_kube::{Cache, Context, grant, patch};
 use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{Api, ResourceExt};
 
-use crate::conditions::SECRET_FINALIZER;
 use crate::error::Error;
 use crate::secrets::{self, Secrets};
 
@@ -262,16 +261,13 @@ impl Credentials {
         self.secrets.get(namespace, name).await?.ok_or_else(missing)
     }
 
-    /// Removes the finalizer that CAPV left on the Secret of a VSphereClusterIdentity.
-    pub async fn release_identity(&self, identity: &VSphereClusterIdentity) -> Result<(), Error> {
+    /// Reads the Secret of a VSphereClusterIdentity from the API server.
+    pub async fn read_identity_secret(&self, identity: &VSphereClusterIdentity) -> Result<Option<Secret>, Error> {
         let Some((namespace, name)) = self.secret_of_identity(identity) else {
-            return Ok(());
+            return Ok(None);
         };
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &namespace);
-        if let Some(secret) = secrets.get_opt(&name).await? {
-            patch::remove_finalizer(&secrets, &secret, SECRET_FINALIZER).await?;
-        }
-        Ok(())
+        Ok(secrets.get_opt(&name).await?)
     }
 
     /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.
@@ -282,28 +278,16 @@ impl Credentials {
         Ok(secret)
     }
 
-    /// Makes an identity an owner of its Secret.
-    pub async fn own_identity_secret(&self, identity: &ObjectKey, secret: &Secret) -> Result<(), Error> {
-        let mut after = secret.clone();
-        after.owner_references_mut().push(OwnerReference {
-            api_version: VSphereClusterIdentity::API_VERSION.to_owned(),
-            kind: VSphereClusterIdentity::KIND.to_owned(),
-            name: identity.name.clone(),
-            uid: identity.uid.clone(),
-            ..OwnerReference::default()
-        });
+    /// Writes the difference to the Secret of a VSphereClusterIdentity.
+    pub async fn patch_identity_secret(
+        &self,
+        before: &NamedSecret,
+        after: &NamedSecret,
+    ) -> Result<(), capstan_kube::Error> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.home);
-        match patch::object(&secrets, secret, &after, Lock::Version).await {
-            // Somebody else has changed the Secret, or removed it: the watch asks for the next reconcile.
-            Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
-            // The identity works without an owner; only clusterctl misses it.
-            Err(error) if error.code() == Some(403) => {
-                let name = secret.name_any();
-                tracing::warn!(namespace = self.home, secret = name, %error, "may not patch the Secret of an identity");
-                Ok(())
-            }
-            result => result.map(drop).map_err(Error::from),
-        }
+        patch::object(&secrets, before.0.as_ref(), after.0.as_ref(), Lock::Version)
+            .await
+            .map(drop)
     }
 }
 

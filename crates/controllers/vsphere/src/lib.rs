@@ -1,6 +1,6 @@
 //! Cluster API machines on vSphere, with data disks: VSphereCluster, VSphereMachine and VSphereVM.
 //!
-//! The plans are in `capstan_core::vm`; this crate observes, asks for a plan, and applies its steps.
+//! The plans are in `capstan_core::vm` and `capstan_core::cluster`; this crate observes, asks for a plan, and applies its steps.
 
 mod affinity;
 mod cluster;
@@ -9,6 +9,7 @@ mod owner_cluster;
 
 mod desired;
 mod error;
+mod identity;
 mod ipam;
 mod machine;
 pub mod migration;
@@ -18,10 +19,12 @@ mod conditions;
 mod quantity;
 mod secrets;
 mod vm;
+mod zone;
 
 use std::sync::Arc;
 
 use capstan_api::vsphere::{VSphereClusterIdentity, VSphereMachine, VSphereVM};
+pub use capstan_core::vm::CloneLimits;
 use capstan_kube::capi::Machine;
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context, cache};
@@ -34,19 +37,15 @@ pub use error::Error;
 use owner_cluster::Clusters;
 
 /// The names of the controllers that [`run`] runs.
-pub const CONTROLLERS: [&str; 5] = [
-    vm::NAME,
-    machine::NAME,
-    cluster::NAME,
-    cluster::zone::NAME,
-    cluster::identity::NAME,
-];
+pub const CONTROLLERS: [&str; 5] = [vm::NAME, machine::NAME, cluster::NAME, zone::NAME, identity::NAME];
 
 /// The settings of the vSphere controllers, from flags and the environment.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many machines are reconciled at once. A reconcile never waits for vCenter's tasks, so this bounds requests.
     pub concurrency: u16,
+    /// How many clones may be under way.
+    pub clones: CloneLimits,
     /// Where the secrets of VSphereClusterIdentities are.
     pub identity_namespace: String,
     /// Who may use which credentials for which servers.
@@ -61,6 +60,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             concurrency: 64,
+            clones: CloneLimits::default(),
             identity_namespace: "capstan-system".into(),
             credentials: Policy::default(),
             anti_affinity: false,
@@ -142,7 +142,10 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             workloads.clone(),
             affinity.clone(),
             vms.clone(),
-            options.concurrency
+            vm::Limits {
+                concurrency: options.concurrency,
+                clones: options.clones,
+            }
         ),
         machine::run(
             &context,
@@ -161,8 +164,8 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             identities.clone(),
             workloads
         ),
-        cluster::zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
-        cluster::identity::run(&context, identities, credentials),
+        zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
+        identity::run(&context, identities, credentials),
         migration::run(&context),
     );
     sessions.close().await;

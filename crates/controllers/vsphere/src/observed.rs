@@ -26,7 +26,7 @@ pub struct Resolved {
 
 #[derive(Clone, Debug, Default)]
 pub struct ResolvedDisk {
-    pub datastore: Option<std::sync::Arc<capstan_vsphere::Datastore>>,
+    pub datastore: Option<capstan_vsphere::Datastore>,
     pub policy: Option<String>,
 }
 

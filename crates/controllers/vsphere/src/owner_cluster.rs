@@ -61,11 +61,18 @@ impl Clusters {
     pub fn infrastructure_behind(&self, object: &impl Resource<DynamicType = ()>) -> Option<Arc<VSphereCluster>> {
         self.infrastructure_of(self.of(object).ok()?.as_ref()).ok()
     }
+}
 
-    /// Whether an object is to be left alone. One whose cluster is not known is not paused.
-    pub fn is_paused(&self, object: &impl Resource<DynamicType = ()>) -> bool {
-        has_paused_annotation(object) || self.of(object).is_ok_and(|cluster| cluster.is_paused())
+/// Returns why an object is to be left alone, in the words of Cluster API. One whose cluster is not known is not paused by it.
+pub fn paused<K: Resource<DynamicType = ()>>(object: &K, cluster: Option<&Cluster>) -> Option<String> {
+    let mut reasons = Vec::new();
+    if cluster.is_some_and(|cluster| cluster.is_paused()) {
+        reasons.push("Cluster spec.paused is set to true".to_owned());
     }
+    if has_paused_annotation(object) {
+        reasons.push(format!("{} has the {PAUSED_ANNOTATION} annotation", K::kind(&())));
+    }
+    (!reasons.is_empty()).then(|| reasons.join(", "))
 }
 
 pub fn has_paused_annotation(object: &impl Resource<DynamicType = ()>) -> bool {

@@ -21,6 +21,7 @@ impl fmt::Display for Step {
             Self::Wrong(text) => write!(f, "waits for a user: {text}"),
             Self::AttachTags { tags, .. } => write!(f, "attaches the tags {}", tags.join(", ")),
             Self::JoinGroup(_) => f.write_str("puts the virtual machine into the VM group of its failure domain"),
+            Self::RestoreGroup(_) => f.write_str("keeps the virtual machine in the VM group of its failure domain"),
             Self::JoinModule { module, .. } => write!(f, "puts the virtual machine into cluster module {module}"),
             Self::PowerOn(_) => f.write_str("powers the virtual machine on"),
             Self::AwaitAddresses { .. } => f.write_str("waits until the guest reports an address"),
@@ -37,7 +38,7 @@ impl fmt::Display for Step {
 impl Describe for Step {
     fn impact(&self) -> Impact {
         match self {
-            Self::AddFinalizer => Impact::Ensures,
+            Self::AddFinalizer | Self::RestoreGroup(_) => Impact::Ensures,
             Self::CreateClaim(_) | Self::RecordBiosUuid(_) | Self::DeleteNode | Self::ReleaseAddresses => {
                 Impact::Cluster
             }

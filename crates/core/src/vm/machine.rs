@@ -21,6 +21,8 @@ pub const LOST_GRACE: Duration = Duration::from_secs(5 * 60);
 /// A VSphereMachine with everything that the plan depends on.
 #[derive(Clone, Debug)]
 pub enum ObservedMachine {
+    /// A user has paused the VSphereMachine or its cluster, for this reason.
+    Paused(String),
     /// The VSphereMachine is being deleted; the VSphereVM was read from the API server, not from a cache.
     Deleting {
         vm: Option<Arc<VSphereVM>>,
@@ -87,6 +89,7 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
     let mut steps = vec![MachineStep::AddFinalizer];
     let mut requeue = None;
     match observed {
+        ObservedMachine::Paused(_) => steps.clear(),
         ObservedMachine::Deleting { vm: None } => steps = vec![MachineStep::Release],
         ObservedMachine::Deleting { vm: Some(vm) } if vm.metadata.deletion_timestamp.is_some() => steps.clear(),
         ObservedMachine::Deleting { vm: Some(vm) } => steps = vec![MachineStep::DeleteVm(vm.clone())],
@@ -200,6 +203,7 @@ mod tests {
     #[test]
     fn a_vm_is_created_after_the_gates_and_followed_until_it_is_ready() {
         let steps = |observed: &ObservedMachine| names(&plan(observed, now()));
+        assert!(steps(&ObservedMachine::Paused(String::new())).is_empty());
         assert_eq!(steps(&ObservedMachine::NoInfrastructure), ["finalizer"]);
         assert_eq!(steps(&ObservedMachine::NoBootstrapData), ["finalizer"]);
         let desired = Box::new(VSphereVM::new("m", Default::default()));

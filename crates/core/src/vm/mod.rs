@@ -15,8 +15,10 @@ mod moref;
 pub mod naming;
 mod ownership;
 mod plan;
+mod recognize;
 mod report;
 mod teardown;
+mod turns;
 mod types;
 
 pub use changes::{Changes, changes, check_template, ignored_sizes, template_disks};
@@ -26,8 +28,10 @@ pub use metadata::render as metadata;
 pub use moref::MoRef;
 pub use ownership::{FoundVm, is_owner};
 pub use plan::{BringUp, Memberships, Observation, Step, Teardown, next_step, plan};
+pub use recognize::recognize_disks;
 pub use report::{Report, report, waits_for_static_address};
 pub use teardown::{TeardownStep, foreign_disks, teardown};
+pub use turns::{CloneLimits, CloneRequest, Turns};
 pub use types::{
     Allocation, DesiredVm, DhcpOverrides, GuestNic, NetworkDevice, Nic, ObservedVm, Pci, Policies, PowerOff,
     PowerState, Recorded, ResolvedNames, Route, UserData,

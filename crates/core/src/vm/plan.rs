@@ -100,6 +100,8 @@ pub enum Step {
     },
     /// Join the VM group of the failure domain.
     JoinGroup(MoRef),
+    /// Join it again, if somebody has taken the running VM out of it.
+    RestoreGroup(MoRef),
     JoinModule {
         vm: MoRef,
         module: String,
@@ -187,7 +189,11 @@ fn bring_up(observed: &BringUp) -> Vec<Step> {
         Step::Up { vm, report } => {
             let uuid = observed.vm.as_ref().map(|vm| vm.bios_uuid.clone());
             let uuid = uuid.filter(|uuid| !uuid.is_empty() && recorded.bios_uuid.as_ref() != Some(uuid));
-            let mut steps: Vec<Step> = join_module(&vm).into_iter().collect();
+            let mut steps = Vec::new();
+            if memberships.group && recorded.was_ready {
+                steps.push(Step::RestoreGroup(vm.clone()));
+            }
+            steps.extend(join_module(&vm));
             steps.extend(uuid.map(Step::RecordBiosUuid));
             steps.push(Step::Up { vm, report });
             steps
@@ -343,6 +349,44 @@ mod tests {
                 Step::PowerOn(vm()),
             ]
         );
+    }
+
+    #[test]
+    fn a_running_vm_joins_its_group_again() {
+        let steps = |was_ready, group| {
+            let guest = crate::vm::GuestNic {
+                mac: "m".into(),
+                addresses: vec!["10.0.0.1".parse().unwrap()],
+                ..Default::default()
+            };
+            let nic = crate::vm::Nic {
+                mac: "m".into(),
+                ..Default::default()
+            };
+            let running = ObservedVm {
+                power: PowerState::On,
+                nics: vec![nic],
+                guest: vec![guest],
+                ..off()
+            };
+            let observed = BringUp {
+                recorded: Recorded {
+                    was_ready,
+                    ..Recorded::default()
+                },
+                vm: Some(running),
+                memberships: Memberships {
+                    group,
+                    ..Memberships::default()
+                },
+                ..BringUp::default()
+            };
+            all(Observation::BringUp(Box::new(observed)))
+        };
+        assert_eq!(steps(true, true)[1], Step::RestoreGroup(vm()));
+        for rest in [steps(true, false), steps(false, true)] {
+            assert!(matches!(rest[1], Step::Up { .. }), "{rest:?}");
+        }
     }
 
     #[test]

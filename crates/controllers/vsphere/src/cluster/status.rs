@@ -5,11 +5,13 @@
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterStatus};
 use capstan_core::Class;
+use capstan_core::cluster::modules::ObservedModules;
+use capstan_core::cluster::vsphere::{ObservedCluster, ObservedVcenter};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
 
-use super::{Observed, Zones};
+use super::{Connection, Observed, Zones};
 use crate::conditions as names;
 use crate::error::Error;
 
@@ -26,15 +28,18 @@ pub fn status(
     let mut after = cluster.clone();
     let status = after.status.get_or_insert_default();
     let mut events = Vec::new();
-    if let Some(Observed::Present { workload, .. }) = observed {
-        workload_available(status, workload.as_deref(), now);
+    if let Some(observed) = observed {
+        if matches!(observed.plan, ObservedCluster::Deleting { .. }) {
+            return Report::nothing();
+        }
+        workload_available(status, observed.workload.as_deref(), now);
     }
-    let fault = match observed {
-        Some(Observed::Present { fault, .. }) => result.err().or(fault.as_deref()),
-        Some(Observed::Deleting { .. }) => return Report::nothing(),
-        None => result.err(),
+    let connection = observed.and_then(|observed| observed.connection.as_ref());
+    let refused = match connection {
+        Some(Connection::Failed(error)) => Some(error),
+        _ => None,
     };
-    if let Some(error) = fault {
+    if let Some(error) = result.err().or(refused) {
         if !error.is_reported() {
             return Report::nothing();
         }
@@ -45,19 +50,11 @@ pub fn status(
         let (type_, reason, text) = (names::VCENTER_AVAILABLE, names::VCENTER_UNREACHABLE, error.to_string());
         conditions::mark_false(&mut status.conditions, type_, severity, reason, &text, now);
         events.push(EventNote::warning(reason, text));
-    } else if let Some(Observed::Present {
-        zones,
-        connected: Some((version, verified)),
-        modules,
-        ..
-    }) = observed
-    {
-        let was_ready = status.ready;
-        available(status, *verified, now);
+    } else if let Some((observed, Connection::Available { version, is_verified })) = observed.zip(connection) {
+        let (was_ready, zones) = (status.ready, &observed.zones);
+        available(status, *is_verified, now);
         failure_domains(cluster, status, zones, now);
-        if let Some(modules) = modules {
-            modules.note(status, now);
-        }
+        events.extend(modules_available(status, observed, now));
         status.vcenter_version = Some(version.clone());
         status.ready |= zones.unchecked.is_empty();
         if status.ready && !was_ready {
@@ -73,6 +70,36 @@ pub fn status(
     let mut report = Report::of(after);
     report.events = events;
     report
+}
+
+/// Reports the cluster modules. Returns the event where something is wrong with them.
+fn modules_available(status: &mut VSphereClusterStatus, observed: &Observed, now: Timestamp) -> Option<EventNote> {
+    let (list, type_) = (&mut status.conditions, names::CLUSTER_MODULES_AVAILABLE);
+    let ObservedCluster::Present {
+        vcenter: ObservedVcenter::Available(modules),
+        ..
+    } = &observed.plan
+    else {
+        return None;
+    };
+    let problems = match modules {
+        ObservedModules::Unmanaged => {
+            conditions::remove(list, type_);
+            return None;
+        }
+        ObservedModules::Unreadable(text) => text.clone(),
+        ObservedModules::Known(_) if observed.module_problems.is_empty() => {
+            conditions::mark_true(list, type_, now);
+            return None;
+        }
+        ObservedModules::Known(_) => observed.module_problems.join("; "),
+    };
+    let (reason, text) = (
+        names::MODULES_FAILED,
+        format!("cluster modules cannot be set up for {problems}"),
+    );
+    conditions::mark_false(list, type_, Severity::Warning, reason, &text, now);
+    Some(EventNote::warning(reason, text))
 }
 
 fn available(status: &mut VSphereClusterStatus, verified: bool, now: Timestamp) {
@@ -127,19 +154,33 @@ fn failure_domains(cluster: &VSphereCluster, status: &mut VSphereClusterStatus, 
 
 #[cfg(test)]
 mod tests {
+    use capstan_core::cluster::secrets::ObservedSecrets;
+
     use super::*;
 
     fn observed(unchecked: &[&str]) -> Observed {
-        Observed::Present {
-            secrets: Default::default(),
+        let secrets = ObservedSecrets {
+            owner: Default::default(),
+            identity: None,
+            recorded: None,
+            former: Vec::new(),
+        };
+        Observed {
+            plan: ObservedCluster::Present {
+                secrets: Box::new(secrets),
+                vcenter: ObservedVcenter::Available(ObservedModules::Unmanaged),
+                resync: std::time::Duration::from_secs(600),
+            },
             zones: Zones {
                 unchecked: unchecked.iter().map(|name| (*name).to_owned()).collect(),
                 ..Zones::default()
             },
-            connected: Some(("8.0.3".into(), true)),
-            modules: None,
+            connection: Some(Connection::Available {
+                version: "8.0.3".into(),
+                is_verified: true,
+            }),
+            module_problems: Vec::new(),
             workload: None,
-            fault: None,
         }
     }
 
@@ -147,10 +188,10 @@ mod tests {
     fn a_refused_kubeconfig_is_reported_until_it_is_accepted() {
         let now = Timestamp::UNIX_EPOCH;
         let with = |cluster: &VSphereCluster, refusal: Option<&str>| {
-            let mut observed = observed(&[]);
-            if let Observed::Present { workload, .. } = &mut observed {
-                *workload = refusal.map(str::to_owned);
-            }
+            let observed = Observed {
+                workload: refusal.map(str::to_owned),
+                ..observed(&[])
+            };
             status(cluster, Some(&observed), Ok(()), now).object.unwrap()
         };
         let cluster = VSphereCluster::new("c", Default::default());

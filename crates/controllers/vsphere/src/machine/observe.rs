@@ -14,7 +14,7 @@ use super::{Controller, Observed, check_owner, desired, is_owned_by, machine_nam
 use crate::conditions as names;
 use crate::credentials::{check_machine_server, server_of};
 use crate::error::Error;
-use crate::owner_cluster::has_paused_annotation;
+use crate::owner_cluster::{has_paused_annotation, paused};
 
 impl Controller {
     pub(super) async fn observe_machine(&self, scope: &mut Scope<VSphereMachine>) -> Result<Option<Observed>, Error> {
@@ -24,8 +24,9 @@ impl Controller {
         };
         let machine = self.machines.get(Some(&scope.key.namespace), &name);
         let cluster = machine.as_ref().and_then(|machine| self.cluster_of(machine));
-        if has_paused_annotation(own.as_ref()) || cluster.as_ref().is_some_and(|cluster| cluster.is_paused()) {
-            return Ok(None);
+        if let Some(reason) = paused(own.as_ref(), cluster.as_deref()) {
+            let plan = ObservedMachine::Paused(reason);
+            return Ok(Some(Observed { plan, machine }));
         }
         let plan = if scope.is_deleting() {
             let vm = self.owned_vm(scope, &name).await?;

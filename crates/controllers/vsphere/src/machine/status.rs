@@ -19,8 +19,14 @@ pub fn status(
 ) -> Report<VSphereMachine> {
     let mut after = machine.clone();
     let status = after.status.get_or_insert_default();
+    let shown = status.v1beta2.clone();
     let mut events = Vec::new();
     match (result, observed) {
+        (_, Some(ObservedMachine::Paused(reason))) => {
+            let generation = machine.metadata.generation;
+            status.v1beta2 = names::with_paused(status.v1beta2.take(), shown.as_ref(), generation, Some(reason), now);
+            return Report::of(after);
+        }
         // An error of the API server is not the machine's: it is retried and logged.
         (Err(error), _) if !error.is_reported() => return Report::nothing(),
         (Err(error), _) => {
@@ -37,7 +43,10 @@ pub fn status(
         (Ok(()), Some(ObservedMachine::NoBootstrapData)) => {
             provisioned(status, Severity::Info, names::WAITING_FOR_BOOTSTRAP_DATA, "", now);
         }
-        (Ok(()), Some(ObservedMachine::NoVm { .. })) => return Report::nothing(),
+        (Ok(()), Some(ObservedMachine::NoVm { .. })) if !names::shows_paused(shown.as_ref()) => {
+            return Report::nothing();
+        }
+        (Ok(()), Some(ObservedMachine::NoVm { .. })) => {}
         (
             Ok(()),
             Some(ObservedMachine::Vm {
@@ -60,14 +69,18 @@ pub fn status(
         }
         (Ok(()), Some(ObservedMachine::Vm { vm, is_failing, .. })) => {
             // A VM that makes progress is reported when it takes long.
-            if !*is_failing && !is_slow(vm, now) {
+            let is_reported = *is_failing || is_slow(vm, now);
+            if !is_reported && !names::shows_paused(shown.as_ref()) {
                 return Report::nothing();
             }
-            mirror(status, vm, now);
+            if is_reported {
+                mirror(status, vm, now);
+            }
         }
     }
     conditions::summarize(&mut status.conditions, &[names::VM_PROVISIONED], now);
-    status.v1beta2 = names::v1beta2(&status.conditions);
+    let conditions = names::v1beta2(&status.conditions);
+    status.v1beta2 = names::with_paused(conditions, shown.as_ref(), machine.metadata.generation, None, now);
     let mut report = Report::of(after);
     report.events = events;
     report

@@ -68,7 +68,11 @@ impl Controller {
                 state.tagged = true;
                 Ok(Outcome::Done)
             }
-            Step::JoinGroup(vm) => self.join_group(scope, state, observed, &vm).await,
+            Step::JoinGroup(vm) => self.join_group(scope, state, observed, &vm, TaskKind::Group).await,
+            Step::RestoreGroup(vm) => {
+                let joined = self.join_group(scope, state, observed, &vm, TaskKind::RestoreGroup);
+                joined.await
+            }
             Step::JoinModule { vm, module } => self.join_module(state, observed, &vm, module).await,
             Step::PowerOn(vm) => {
                 let task = observed.vcenter()?.power_on(&vm).await;

@@ -1,11 +1,9 @@
 //! The clone: its template, its place, and the conflicts about its name.
 
-use std::sync::Arc;
-
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::disks::vsphere::allocate;
 use capstan_core::vm as plan;
-use capstan_core::vm::{DesiredVm, UserData};
+use capstan_core::vm::{CloneRequest, DesiredVm, UserData};
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_vsphere::{
     CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, ResourcePool, Vcenter, VmInfo,
@@ -26,6 +24,22 @@ pub struct PreparedClone {
     spec: CloneSpec,
     /// The clone for the status, without its task.
     started: Started,
+}
+
+impl PreparedClone {
+    /// Returns what decides about the turn of the clone. Turns are fair between namespaces.
+    pub fn request(&self, vcenter: &Vcenter, scope: &Scope<VSphereVM>) -> CloneRequest {
+        CloneRequest {
+            vcenter: vcenter.server().to_owned(),
+            datastore: self
+                .spec
+                .datastore
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+            owner: scope.key.namespace.clone(),
+        }
+    }
 }
 
 impl Controller {
@@ -108,6 +122,8 @@ impl Controller {
             spec,
             started,
         } = prepared;
+        // A turn ends with its clone, or with a failure to start it.
+        let turn = state.turn.take();
         let cloned = observed
             .vcenter()?
             .clone_vm(&template, &folder, &observed.desired.name, &spec);
@@ -129,7 +145,12 @@ impl Controller {
         observed.notes.started = Some(started.clone());
         state.started = Some(started);
         (state.task_over, state.clone_failed) = (false, false);
-        Ok(pending::follow(scope, state, TaskKind::Clone, pending::task(task)))
+        let clone = async move {
+            let outcome = pending::task(task).await;
+            drop(turn);
+            outcome
+        };
+        Ok(pending::follow(scope, state, TaskKind::Clone, clone))
     }
 
     /// Returns the clone with its pool and its datastore.
@@ -171,7 +192,8 @@ impl Controller {
         })
     }
 
-    /// Returns the datastore that the spec names, else one that satisfies the policy, else the only one.
+    /// Returns the datastore that the spec names, or one of the datastore cluster that it names, else one that satisfies the
+    /// policy, else the only one.
     async fn datastore(
         &self,
         desired: &DesiredVm,
@@ -179,57 +201,23 @@ impl Controller {
         datacenter: &Datacenter,
         pool: &ResourcePool,
         policy: Option<&str>,
-    ) -> Result<Arc<Datastore>, Error> {
-        let named = match &desired.datastore {
-            Some(path) => Some(vcenter.datastore(datacenter, Some(path)).await?),
-            None => None,
+    ) -> Result<Datastore, Error> {
+        let all = match (desired.datastore.as_deref(), policy) {
+            (Some(name), _) => vcenter.datastores(datacenter, name).await?,
+            (None, None) => return Ok(Datastore::clone(&*vcenter.datastore(datacenter, None).await?)),
+            (None, Some(_)) => {
+                let owner = pool.owner.as_ref().unwrap_or(&pool.reference);
+                vcenter.datastores_of(owner).await?
+            }
         };
-        let (Some(policy), name) = (policy, desired.storage_policy.as_deref().unwrap_or_default()) else {
-            return match named {
-                Some(named) => Ok(named),
-                None => Ok(vcenter.datastore(datacenter, None).await?),
-            };
-        };
-        if let Some(named) = named {
-            let fits = vcenter
-                .compatible_datastores(policy, std::slice::from_ref(&named.reference))
-                .await?;
-            return if fits.is_empty() {
-                let text = format!(
-                    "datastore {:?} does not satisfy storage policy {name:?}: name another or none",
-                    named.name
-                );
-                Err(Error::Invalid(text))
-            } else {
-                Ok(named)
-            };
+        let mut fitting = usable(&all);
+        if let Some(policy) = policy {
+            let references: Vec<MoRef> = fitting.iter().map(|datastore| datastore.reference.clone()).collect();
+            let fits = vcenter.compatible_datastores(policy, &references).await?;
+            fitting.retain(|datastore| fits.contains(&datastore.reference));
         }
-        let owner = pool.owner.clone().unwrap_or_else(|| pool.reference.clone());
-        let all = vcenter.datastores_of(&owner).await?;
-        let usable: Vec<&Datastore> = all
-            .iter()
-            .filter(|d| d.accessible && d.maintenance == "normal")
-            .collect();
-        let references: Vec<MoRef> = usable.iter().map(|datastore| datastore.reference.clone()).collect();
-        let fits = vcenter.compatible_datastores(policy, &references).await?;
-        let fitting = usable
-            .into_iter()
-            .filter(|datastore| fits.contains(&datastore.reference));
-        let fitting: Vec<&Datastore> = fitting.collect();
-        let candidates: Vec<(&str, u64)> = fitting
-            .iter()
-            .map(|datastore| {
-                (
-                    datastore.name.as_str(),
-                    u64::try_from(datastore.free_bytes).unwrap_or_default(),
-                )
-            })
-            .collect();
-        let chosen = plan::choose_datastore(&desired.instance_uuid, &candidates).and_then(|index| fitting.get(index));
-        let none = || Error::Invalid(format!("no compatible datastores found for storage policy: {name}"));
-        chosen
-            .map(|datastore| Arc::new(Datastore::clone(datastore)))
-            .ok_or_else(none)
+        let chosen = choose(&desired.instance_uuid, &fitting);
+        chosen.ok_or_else(|| Error::Invalid(no_datastore(desired)))
     }
 
     /// Reads the bootstrap data.
@@ -361,6 +349,53 @@ impl Controller {
             ))),
         }
     }
+}
+
+/// Returns the datastores that take machines. One that is named by itself is left to vCenter to judge.
+fn usable(all: &[Datastore]) -> Vec<&Datastore> {
+    let is_usable = |datastore: &&Datastore| datastore.accessible && datastore.maintenance == "normal";
+    match all {
+        [one] => vec![one],
+        all => all.iter().filter(is_usable).collect(),
+    }
+}
+
+/// Returns the datastore for a machine.
+fn choose(machine: &str, among: &[&Datastore]) -> Option<Datastore> {
+    let free = |datastore: &&Datastore| u64::try_from(datastore.free_bytes).unwrap_or_default();
+    let candidates: Vec<(&str, u64)> = among.iter().map(|one| (one.name.as_str(), free(one))).collect();
+    let chosen = plan::choose_datastore(machine, &candidates)?;
+    among.get(chosen).map(|datastore| Datastore::clone(datastore))
+}
+
+/// Says why no datastore is left.
+fn no_datastore(desired: &DesiredVm) -> String {
+    match (&desired.datastore, &desired.storage_policy) {
+        (Some(name), Some(policy)) => {
+            format!("datastore {name:?} does not satisfy storage policy {policy:?}: name another or none")
+        }
+        (Some(name), None) => none_usable(name),
+        (None, policy) => {
+            let policy = policy.as_deref().unwrap_or_default();
+            format!("no compatible datastores found for storage policy: {policy}")
+        }
+    }
+}
+
+/// Returns the datastore of a data disk that names one, or one of the datastore cluster that it names, if it has any to give.
+pub(super) async fn disk_datastore(
+    vcenter: &Vcenter,
+    datacenter: &Datacenter,
+    machine: &str,
+    name: &str,
+) -> capstan_vsphere::Result<Option<Datastore>> {
+    let all = vcenter.datastores(datacenter, name).await?;
+    Ok(choose(machine, &usable(&all)))
+}
+
+/// Says that a datastore cluster has no datastore to give.
+pub(super) fn none_usable(name: &str) -> String {
+    format!("datastore cluster {name:?} has no datastore that is accessible and not in maintenance")
 }
 
 /// The holder of a name.

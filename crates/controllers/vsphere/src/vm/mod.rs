@@ -13,6 +13,7 @@ mod placement;
 mod state;
 mod status;
 mod teardown;
+mod turns;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::Class;
 use capstan_core::backoff::exponential;
-use capstan_core::vm::{self as plan, DesiredVm, Observation, Step};
+use capstan_core::vm::{self as plan, CloneLimits, DesiredVm, Observation, Step};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope, Trigger};
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context};
@@ -41,6 +42,7 @@ use crate::owner_cluster::{Clusters, cluster_name};
 use clone::PreparedClone;
 use state::VmState;
 use status::Notes;
+use turns::CloneTurns;
 
 /// A failure that a user must correct, perhaps outside Kubernetes, is retried after this long at first, and this often at last.
 const FIRST_RECHECK: Duration = Duration::from_secs(5);
@@ -58,9 +60,18 @@ struct Controller {
     workloads: Workloads,
     affinity: Affinity,
     ipam: Ipam,
+    turns: CloneTurns,
     vms: Cache<VSphereVM>,
     trigger: Trigger<VSphereVM>,
     started: Timestamp,
+}
+
+/// How much is done at once.
+pub struct Limits {
+    /// Reconciles.
+    pub concurrency: u16,
+    /// Clones under way.
+    pub clones: CloneLimits,
 }
 
 /// Runs until the context's shutdown.
@@ -71,7 +82,7 @@ pub async fn run(
     workloads: Workloads,
     affinity: Affinity,
     cache: Cache<VSphereVM>,
-    concurrency: u16,
+    limits: Limits,
 ) {
     let (by_infrastructure, by_cluster, by_secret) = (cache.clone(), cache.clone(), cache.clone());
     let (of_infrastructure, near) = (clusters.clone(), affinity.clone());
@@ -85,7 +96,7 @@ pub async fn run(
     });
     let vms = cache.clone();
     let reconciler = Reconciler::new(context, cache)
-        .concurrency(concurrency)
+        .concurrency(limits.concurrency)
         .watches(&clusters.infrastructure, move |changed| {
             let of_it = |vm: &VSphereVM| {
                 let cluster = of_infrastructure.infrastructure_behind(vm);
@@ -97,7 +108,8 @@ pub async fn run(
         })
         .watches(&clusters.clusters, move |changed| {
             let name = changed.name_any();
-            let of_it = |vm: &VSphereVM| is_busy(vm) && cluster_name(vm).as_ref() == Some(&name);
+            let concerns = |vm: &VSphereVM| is_busy(vm) || status::shows_paused(vm) != changed.is_paused();
+            let of_it = |vm: &VSphereVM| concerns(vm) && cluster_name(vm).as_ref() == Some(&name);
             references(&by_cluster.select(changed.namespace().as_deref(), of_it))
         })
         .on(secrets);
@@ -108,6 +120,7 @@ pub async fn run(
         workloads,
         affinity,
         ipam: Ipam::default(),
+        turns: CloneTurns::new(limits.clones),
         vms,
         trigger: reconciler.trigger(),
         started: context.clock.now(),
@@ -233,6 +246,7 @@ impl Controller {
             return None;
         }
         state.stale();
+        state.turn = None;
         let terminal = error.class() == Class::Terminal;
         if !terminal && !error.is_refusal() {
             return None;

@@ -9,11 +9,13 @@ use capstan_kube::runtime::Scope;
 use capstan_vsphere::{MoRef, Vcenter, VmInfo};
 use kube::ResourceExt;
 
-use super::state::{TaskKind, VmState};
+use super::clone::{disk_datastore, none_usable};
+use super::state::{Started, TaskKind, TaskOutcome, VmState};
 use super::{Controller, Observed, is_ready, marks, pending};
 use crate::desired;
 use crate::error::Error;
 use crate::observed::{self, Resolved};
+use crate::owner_cluster::paused;
 
 impl Controller {
     pub(super) async fn observe_vm(
@@ -21,8 +23,11 @@ impl Controller {
         scope: &Scope<VSphereVM>,
         state: &mut VmState,
     ) -> Result<Option<Observed>, Error> {
-        if self.clusters.is_paused(scope.object.as_ref()) {
-            return Ok(None);
+        let cluster = self.clusters.of(scope.object.as_ref()).ok();
+        if let Some(reason) = paused(scope.object.as_ref(), cluster.as_deref()) {
+            let mut observed = Observed::idle(None);
+            observed.notes.paused = Some(reason);
+            return Ok(Some(observed));
         }
         let left = state.retry_left(self.version_of_others(&scope.object), scope.instant());
         if let Some(left) = left.filter(|_| !state.has_outcome()) {
@@ -76,7 +81,14 @@ impl Controller {
             }
             if state.observed.is_none() {
                 self.load_user_data(scope, state).await?;
-                observed.clone = Some(self.prepare_clone(vm, state, &vcenter, &desired).await?);
+                let prepared = self.prepare_clone(vm, state, &vcenter, &desired).await?;
+                if self.turns.are_limited() && state.turn.is_none() {
+                    let turn = self.turns.clone().wait(prepared.request(&vcenter, scope));
+                    let turn = async { TaskOutcome::Turn(turn.await) };
+                    pending::follow(scope, state, TaskKind::Turn, turn);
+                    return Ok(observed);
+                }
+                observed.clone = Some(prepared);
             }
         }
         self.recall_disks(scope, state, &vcenter).await?;
@@ -84,6 +96,7 @@ impl Controller {
             self.load_user_data(scope, state).await?;
             observed.resolved = self.resolve(&desired, &vcenter).await?;
         }
+        self.recognize_disks(vm, state, &desired);
         let names = observed.resolved.names();
         self.read_policies(state, &names, &vcenter).await?;
         observed.host = self.host(state, &vcenter).await;
@@ -187,7 +200,11 @@ impl Controller {
                 error => error.into(),
             };
             let datastore = match &disk.datastore {
-                Some(path) => Some(vcenter.datastore(&datacenter, Some(path)).await.map_err(named)?),
+                Some(name) => {
+                    let found = disk_datastore(vcenter, &datacenter, &desired.instance_uuid, name).await;
+                    let none = || Error::Invalid(format!("dataDisks[{index}] {:?}: {}", disk.name, none_usable(name)));
+                    Some(found.map_err(named)?.ok_or_else(none)?)
+                }
                 None => None,
             };
             let policy = match disk.storage_policy.as_ref().or(desired.storage_policy.as_ref()) {
@@ -241,6 +258,24 @@ impl Controller {
             // A VM that was up once is up without its template, too.
             Err(error) if recorded.was_ready && error.class() == Class::Terminal => Ok(()),
             result => result,
+        }
+    }
+
+    /// Finds the data disks of a VM that another controller cloned, which recorded no units.
+    fn recognize_disks(&self, vm: &VSphereVM, state: &mut VmState, desired: &plan::DesiredVm) {
+        let recorded = recorded(vm, state);
+        let Some(observed) = state.observed.as_ref().filter(|_| recorded.was_ready) else {
+            return;
+        };
+        if recorded.placements.is_empty()
+            && let Some(found) = plan::recognize_disks(observed, &desired.disks)
+        {
+            state.started = Some(Started {
+                task: String::new(),
+                linked: recorded.linked,
+                snapshot: vm.status.as_ref().and_then(|status| status.snapshot.clone()),
+                disks: desired::planned_disks(&desired.disks, &found),
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Takes in the outcome of pending work. The outcome of a task saves a read of the VM where it says enough.
 
 use capstan_core::vm::{Changes, ObservedVm, PowerState};
+use capstan_kube::runtime::EventNote;
 
 use super::state::{CloneEnd, TaskKind, TaskOutcome, VmState};
 use super::status::because;
@@ -24,6 +25,10 @@ impl VmState {
                 (self.alone, self.doubtful) = (true, false);
                 Ok(())
             }
+            (_, TaskOutcome::Turn(turn)) => {
+                self.turn = Some(turn);
+                Ok(())
+            }
             (TaskKind::Reconfigure(changes), TaskOutcome::Task(Ok(_))) => {
                 self.restored.extend(changes.dropped.clone());
                 match self.observed.as_mut().filter(|_| !changes.is_read_back()) {
@@ -35,6 +40,14 @@ impl VmState {
             }
             (TaskKind::Group, TaskOutcome::Task(Ok(_))) => {
                 (self.grouped, self.failures) = (true, 0);
+                Ok(())
+            }
+            (TaskKind::RestoreGroup, TaskOutcome::Task(result)) => {
+                // The VM runs, with or without its group: the next read tries again.
+                self.grouped = true;
+                let failed =
+                    |error: capstan_vsphere::Error| EventNote::warning(names::VM_GROUP_FAILED, error.to_string());
+                self.events.extend(result.err().map(failed));
                 Ok(())
             }
             // The group is missing, not the machine.
@@ -100,7 +113,12 @@ impl VmState {
 
     /// Takes in the outcome of pending work of a VM that is torn down; returns whether work is still pending.
     pub(super) fn teardown_pending(&mut self) -> Result<bool, Error> {
-        let in_vain = |kind: &TaskKind| matches!(kind, TaskKind::Address | TaskKind::Group);
+        let in_vain = |kind: &TaskKind| {
+            matches!(
+                kind,
+                TaskKind::Address | TaskKind::Group | TaskKind::RestoreGroup | TaskKind::Turn
+            )
+        };
         if self.pending.as_ref().is_some_and(|pending| in_vain(&pending.kind)) {
             self.pending = None;
         }
@@ -126,7 +144,7 @@ impl VmState {
             (_, TaskOutcome::Task(Err(error)) | TaskOutcome::State(Err(error))) if !error.is_gone() => {
                 return Err(because(names::DELETION_FAILED, error));
             }
-            (_, TaskOutcome::Task(_) | TaskOutcome::State(_)) => {}
+            (_, TaskOutcome::Task(_) | TaskOutcome::State(_) | TaskOutcome::Turn(_)) => {}
         }
         Ok(false)
     }
@@ -142,9 +160,9 @@ fn apply_changes(changes: &Changes, observed: &mut ObservedVm) {
 
 fn reason_of(kind: &TaskKind) -> &'static str {
     match kind {
-        TaskKind::Clone | TaskKind::OtherClones => names::CLONING_FAILED,
+        TaskKind::Clone | TaskKind::OtherClones | TaskKind::Turn => names::CLONING_FAILED,
         TaskKind::PowerOn => names::POWERING_ON_FAILED,
-        TaskKind::Group => names::VM_GROUP_FAILED,
+        TaskKind::Group | TaskKind::RestoreGroup => names::VM_GROUP_FAILED,
         TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy | TaskKind::Shutdown => names::DELETION_FAILED,
         TaskKind::Upgrade | TaskKind::Reconfigure(_) | TaskKind::Address => names::TASK_FAILURE,
     }

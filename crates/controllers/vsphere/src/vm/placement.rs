@@ -6,7 +6,6 @@ use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_vsphere::MoRef;
 
 use super::state::{TaskKind, TaskOutcome, VmState};
-use super::status::because;
 use super::{Controller, Observed, pending};
 use crate::conditions as names;
 use crate::error::Error;
@@ -19,20 +18,21 @@ impl Controller {
         state: &mut VmState,
         observed: &Observed,
         vm: &MoRef,
+        kind: TaskKind,
     ) -> Result<Outcome, Error> {
         let Some(group) = self.affinity.group(&scope.object) else {
             return Ok(Outcome::Done);
         };
-        let failed = |error| because(names::VM_GROUP_FAILED, error);
         let (vcenter, vm) = (observed.vcenter()?.clone(), vm.clone());
-        let datacenter = vcenter.datacenter(Some(&group.datacenter)).await.map_err(failed)?;
-        let cluster = vcenter.cluster(&datacenter, Some(&group.cluster)).await;
-        let cluster = cluster.map_err(failed)?;
         let join = async move {
-            let joined = vcenter.join_vm_group(&cluster, &group.name, &vm).await;
-            TaskOutcome::Task(joined.map(|()| None))
+            let joined = async {
+                let datacenter = vcenter.datacenter(Some(&group.datacenter)).await?;
+                let cluster = vcenter.cluster(&datacenter, Some(&group.cluster)).await?;
+                vcenter.join_vm_group(&cluster, &group.name, &vm).await
+            };
+            TaskOutcome::Task(joined.await.map(|()| None))
         };
-        Ok(pending::follow(scope, state, TaskKind::Group, join))
+        Ok(pending::follow(scope, state, kind, join))
     }
 
     /// Returns the cluster module that the VM should be in and is not.

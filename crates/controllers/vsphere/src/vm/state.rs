@@ -9,6 +9,7 @@ use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::runtime::EventNote;
 use capstan_vsphere::{Device, MoRef, VmInfo, VmRuntime};
 
+use super::turns::Turn;
 use crate::ipam::Given;
 use parking_lot::Mutex;
 
@@ -22,10 +23,14 @@ pub enum TaskKind {
     Clone,
     /// Clones that another process may have started for this VM.
     OtherClones,
+    /// The turn of its clone.
+    Turn,
     Upgrade,
     Reconfigure(Box<Changes>),
     /// Membership of a VM group.
     Group,
+    /// Membership of a VM group, of a VM that runs.
+    RestoreGroup,
     PowerOn,
     Address,
     Shutdown,
@@ -39,6 +44,8 @@ pub enum TaskKind {
 pub enum TaskOutcome {
     Task(Result<Option<MoRef>, capstan_vsphere::Error>),
     State(Result<VmRuntime, capstan_vsphere::Error>),
+    /// The clone may start.
+    Turn(Turn),
 }
 
 /// The reports of a waiter.
@@ -102,6 +109,8 @@ pub struct VmState {
     pub doubtful: bool,
     /// A clone was refused because somebody has the name.
     pub name_taken: bool,
+    /// The turn of a clone that has not started.
+    pub turn: Option<Turn>,
     pub reference: Option<MoRef>,
     pub observed: Option<ObservedVm>,
     /// The devices of the observation, as vCenter sent them.

@@ -38,6 +38,8 @@ pub struct Notes {
     /// Whether the virtual machine was found.
     pub found: bool,
     pub events: Vec<EventNote>,
+    /// Why the VSphereVM is paused.
+    pub paused: Option<String>,
 }
 
 impl Notes {
@@ -90,6 +92,10 @@ impl Progress {
         let (reason, text) = match kind {
             TaskKind::Clone => (names::CLONING, None),
             TaskKind::OtherClones => (names::CLONING, Some("waiting for clones that are under way")),
+            TaskKind::Turn => (
+                names::CLONING,
+                Some("waiting for its turn: as many clones as allowed are under way on its vCenter or datastore"),
+            ),
             TaskKind::Upgrade => (names::CLONING, Some("upgrading the virtual hardware")),
             TaskKind::Reconfigure(_) => (names::CLONING, Some("setting up devices and metadata")),
             TaskKind::Group => (names::CLONING, Some("joining the VM group of its failure domain")),
@@ -98,7 +104,9 @@ impl Progress {
                 names::WAITING_FOR_IP,
                 Some("powered on, waiting for the guest to report an address"),
             ),
-            TaskKind::Shutdown | TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy => return None,
+            TaskKind::RestoreGroup | TaskKind::Shutdown | TaskKind::PowerOff | TaskKind::Detach | TaskKind::Destroy => {
+                return None;
+            }
         };
         let vm = vm.cloned();
         Some(Self::Slow {
@@ -155,12 +163,23 @@ pub fn status(vm: &VSphereVM, notes: Option<&Notes>, result: Result<(), &Error>,
     let mut report = Report::nothing();
     report.events = events;
     // A VM that is up also replaces conditions that another controller left behind.
-    if *status != before || notes.is_some_and(|notes| notes.up.is_some()) {
+    let changed = *status != before || notes.is_some_and(|notes| notes.up.is_some());
+    if changed {
         conditions::summarize(&mut status.conditions, SUMMARIZED, now);
         status.v1beta2 = names::v1beta2(&status.conditions);
+    }
+    let paused = notes.and_then(|notes| notes.paused.as_deref());
+    let shown = before.v1beta2.as_ref();
+    if changed || notes.is_some() && paused.is_some() != names::shows_paused(shown) {
+        status.v1beta2 = names::with_paused(status.v1beta2.take(), shown, vm.meta().generation, paused, now);
         report.object = Some(after);
     }
     report
+}
+
+/// Whether the status says that the VSphereVM is paused.
+pub fn shows_paused(vm: &VSphereVM) -> bool {
+    names::shows_paused(vm.status.as_ref().and_then(|status| status.v1beta2.as_ref()))
 }
 
 /// Describes the clone and the steps after it, which are reported by themselves only where they take long.
@@ -356,6 +375,21 @@ mod tests {
         let condition = conditions::get(&after.conditions, type_).unwrap();
         assert_eq!(condition.reason.as_deref(), Some(reason));
         assert_eq!(report.events.len(), 1);
+    }
+
+    #[test]
+    fn a_pause_and_its_end_are_written_once() {
+        let paused = Notes {
+            paused: Some("why".into()),
+            ..Notes::default()
+        };
+        let (vm, running) = (vm(true), Notes::default());
+        assert!(status(&vm, Some(&running), Ok(()), now()).object.is_none());
+        let at_rest = status(&vm, Some(&paused), Ok(()), now()).object.unwrap();
+        assert!(status(&at_rest, Some(&paused), Ok(()), now()).object.is_none());
+        let at_work = status(&at_rest, Some(&running), Ok(()), now()).object.unwrap();
+        assert!(status(&at_work, Some(&running), Ok(()), now()).object.is_none());
+        assert!(!names::shows_paused(at_work.status.unwrap().v1beta2.as_ref()));
     }
 
     #[test]

@@ -57,6 +57,27 @@ async fn a_machine_joins_the_vm_group_of_its_failure_domain_before_it_runs() -> 
     let mut members = vcenter.groups(&cluster).await?.machines("vms-a").context("no group")?;
     members.sort();
     assert_eq!(members, expected);
+    // Somebody takes the machines out of their group; the next read of a machine puts it back.
+    world.vcsim.admin.clear_group("vms-a").await?;
+    let mark = json!({"metadata": {"annotations": {"example.com/read": "now"}}});
+    let vms = world.api::<VSphereVM>();
+    for name in &names {
+        vms.patch(name, &PatchParams::default(), &Patch::Merge(mark.clone()))
+            .await?;
+    }
+    let restored = async {
+        while vcenter
+            .groups(&cluster)
+            .await?
+            .machines("vms-a")
+            .map(|found| found.len())
+            != Some(names.len())
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(world::PATIENCE, restored).await??;
     world
         .condition_of_vm("lost", "VM group \"vms-c\" does not exist")
         .await?;

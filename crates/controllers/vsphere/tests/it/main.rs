@@ -18,4 +18,6 @@ mod older_core;
 mod plan;
 mod pools;
 mod rotation;
+mod topology;
+mod vcenter_rules;
 mod world;

@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 /// Two machines, made and replaced one by one by Cluster API, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-struct Rotation {
-    plane: ControlPlane,
-    namespace: String,
-    sim: Vcsim,
+pub struct Rotation {
+    pub plane: ControlPlane,
+    pub namespace: String,
+    pub sim: Vcsim,
     shutdown: CancellationToken,
 }
 
@@ -32,7 +32,7 @@ impl Drop for Rotation {
 }
 
 impl Rotation {
-    async fn start() -> Result<Self> {
+    pub async fn start() -> Result<Self> {
         let plane = ControlPlane::start(capstan_testkit::Options {
             capi_core: true,
             ..Default::default()
@@ -65,7 +65,7 @@ impl Rotation {
         Ok(rotation)
     }
 
-    async fn apply(&self, objects: &[Value]) -> Result<String> {
+    pub async fn apply(&self, objects: &[Value]) -> Result<String> {
         let path = self.plane.dir().join("apply.json");
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         std::fs::write(&path, serde_json::to_vec(&list)?)?;
@@ -96,7 +96,7 @@ impl Rotation {
         .map(drop)
     }
 
-    fn template(&self, name: &str, disks: &Value) -> Value {
+    pub fn template(&self, name: &str, disks: &Value) -> Value {
         json!({"apiVersion": INFRASTRUCTURE, "kind": "VSphereMachineTemplate", "metadata": {"name": name},
         "spec": {"template": {"spec": {
             "template": "pvscsi", "cloneMode": "linkedClone", "datacenter": "DC0", "datastore": "LocalDS_0",

@@ -38,6 +38,8 @@ pub struct World {
     pub anti_affinity: bool,
     /// The manager's flags about credentials.
     pub credentials: capstan_vsphere_machines::Policy,
+    /// How many clones may be under way.
+    pub clones: capstan_vsphere_machines::CloneLimits,
     /// With it the controllers work in all namespaces, on the objects with this label.
     pub watch_filter: Option<String>,
     /// The version of Cluster API's own objects.
@@ -69,6 +71,7 @@ impl World {
             ledger: Ledger::of(write_or_secret),
             anti_affinity: false,
             credentials: Default::default(),
+            clones: Default::default(),
             watch_filter: None,
             core,
             running: None,
@@ -91,12 +94,13 @@ impl World {
         };
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
         let (home, anti_affinity) = (self.namespace.clone(), self.anti_affinity);
-        let credentials = self.credentials.clone();
+        let (credentials, clones) = (self.credentials.clone(), self.clones);
         let task = tokio::spawn(async move {
             let options = capstan_vsphere_machines::Options {
                 identity_namespace: home,
                 anti_affinity,
                 credentials,
+                clones,
                 ..Default::default()
             };
             if let Err(error) = capstan_vsphere_machines::run(context, options).await {

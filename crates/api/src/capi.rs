@@ -1,4 +1,4 @@
-//! The part of `cluster.x-k8s.io` that Capstan reads: Cluster, Machine and MachinePool.
+//! The part of `cluster.x-k8s.io` that Capstan reads: Cluster, Machine, MachinePool and MachineDrainRule.
 //!
 //! Invariant: v1beta1 and v1beta2 read into the same structs. Where the versions spell a fact differently both
 //! spellings are kept, and a method gives the one answer. Capstan never writes whole objects of these kinds.
@@ -16,6 +16,10 @@ pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 pub const WATCH_FILTER_LABEL: &str = "cluster.x-k8s.io/watch-filter";
 /// Anything with this annotation is left alone.
 pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
+/// Annotations that begin like this keep core from draining a Machine's node until somebody removes them.
+pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
+/// Keeps core from draining a Machine's node.
+pub const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 /// Asks for this machine to be the first to go.
 pub const DELETE_MACHINE_ANNOTATION: &str = "cluster.x-k8s.io/delete-machine";
 /// Somebody else decides how many replicas a MachinePool has.
@@ -275,6 +279,10 @@ pub struct MachinePoolStatus {
     pub conditions: Vec<CoreCondition>,
 }
 
+/// A part of an object that Capstan does not read.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Unread {}
+
 macro_rules! core_resource {
     ($(#[$meta:meta])* $name:ident, $spec:ty, $status:ty, $plural:literal) => {
         $(#[$meta])*
@@ -351,6 +359,11 @@ core_resource! {
 core_resource! {
     /// A number of like machines that one provider object stands for.
     MachinePool, MachinePoolSpec, MachinePoolStatus, "machinepools"
+}
+
+core_resource! {
+    /// How core drains the nodes of machines. Capstan only asks whether there are any.
+    MachineDrainRule, Unread, Unread, "machinedrainrules"
 }
 
 impl Cluster {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: an AzureClusterIdentity is used only by clusters in namespaces that it allows, and its Secret is read only
 //! after that was checked. The Secret is in the identity's own namespace, or grants that namespace. The manager's own
-//! credential is used only where the operator allows it. A file is read only from the operator's folders.
+//! credential is used only where the operator allows it, and so are client ids that trust the manager. A file is read only from
+//! the operator's folders.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -115,6 +116,11 @@ impl SignIn {
             identity: identity.name_any(),
             reason,
         };
+        // The identity's own namespace: whoever may write the identity names the client id.
+        let by_manager = || -> Result<(), Error> {
+            let own = namespace(identity)?;
+            self.allowed.client_ids.check(&own, &client_id).map_err(refuse)
+        };
         match &spec.type_ {
             IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal => Ok(Credential::Secret {
                 tenant,
@@ -144,12 +150,12 @@ impl SignIn {
                     authority: None,
                 })
             }
-            IdentityType::WorkloadIdentity => Ok(Credential::WorkloadIdentity {
+            IdentityType::WorkloadIdentity => by_manager().map(|()| Credential::WorkloadIdentity {
                 tenant,
                 client_id,
                 token_file: self.token_file.clone(),
             }),
-            IdentityType::UserAssignedMsi => Ok(Credential::ManagedIdentity {
+            IdentityType::UserAssignedMsi => by_manager().map(|()| Credential::ManagedIdentity {
                 client_id: Some(client_id),
             }),
             IdentityType::UserAssignedIdentityCredential => {
@@ -312,7 +318,7 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capstan_azure::Namespaces;
+    use capstan_azure::{ClientIdOf, Namespaces};
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -371,6 +377,35 @@ mod tests {
                 assert!(refusal.contains("spec.identityRef: Required value"), "{refusal}");
                 assert!(refusal.contains("--allow-environment-identity=team-a"), "{refusal}");
             }
+        }
+    }
+
+    #[rstest]
+    #[case::workload_identity("WorkloadIdentity")]
+    #[case::managed_identity("UserAssignedMSI")]
+    #[tokio::test]
+    async fn an_identity_names_the_client_ids_that_the_operator_allows_its_namespace(#[case] kind: &str) {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = kube::Client::try_from(nowhere).unwrap();
+        let sign_in = SignIn {
+            allowed: Allowed {
+                client_ids: ["team-a=app-1".parse::<ClientIdOf>().unwrap()].into_iter().collect(),
+                ..Allowed::default()
+            },
+            ..SignIn::default()
+        };
+        let read = async |namespace: &str, client_id: &str| {
+            let identity = json!({ "metadata": { "name": "i", "namespace": namespace },
+                "spec": { "type": kind, "tenantID": "t", "clientID": client_id } });
+            sign_in.read(&client, &serde_json::from_value(identity).unwrap()).await
+        };
+        read("team-a", "app-1").await.unwrap();
+        for (namespace, client_id) in [("team-a", "app-2"), ("team-b", "app-1")] {
+            let refusal = read(namespace, client_id).await.unwrap_err().to_string();
+            assert!(
+                refusal.contains(&format!("--allow-client-ids={namespace}={client_id}")),
+                "{refusal}"
+            );
         }
     }
 

@@ -17,7 +17,7 @@ mod proof;
 
 pub use obstacle::{Obstacle, ObstacleReason, describe, refused_eviction};
 pub use pods::{
-    EVICTIONS_PER_RECONCILE, Eviction, Options, Owner, Plan, Pod, PodAction, PodName, Refusal, Source,
+    EVICTIONS_PER_RECONCILE, Eviction, Label, Options, Owner, Plan, Pod, PodAction, PodName, Refusal, Source,
     UNREACHABLE_PATIENCE, Warning, decide, plan,
 };
 pub use proof::{Assessment, Drained, DrainedElsewhere, NodeState, NotNeeded, Reason, Request, assess};

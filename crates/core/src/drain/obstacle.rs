@@ -12,6 +12,8 @@ const NAMED: usize = 5;
 pub enum ObstacleReason {
     /// It is being deleted and is not gone yet.
     Terminating,
+    /// Its label says that it is not evicted but waited for.
+    Completing,
     /// Its eviction would violate this disruption budget.
     DisruptionBudget(String),
     /// More than one budget covers it: the eviction API refuses such a pod until one of them is changed.
@@ -36,6 +38,9 @@ impl fmt::Display for Obstacle {
         write!(f, "pod {} ", self.pod)?;
         match &self.reason {
             ObstacleReason::Terminating => f.write_str("is terminating"),
+            ObstacleReason::Completing => {
+                f.write_str("runs until it completes, as its label cluster.x-k8s.io/drain says")
+            }
             ObstacleReason::DisruptionBudget(budget) => write!(f, "is blocked by budget {budget}"),
             ObstacleReason::SeveralDisruptionBudgets => {
                 f.write_str("is covered by more than one disruption budget: leave it only one")
@@ -59,8 +64,9 @@ pub fn describe(obstacles: &[Obstacle]) -> String {
         ObstacleReason::SeveralDisruptionBudgets | ObstacleReason::Refused(_) => 0,
         ObstacleReason::DisruptionBudget(_) => 1,
         ObstacleReason::NamespaceTerminating => 2,
-        ObstacleReason::Terminating => 3,
-        ObstacleReason::Queued => 4,
+        ObstacleReason::Completing => 3,
+        ObstacleReason::Terminating => 4,
+        ObstacleReason::Queued => 5,
     };
     let mut sorted: Vec<&Obstacle> = obstacles.iter().collect();
     sorted.sort_by_key(|obstacle| (rank(obstacle), obstacle.pod.clone()));

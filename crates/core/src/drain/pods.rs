@@ -35,8 +35,29 @@ pub struct Pod {
     /// The end of the grace period, once deletion was asked for.
     pub deleted_by: Option<Timestamp>,
     pub empty_dir: bool,
-    /// Whether its label excludes it from draining.
-    pub skip: bool,
+    pub label: Label,
+}
+
+/// What a pod's label asks of a drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Label {
+    #[default]
+    None,
+    /// The pod stays and does not count.
+    Skip,
+    /// The pod is not evicted: the drain waits until it completes.
+    WaitCompleted,
+}
+
+impl Label {
+    /// Reads the value of Cluster API's label. Any other value asks for nothing.
+    pub fn read(value: &str) -> Self {
+        match value.to_ascii_lowercase().as_str() {
+            "skip" => Self::Skip,
+            "wait-completed" | "waitcompleted" => Self::WaitCompleted,
+            _ => Self::None,
+        }
+    }
 }
 
 /// The controller that replaces a pod.
@@ -97,6 +118,8 @@ pub enum PodAction {
     Keep,
     /// It is being deleted: wait for it.
     Await,
+    /// It completes by itself: wait for it.
+    Complete,
     /// It is being deleted, and its unreachable kubelet will never report that: do not wait for it.
     Abandon,
     Evict,
@@ -173,6 +196,8 @@ pub struct Plan {
     pub later: Vec<PodName>,
     /// Wait for these: they are terminating.
     pub terminating: Vec<PodName>,
+    /// Wait for these: they complete by themselves.
+    pub completing: Vec<PodName>,
     /// Whether no pod is left that has to go.
     empty: bool,
     deadline_passed: Option<(Timestamp, Timestamp)>,
@@ -202,7 +227,7 @@ impl Plan {
 
 /// Decides about one pod.
 pub fn decide(pod: &Pod, options: &Options, now: Timestamp) -> PodAction {
-    if pod.mirror || pod.skip {
+    if pod.mirror || pod.label == Label::Skip {
         return PodAction::Keep;
     }
     if let Some(end) = pod.deleted_by {
@@ -221,6 +246,7 @@ pub fn decide(pod: &Pod, options: &Options, now: Timestamp) -> PodAction {
     }
     match pod.owner {
         Owner::DaemonSet if !pod.finished => PodAction::Keep,
+        _ if pod.label == Label::WaitCompleted && !pod.finished => PodAction::Complete,
         _ => PodAction::Evict,
     }
 }
@@ -256,8 +282,10 @@ pub fn plan(
     let with = |action: PodAction| pods.iter().filter(move |pod| decide(pod, options, now) == action);
     let mut terminating: Vec<PodName> = with(PodAction::Await).map(name).collect();
     terminating.sort();
+    let mut completing: Vec<PodName> = with(PodAction::Complete).map(name).collect();
+    completing.sort();
     let mut evictable: Vec<&Pod> = with(PodAction::Evict).collect();
-    let empty = terminating.is_empty() && evictable.is_empty();
+    let empty = terminating.is_empty() && completing.is_empty() && evictable.is_empty();
     let deadline_passed = options
         .deadline
         .filter(|deadline| now >= *deadline)
@@ -292,6 +320,7 @@ pub fn plan(
         },
         later: later.iter().copied().map(name).collect(),
         terminating,
+        completing,
         deadline_passed,
         source,
     }
@@ -324,7 +353,10 @@ mod tests {
     #[rstest]
     #[case::ordinary(pod(|_| ()), PodAction::Evict)]
     #[case::mirror(pod(|p| p.mirror = true), PodAction::Keep)]
-    #[case::labelled_to_stay(pod(|p| p.skip = true), PodAction::Keep)]
+    #[case::labelled_to_stay(pod(|p| p.label = Label::Skip), PodAction::Keep)]
+    #[case::labelled_to_complete(pod(|p| p.label = Label::WaitCompleted), PodAction::Complete)]
+    #[case::labelled_to_complete_and_deleted(pod(|p| (p.label, p.deleted_by) = (Label::WaitCompleted, before(1))), PodAction::Await)]
+    #[case::labelled_to_complete_and_completed(pod(|p| (p.label, p.finished) = (Label::WaitCompleted, true)), PodAction::Evict)]
     #[case::daemon(pod(|p| p.owner = Owner::DaemonSet), PodAction::Keep)]
     #[case::finished_daemon(pod(|p| { p.owner = Owner::DaemonSet; p.finished = true }), PodAction::Evict)]
     #[case::orphaned_daemon(pod(|p| p.owner = Owner::GoneDaemonSet), PodAction::Evict)]
@@ -385,6 +417,16 @@ mod tests {
                 .grace_seconds,
             None
         );
+    }
+
+    #[rstest]
+    #[case("skip", Label::Skip)]
+    #[case("Skip", Label::Skip)]
+    #[case("wait-completed", Label::WaitCompleted)]
+    #[case("WaitCompleted", Label::WaitCompleted)]
+    #[case("later", Label::None)]
+    fn a_label_is_read_as_cluster_api_reads_it(#[case] value: &str, #[case] expected: Label) {
+        assert_eq!(Label::read(value), expected);
     }
 
     #[test]
@@ -452,6 +494,7 @@ mod tests {
     #[case::empty_by_a_cache(&[], Source::Cache, false)]
     #[case::a_pod_is_left(&[pod(|_| ())], Source::Live, false)]
     #[case::a_terminating_pod_is_left(&[pod(|p| p.deleted_by = before(1))], Source::Live, false)]
+    #[case::a_pod_completes(&[pod(|p| p.label = Label::WaitCompleted)], Source::Live, false)]
     #[case::daemons_may_stay(&[pod(|p| p.owner = Owner::DaemonSet)], Source::Live, true)]
     fn only_a_live_list_without_pods_is_a_proof(#[case] pods: &[Pod], #[case] source: Source, #[case] proof: bool) {
         let plan = plan(pods, source, &BTreeMap::new(), &Options::default(), NOW);
@@ -475,7 +518,7 @@ mod tests {
             owner,
             deleted_by: deleted.and_then(before),
             empty_dir: flags.3,
-            skip: false,
+            label: Label::None,
         })
     }
 

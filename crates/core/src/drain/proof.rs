@@ -56,6 +56,11 @@ impl Drained {
         &self.reason
     }
 
+    /// Whether pods may be left, because there was no more time for them.
+    pub fn is_timed_out(&self) -> bool {
+        matches!(self.reason, Reason::TimedOut { .. })
+    }
+
     /// Returns the proof once `deadline` has passed, and nothing before.
     pub fn timed_out(
         machine: &str,

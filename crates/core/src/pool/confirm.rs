@@ -7,9 +7,9 @@ use crate::Class;
 
 /// Returns the machines that are still to go. One that the plan took because it was not available, and that is available by
 /// now, stays for the next plan.
-pub fn still_due(selected: &[Selected], available: &BTreeSet<String>) -> Vec<String> {
+pub fn still_due(selected: &[Selected], available: &BTreeSet<String>) -> Vec<Selected> {
     let due = |one: &&Selected| !(one.unless_available && available.contains(&one.name));
-    selected.iter().filter(due).map(|one| one.name.clone()).collect()
+    selected.iter().filter(due).cloned().collect()
 }
 
 /// Returns why an update in place is given up after the cloud has refused to begin it. `None`: it is worth another try.
@@ -31,6 +31,7 @@ mod tests {
         let one = |word: &str| Selected {
             name: word.trim_end_matches('?').to_owned(),
             unless_available: word.ends_with('?'),
+            by_owner: false,
         };
         text.split_whitespace().map(one).collect()
     }
@@ -43,7 +44,9 @@ mod tests {
     #[case::one_of_another_pool("a?", "b", "a")]
     fn a_machine_that_became_available_stays(#[case] selected: &str, #[case] available: &str, #[case] expected: &str) {
         let available = available.split_whitespace().map(str::to_owned).collect();
-        assert_eq!(still_due(&select(selected), &available).join(" "), expected);
+        let due = still_due(&select(selected), &available);
+        let names: Vec<String> = due.into_iter().map(|one| one.name).collect();
+        assert_eq!(names.join(" "), expected);
     }
 
     #[rstest]

@@ -17,7 +17,7 @@ impl fmt::Display for Step {
             Self::ReleaseObjects(names) => write!(f, "removes the objects of {}, which are gone", names.join(", ")),
             Self::RecordModels(names) => write!(f, "records the model of {}", names.join(", ")),
             Self::DeleteStray(name) => write!(f, "deletes Machine {name}, whose infrastructure is gone"),
-            Self::DeleteOwner(name) => write!(f, "deletes the Machine of {name}, so that Cluster API drains its node"),
+            Self::DeleteOwner { name, .. } => write!(f, "deletes the Machine of {name}"),
             Self::Drain(names) => write!(f, "drains the nodes of {}", names.join(", ")),
             Self::DeleteInstances(drained) => write!(f, "deletes the instances {}", ids(drained)),
             Self::UpdateInstances(drained) => write!(f, "updates the instances {} in place", ids(drained)),
@@ -48,7 +48,7 @@ impl Describe for Step {
             | Self::ReleaseObjects(_)
             | Self::RecordModels(_)
             | Self::DeleteStray(_)
-            | Self::DeleteOwner(_)
+            | Self::DeleteOwner { .. }
             | Self::Drain(_)
             | Self::FinishUpdate { .. }
             | Self::AbandonUpdate { .. }

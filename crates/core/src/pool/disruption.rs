@@ -97,6 +97,7 @@ fn selected(machines: Vec<&Machine>) -> Vec<Selected> {
     let select = |machine: &Machine| Selected {
         name: machine.name.clone(),
         unless_available: machine.health != Health::Ready,
+        by_owner: machine.is_drained_by_owner(),
     };
     machines.into_iter().map(select).collect()
 }

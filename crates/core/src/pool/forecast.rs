@@ -80,7 +80,7 @@ impl Future {
             Step::ReleaseObjects(names) => self.pool.machines.retain(|machine| !names.contains(&machine.name)),
             Step::RecordModels(names) => self.each(&names, |machine| machine.unrecorded = false),
             Step::DeleteStray(name) => self.pool.strays.retain(|stray| *stray != name),
-            Step::DeleteOwner(name) => self.each(&[name], |machine| machine.owner = Owner::Deleting),
+            Step::DeleteOwner { name, .. } => self.each(&[name], |machine| machine.owner = Owner::Deleting),
             Step::Drain(names) => self.each(&names, |machine| machine.drain = drained(machine)),
             Step::DeleteInstances(proofs) => {
                 let count = proofs.len();

@@ -31,7 +31,7 @@ pub use forecast::forecast;
 pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
 pub use ownership::{CLUSTER_TAG_PREFIX, Claim, POOL_TAG};
 pub use select::DeletePolicy;
-pub use shortage::{Cause, NO_ROOM_RETRY, TRIES, refused, wait};
+pub use shortage::{Cause, NO_ROOM_RETRY, Refusal, TRIES, cause, refused, wait};
 pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
 
 use std::time::Duration;
@@ -132,6 +132,8 @@ pub enum Owner {
     #[default]
     None,
     Active,
+    /// Hooks, drain rules or the user's wish are in the way of a drain, and only Cluster API follows them.
+    Guarded,
     Deleting,
 }
 
@@ -213,6 +215,22 @@ impl Machine {
 
     fn idle(&self) -> bool {
         self.activity == Activity::Idle
+    }
+
+    /// Whether a Machine owns it that nobody has deleted.
+    fn is_owned(&self) -> bool {
+        matches!(self.owner, Owner::Active | Owner::Guarded)
+    }
+
+    /// Whether its Machine is deleted first, so that Cluster API drains the node. Elsewhere the node is drained before its
+    /// Machine is deleted: Cluster API, which checks a drain every 20 s, finds it done. It has other rules for nodes that do
+    /// not answer.
+    fn is_drained_by_owner(&self) -> bool {
+        match self.owner {
+            Owner::None | Owner::Deleting => false,
+            Owner::Guarded => true,
+            Owner::Active => !matches!(self.health, Health::Ready | Health::Unschedulable),
+        }
     }
 
     /// Whether it counts towards the floor.
@@ -336,6 +354,8 @@ pub struct Selected {
     pub name: String,
     /// The machine was chosen because it was not available: should it be by now, it stays.
     pub unless_available: bool,
+    /// The Machine that owns it is deleted, and not its object: Cluster API drains it.
+    pub by_owner: bool,
 }
 
 /// One effect, with its subject. Machines are named by their objects.
@@ -354,8 +374,12 @@ pub enum Step {
     /// Records on the objects which model their instances have.
     RecordModels(Vec<String>),
     DeleteStray(String),
-    /// Deletes the Cluster API Machine, so that Cluster API drains.
-    DeleteOwner(String),
+    /// Deletes the Cluster API Machine.
+    DeleteOwner {
+        name: String,
+        /// The timeout of the drain has passed: Cluster API does not begin another one.
+        skip_drain: bool,
+    },
     /// Cordons the nodes and evicts their pods. Its outcome decides the rest: it is the last step of its plan.
     Drain(Vec<String>),
     DeleteInstances(Vec<Drained>),
@@ -385,6 +409,8 @@ pub enum Step {
         capacity: usize,
         /// New instances follow: they need fresh bootstrap data.
         grows: bool,
+        /// The new instances are listed at once: somebody waits to see them.
+        list: bool,
     },
     RefreshBootstrap,
     ApplyTags,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Retry, ScaleSet};
+use crate::Class;
 use crate::backoff::exponential;
 
 /// After so many tries without room the pool asks for no more than it has: a capacity that Azure cannot make is of no use, and
@@ -25,6 +26,27 @@ pub enum Cause {
     Instance,
     /// Several failed, or the whole operation.
     Instances,
+}
+
+/// How the cloud answered a change that it did not accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub class: Class,
+    /// The status of HTTP.
+    pub status: u16,
+    /// Whether the cloud names a lack of quota or of machines.
+    pub no_room: bool,
+}
+
+/// Returns why no instances were made after the cloud refused that capacity. `None`: the refusal says nothing about instances.
+/// Another change may be under way, the cloud may be in trouble, or the change itself is refused for good.
+pub fn cause(refusal: Refusal, capacity: usize) -> Option<Cause> {
+    match (refusal.class, refusal.status) {
+        (Class::Terminal | Class::Throttled(_), _) | (Class::Transient, 500..) => None,
+        (Class::Transient, _) if refusal.no_room => Some(Cause::Refused { capacity }),
+        (Class::Transient, 409) => None,
+        (Class::Transient, _) => Some(Cause::Instances),
+    }
 }
 
 /// Returns how long to wait after so many tries before this one. A single instance that failed is replaced at once; only
@@ -77,6 +99,24 @@ mod tests {
     #[case::no_room_at_all(2, NO_ROOM, 1800)]
     fn creation_slows_down_with_every_try(#[case] before: u32, #[case] cause: Cause, #[case] seconds: u64) {
         assert_eq!(wait(before, cause), Duration::from_secs(seconds));
+    }
+
+    #[rstest]
+    #[case::no_room(Class::Transient, 409, true, Some(Cause::Refused { capacity: 4 }))]
+    #[case::no_room_by_another_status(Class::Transient, 400, true, Some(Cause::Refused { capacity: 4 }))]
+    #[case::another_change_is_under_way(Class::Transient, 409, false, None)]
+    #[case::another_refusal_that_may_pass(Class::Transient, 404, false, Some(Cause::Instances))]
+    #[case::the_cloud_is_in_trouble(Class::Transient, 503, true, None)]
+    #[case::the_change_is_refused_for_good(Class::Terminal, 400, true, None)]
+    #[case::too_many_calls(Class::Throttled(Duration::from_secs(1)), 429, false, None)]
+    fn a_refusal_tells_whether_there_is_room(
+        #[case] class: Class,
+        #[case] status: u16,
+        #[case] no_room: bool,
+        #[case] expected: Option<Cause>,
+    ) {
+        let refusal = Refusal { class, status, no_room };
+        assert_eq!(cause(refusal, 4), expected);
     }
 
     #[rstest]

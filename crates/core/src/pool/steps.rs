@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::disruption::disruptions;
 use super::{
-    Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Owner, Plan, Retry, ScaleSet, Scaling,
-    Setup, Step, Strategy, Update, joining, waiting,
+    Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Plan, Retry, ScaleSet, Scaling, Setup,
+    Step, Strategy, Update, joining, waiting,
 };
 use crate::drain::Drained;
 
@@ -126,6 +126,7 @@ fn teardown(observed: &Observed) -> Plan {
         .map(|m| super::Selected {
             name: m.name.clone(),
             unless_available: false,
+            by_owner: m.is_drained_by_owner(),
         })
         .collect();
     plan.steps.extend(some(idle).map(Step::Remove));
@@ -234,21 +235,27 @@ fn ended_update(machine: &Machine) -> Option<Step> {
     }
 }
 
-/// Whoever deletes the object of a Machine means the Machine: Cluster API drains it.
+/// Whoever deletes the object of a Machine means the Machine. It goes when its node is drained, or at once where Cluster API
+/// drains it.
 fn owners(observed: &Observed) -> impl Iterator<Item = Step> {
-    let meant = |m: &&Machine| m.exists() && m.object == Object::Deleting && m.owner == Owner::Active;
+    let meant = |m: &&Machine| m.exists() && m.object == Object::Deleting && m.is_owned();
     let meant = observed.machines.iter().filter(meant);
+    let due = |m: &&Machine| m.is_drained_by_owner() || drained(m).is_some();
     meant
         .filter(|m| m.activity == Activity::Draining)
-        .map(|m| Step::DeleteOwner(m.name.clone()))
+        .filter(due)
+        .map(|m| Step::DeleteOwner {
+            name: m.name.clone(),
+            skip_drain: drained(m).is_some_and(|proof| proof.is_timed_out()),
+        })
 }
 
 /// One step for all machines that are to be drained and were not looked at yet.
 fn drain(observed: &Observed) -> Option<Step> {
     let due = |m: &&Machine| {
         let updates = matches!(m.activity, Activity::Updating(Update::Pending | Update::Upgraded));
-        let busy = updates || m.activity == Activity::Draining;
-        m.exists() && busy && m.drain == Drain::NotRun
+        let leaves = m.activity == Activity::Draining && !m.is_drained_by_owner();
+        m.exists() && (updates || leaves) && m.drain == Drain::NotRun
     };
     let names: Vec<String> = observed.machines.iter().filter(due).map(|m| m.name.clone()).collect();
     some(names).map(Step::Drain)
@@ -256,10 +263,11 @@ fn drain(observed: &Observed) -> Option<Step> {
 
 /// Deletes the instances of all machines that are drained, in one call. Returns their ids.
 fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
-    // Who only deletes the Machine leaves the object to Cluster API, which deletes it when it has drained the node.
+    // Who only deletes the Machine leaves the object to Cluster API, which deletes it when it has drained the node. A Machine
+    // that nobody has deleted is deleted first: its hooks and its volumes are Cluster API's.
     let condemned = |m: &&Machine| {
         let orphan = observed.mode == Mode::Teardown && m.object == Object::Missing;
-        m.activity == Activity::Draining && (m.object == Object::Deleting || orphan)
+        m.activity == Activity::Draining && !m.is_owned() && (m.object == Object::Deleting || orphan)
     };
     let drained: Vec<Drained> = observed.machines.iter().filter(condemned).filter_map(drained).collect();
     if drained.is_empty() {
@@ -339,6 +347,8 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
             model,
             capacity,
             grows: capacity > set.capacity || again || refills && capacity == set.capacity,
+            // In a rollout nobody waits for the instance but for its node, which shows when there is something to list.
+            list: capacity > set.capacity && (set.flexible || !disruptions.rolling),
         });
     } else if set.stale_tags {
         plan.steps.push(Step::ApplyTags);

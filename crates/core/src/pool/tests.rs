@@ -92,7 +92,10 @@ fn step(step: &Step) -> String {
         Step::ReleaseObjects(names) => format!("release objects {}", names.join(" ")),
         Step::RecordModels(names) => format!("record models {}", names.join(" ")),
         Step::DeleteStray(name) => format!("delete stray {name}"),
-        Step::DeleteOwner(name) => format!("delete owner {name}"),
+        Step::DeleteOwner { name, skip_drain } => match skip_drain {
+            true => format!("delete owner {name} undrained"),
+            false => format!("delete owner {name}"),
+        },
         Step::Drain(names) => format!("drain {}", names.join(" ")),
         Step::DeleteInstances(all) => format!("delete instances {}", ids(all)),
         Step::UpdateInstances(all) => format!("update instances {}", ids(all)),
@@ -394,12 +397,6 @@ fn missing(confirmed: bool) -> Instance {
     one(|a| (a.instance, a.object, a.activity) = (missing(false), Object::Deleting, Activity::Draining)),
     "release objects a"
 )]
-#[case::whoever_deletes_the_object_means_the_machine(
-    one(|a| {
-        (a.object, a.owner, a.activity) = (Object::Deleting, Owner::Active, Activity::Draining);
-    }),
-    "delete owner a; drain a"
-)]
 fn objects_follow_instances(#[case] observed: Observed, #[case] expected: &str) {
     assert_eq!(told(&plan(&observed)), expected);
 }
@@ -436,6 +433,67 @@ fn an_instance_is_deleted_only_when_its_drain_is_done() {
     );
     let anothers = plan(&draining(done("b")));
     assert_eq!(told(&anothers), "capacity 4", "the proof of another instance is none");
+}
+
+/// Whoever deletes the object of a Machine means the Machine.
+#[rstest]
+#[case::drained_first(Owner::Active, Health::Ready, Drain::NotRun, "drain a")]
+#[case::also_when_cordoned(Owner::Active, Health::Unschedulable, Drain::NotRun, "drain a")]
+#[case::while_a_pod_is_left(Owner::Active, Health::Ready, running(), "capacity 4")]
+#[case::then_its_machine_goes(Owner::Active, Health::Ready, done("a"), "delete owner a; capacity 4")]
+#[case::with_the_proof_of_another(Owner::Active, Health::Ready, done("b"), "capacity 4")]
+#[case::undrained_after_the_timeout(Owner::Active, Health::Ready, late("a"), "delete owner a undrained; capacity 4")]
+#[case::a_node_that_does_not_answer_is_cluster_apis(
+    Owner::Active,
+    Health::NotReady,
+    Drain::NotRun,
+    "delete owner a; capacity 4"
+)]
+#[case::so_is_one_of_a_silent_cluster(Owner::Active, Health::Unknown, Drain::NotRun, "delete owner a; capacity 4")]
+#[case::hooks_and_rules_are_cluster_apis(Owner::Guarded, Health::Ready, Drain::NotRun, "delete owner a; capacity 4")]
+#[case::cluster_api_has_skipped_the_drain(Owner::Deleting, Health::Ready, Drain::NotRun, "drain a")]
+#[case::cluster_api_drains(Owner::Deleting, Health::Ready, running(), "capacity 4")]
+#[case::cluster_api_is_done(Owner::Deleting, Health::Ready, done("a"), "delete instances a; capacity 3")]
+fn a_machine_goes_before_its_instance_and_after_its_pods(
+    #[case] owner: Owner,
+    #[case] health: Health,
+    #[case] drain: Drain,
+    #[case] expected: &str,
+) {
+    let mut observed = draining(drain);
+    (observed.machines[0].owner, observed.machines[0].health) = (owner, health);
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
+#[test]
+fn what_only_cluster_api_may_drain_goes_by_its_machine() {
+    let mut observed = one(|a| a.failed = true);
+    let by_owner = |observed: &Observed| {
+        let plan = plan(observed);
+        let mut removed = plan.steps.iter().filter_map(|step| match step {
+            Step::Remove(selected) => selected.first().map(|one| one.by_owner),
+            _ => None,
+        });
+        removed.next()
+    };
+    observed.budget.unavailable = 1;
+    assert_eq!(by_owner(&observed), Some(false));
+    observed.machines[0].owner = Owner::Active;
+    assert_eq!(by_owner(&observed), Some(false));
+    observed.machines[0].owner = Owner::Guarded;
+    assert_eq!(by_owner(&observed), Some(true));
+}
+
+fn running() -> Drain {
+    Drain::Running {
+        why: "a pod".to_owned(),
+    }
+}
+
+/// A drain that ended because its time was over.
+fn late(id: &str) -> Drain {
+    let epoch = jiff::Timestamp::UNIX_EPOCH;
+    Drain::Done(Drained::timed_out(id, Some(epoch), epoch, Vec::new()).unwrap())
 }
 
 #[test]

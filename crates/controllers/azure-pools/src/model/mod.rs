@@ -4,6 +4,7 @@
 //! capacity, bootstrap tokens, Azure's catalogue, our own defaults) does not. So a change of any field reaches the
 //! instances, and neither a rotated bootstrap token nor a newer version of this program replaces one.
 
+mod marketplace;
 mod profile;
 mod replacing;
 mod ssh;
@@ -307,7 +308,10 @@ fn tags(input: &Input<'_>) -> Tags {
 
 /// Returns the value of the tag by which a scale set is known as the pool's.
 pub fn pool_tag(pool: &AzureMachinePool) -> String {
-    format!("{}/{}", pool.namespace().unwrap_or_default(), pool.name_any())
+    match pool.namespace() {
+        Some(namespace) => format!("{namespace}/{}", pool.name_any()),
+        None => pool.name_any(),
+    }
 }
 
 /// What the hash is taken of: the user's wishes, and never our own defaults. A later version that fills them in otherwise

@@ -15,7 +15,7 @@ use capstan_azure::model::{
 
 use kube::ResourceExt;
 
-use super::{Input, NETWORK_API, encode};
+use super::{Input, NETWORK_API, encode, marketplace};
 use crate::error::Error;
 
 const ADMIN: &str = "capi";
@@ -57,6 +57,9 @@ fn default_image(input: &Input<'_>) -> Result<Image, Error> {
         return Err(Error::Invalid(text.to_owned()));
     }
     let windows = input.pool.spec.template.os_disk.os_type.as_deref() == Some("Windows");
+    if let Some(image) = marketplace::image(version, windows) {
+        return Ok(image);
+    }
     let name = if windows {
         let year = windows_year(input.pool)?;
         format!("capi-win-{year}-containerd")

@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_azure::ArmError;
+use capstan_core::Classified;
 use capstan_core::drain::Drained;
-use capstan_core::pool::{Cause, Selected, Step, refused_update, still_due};
-use capstan_core::{Class, Classified};
+use capstan_core::pool::{Refusal, Selected, Step, cause, refused_update, still_due};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::{EventNote, Outcome};
 use futures::StreamExt;
 use kube::ResourceExt;
 
+use super::cloud::Renewal;
 use super::desired::{BOOTSTRAP_AGE, SSH_KEY_ANNOTATION};
 use super::drain::{self, Terms};
 use super::machines::Written;
@@ -20,6 +22,7 @@ use super::observe::Observed;
 use super::orphan::OLD_FINALIZER;
 use super::report::applied_tags;
 use super::snapshot::{Make, ScaleSetSnapshot};
+use super::state::Kind;
 use super::{Actor, FINALIZER};
 use crate::error::Error;
 use crate::model::{self, Model};
@@ -54,9 +57,13 @@ impl Actor<'_> {
                     self.note(written);
                 }
             }
-            Step::DeleteOwner(name) => {
+            Step::DeleteOwner { name, skip_drain } => {
                 if let Some(owner) = observed.member(&name).and_then(|member| member.owner.as_ref()) {
-                    let written = self.writer().delete_owner(owner).await?;
+                    let writer = self.writer();
+                    if skip_drain {
+                        writer.exclude_drain(owner).await?;
+                    }
+                    let written = writer.delete_owner(owner).await?;
                     self.note(written);
                 }
             }
@@ -65,11 +72,7 @@ impl Actor<'_> {
                 return Ok(Outcome::Observe);
             }
             Step::DeleteInstances(drained) => self.cloud().await?.delete(drained).await?,
-            Step::UpdateInstances(drained) => {
-                let ids = ids(&drained);
-                let done = self.cloud().await?.update(drained).await;
-                return self.renewed(ids, done);
-            }
+            Step::UpdateInstances(drained) => return self.renew(drained, Renewal::Update).await,
             Step::ReimageInstances(drained) => {
                 let ids = ids(&drained);
                 // Noted first: an instance that a process reimages and forgets would be reimaged again and again.
@@ -81,8 +84,7 @@ impl Actor<'_> {
                     let written = self.writer().begin_reimage(member).await?;
                     self.note(written);
                 }
-                let done = self.cloud().await?.reimage(drained).await;
-                return self.renewed(ids, done);
+                return self.renew(drained, Renewal::Reimage).await;
             }
             Step::FinishUpdate { name, uncordon } => self.finish_update(observed, &name, uncordon).await?,
             Step::AbandonUpdate { name, reason } => {
@@ -93,8 +95,18 @@ impl Actor<'_> {
             }
             Step::Remove(selected) => self.remove(observed, &selected).await?,
             Step::StartUpdate { machine, reimage } => self.start_update(observed, machine, reimage).await?,
-            Step::ApplyScaleSet { model, capacity, grows } => {
-                self.apply_scale_set(observed, model, capacity, grows).await?;
+            Step::ApplyScaleSet {
+                model,
+                capacity,
+                grows,
+                list,
+            } => {
+                if self.apply_scale_set(observed, model, capacity, grows).await? {
+                    match list {
+                        true => observed.requeue(Duration::ZERO),
+                        false => self.state.instances_stale = !self.state.busy(Kind::Change),
+                    }
+                }
             }
             Step::RefreshBootstrap => self.refresh_bootstrap(observed).await?,
             Step::ApplyTags => {
@@ -303,9 +315,10 @@ impl Actor<'_> {
         }
     }
 
-    /// Notes what became of an update in place. The next observation shows which instances Azure has refused.
-    fn renewed(&mut self, ids: Vec<String>, done: Result<(), Error>) -> Result<Outcome, Error> {
-        let Err(error) = done else {
+    /// Updates or reimages instances. The next observation shows which of them Azure has refused.
+    async fn renew(&mut self, drained: Vec<Drained>, renewal: Renewal) -> Result<Outcome, Error> {
+        let ids = ids(&drained);
+        let Err(error) = self.cloud().await?.renew(drained, renewal).await else {
             return Ok(Outcome::Done);
         };
         let Some(why) = refused_update(error.class()) else {
@@ -329,7 +342,7 @@ impl Actor<'_> {
     }
 
     /// Returns the machines that are still to go, by a newer look at their nodes.
-    async fn still_due(&self, observed: &Observed, selected: &[Selected]) -> Vec<String> {
+    async fn still_due(&self, observed: &Observed, selected: &[Selected]) -> Vec<Selected> {
         let mut available = BTreeSet::new();
         for one in selected.iter().filter(|one| one.unless_available) {
             if let Some(member) = observed.member(&one.name)
@@ -343,16 +356,26 @@ impl Actor<'_> {
 
     async fn remove(&mut self, observed: &Observed, selected: &[Selected]) -> Result<(), Error> {
         let due = self.still_due(observed, selected).await;
-        let condemned: Vec<&Member> = due.iter().filter_map(|name| observed.member(name)).collect();
-        let mut written = Vec::new();
-        let done = self.writer().delete_all(&condemned, &mut written).await;
+        let (by_owner, own): (Vec<&Selected>, Vec<&Selected>) = due.iter().partition(|one| one.by_owner);
+        let members = |some: Vec<&Selected>| -> Vec<&Member> {
+            let found = some.into_iter().filter_map(|one| observed.member(&one.name));
+            found.collect()
+        };
+        let (writer, mut written) = (self.writer(), Vec::new());
+        let mut done = writer.delete_all(&members(own), &mut written).await;
+        for owner in members(by_owner).into_iter().filter_map(|member| member.owner.as_ref()) {
+            match writer.delete_owner(owner).await {
+                Ok(deleted) => written.extend(deleted),
+                Err(error) => done = done.and(Err(error)),
+            }
+        }
         self.note(written);
         done
     }
 
     async fn start_update(&mut self, observed: &Observed, selected: Selected, reimage: bool) -> Result<(), Error> {
-        for name in self.still_due(observed, &[selected]).await {
-            if let Some(member) = observed.member(&name) {
+        for one in self.still_due(observed, &[selected]).await {
+            if let Some(member) = observed.member(&one.name) {
                 let written = self.writer().start_update(member, reimage).await?;
                 self.note(written);
             }
@@ -360,16 +383,17 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Gives the scale set its model and its capacity, in one call that Azure refuses if somebody else was first.
+    /// Gives the scale set its model and its capacity, in one call that Azure refuses if somebody else was first. Whether Azure
+    /// accepted it.
     async fn apply_scale_set(
         &mut self,
         observed: &mut Observed,
         new_model: bool,
         capacity: usize,
         grows: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let Some(set) = self.scale_set() else {
-            return Ok(());
+            return Ok(false);
         };
         let mut model = match observed.model.clone() {
             Some(model) => model,
@@ -377,7 +401,7 @@ impl Actor<'_> {
         };
         if self.cloud().await?.capacity_changed().await? {
             observed.requeue(Duration::ZERO);
-            return Ok(());
+            return Ok(false);
         }
         if grows && !new_model && observed.model.is_some() && self.bootstrap_age() > FRESH_BOOTSTRAP {
             model = self.with_fresh_bootstrap(model).await?;
@@ -393,16 +417,16 @@ impl Actor<'_> {
         if let Err(Error::Azure(error)) = &done {
             if error.is_precondition_failed() {
                 observed.requeue(Duration::ZERO);
-                return Ok(());
+                return Ok(false);
             }
-            let arm = error
-                .arm()
-                .filter(|arm| arm.status < 500 && error.class() == Class::Transient);
-            if let Some(arm) = arm.filter(|arm| arm.status != 409 || arm.has_no_room()) {
-                let no_room = Cause::Refused { capacity };
-                let cause = if arm.has_no_room() { no_room } else { Cause::Instances };
+            let refusal = |arm: &ArmError| Refusal {
+                class: error.class(),
+                status: arm.status,
+                no_room: arm.has_no_room(),
+            };
+            if let Some(cause) = error.arm().and_then(|arm| cause(refusal(arm), capacity)) {
                 self.creation_failed(error.to_string(), cause);
-                if arm.is_quota() {
+                if error.arm().is_some_and(ArmError::is_quota) {
                     self.state.retry.out_of_quota();
                 }
             }
@@ -414,13 +438,7 @@ impl Actor<'_> {
             self.record("ModelChanged", message);
             observed.requeue(Duration::ZERO);
         }
-        // New instances show at once, and so do their machines.
-        if capacity > set.capacity {
-            observed.requeue(Duration::ZERO);
-        } else {
-            self.state.instances_stale = false;
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// The model that the scale set has, where the spec cannot say another one.

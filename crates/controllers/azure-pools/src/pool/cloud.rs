@@ -9,6 +9,8 @@
 mod change;
 mod instances;
 
+pub use instances::Renewal;
+
 use std::collections::BTreeSet;
 
 use capstan_azure::model::{ScaleSet, VirtualMachine};
@@ -85,7 +87,10 @@ impl Cloud<'_> {
                 continue;
             }
             match self.client.poll(&mut tracked.operation).await {
-                Ok(Progress::Running(_)) => kept.push(tracked),
+                Ok(Progress::Running(interval)) => {
+                    tracked.put_off(interval, self.clock.now());
+                    kept.push(tracked);
+                }
                 Ok(Progress::Done(_)) => self.ended(&tracked, false),
                 Err(error) if is_outcome(&error) => {
                     self.ended(&tracked, true);
@@ -292,7 +297,12 @@ impl Cloud<'_> {
     fn track(&mut self, kind: Kind, ids: BTreeSet<String>, operation: Option<Operation>) {
         self.state.instances_stale = true;
         if let Some(operation) = operation {
-            self.state.operations.push(Tracked { kind, ids, operation });
+            self.state.operations.push(Tracked {
+                kind,
+                ids,
+                operation,
+                polls: 0,
+            });
         }
     }
 

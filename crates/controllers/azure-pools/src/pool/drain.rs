@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::capi::CoreCondition;
+use capstan_api::capi::{CoreCondition, EXCLUDE_DRAIN_ANNOTATION, PRE_DRAIN_HOOK_PREFIX};
 use capstan_core::clock::Clock;
 use capstan_core::drain::{
     Assessment, Drained, DrainedElsewhere, NodeState as Presence, ObstacleReason, Options, Request, assess, describe,
@@ -62,8 +62,6 @@ const AFTER_DRAIN: [&str; 3] = [
 
 /// A core before v1beta2 sets this condition once it has drained the node.
 const OLD_DRAINED: &str = "DrainingSucceeded";
-/// Keeps core from draining a Machine's node.
-const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 
 /// How and until when to drain.
 pub struct Terms {
@@ -76,7 +74,9 @@ pub struct Terms {
 
 /// Cordons a machine's node and evicts its pods, counted from `since`.
 pub async fn run(member: &Member, cluster: &Cluster, terms: &Terms, since: Timestamp) -> Progress {
-    let deadline = terms.timeout.and_then(|timeout| since.checked_add(timeout).ok());
+    let of_machine = member.owner.as_ref().and_then(|owner| owner.spec.drain_timeout());
+    let timeout = of_machine.or(terms.timeout);
+    let deadline = timeout.and_then(|timeout| since.checked_add(timeout).ok());
     let assessed = |node: Presence| {
         let request = Request {
             cluster_deleted: terms.cluster_deleted,
@@ -172,6 +172,14 @@ pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, object_deleted: Option<Tim
         Assessment::Wait(why) => Drain::Running { why },
         Assessment::Drain => Drain::NotRun,
     }
+}
+
+/// Whether only core may drain the node of a Machine: somebody's hook comes first, the user wants no drain, or there are drain
+/// rules. An old core shows that it has drained only if it is the one that deletes the object.
+pub fn is_guarded(owner: &Machine, drain_rules: bool) -> bool {
+    let mut annotations = owner.metadata.annotations.iter().flatten().map(|(name, _)| name);
+    let guards = |name: &String| name.starts_with(PRE_DRAIN_HOOK_PREFIX) || name == EXCLUDE_DRAIN_ANNOTATION;
+    drain_rules || is_old(owner) || annotations.any(guards)
 }
 
 /// Whether core has left the draining to us: it skips nodes of clusters whose control plane it does not see, and of
@@ -335,6 +343,25 @@ mod tests {
             Drain::NotRun => "ours",
         };
         assert_eq!(drain, expected);
+    }
+
+    #[rstest]
+    #[case::by_nothing(json!({}), json!({}), false, false)]
+    #[case::by_a_hook(json!({ "pre-drain.delete.hook.machine.cluster.x-k8s.io/backup": "x" }), json!({}), false, true)]
+    #[case::not_by_a_later_hook(json!({ "pre-terminate.delete.hook.machine.cluster.x-k8s.io/x": "" }), json!({}), false, false)]
+    #[case::by_its_user(json!({ EXCLUDE_DRAIN_ANNOTATION: "" }), json!({}), false, true)]
+    #[case::by_a_rule(json!({}), json!({}), true, true)]
+    #[case::by_an_old_core(json!({}), json!({ "conditions": [{ "type": "Ready", "status": "True" }] }), false, true)]
+    #[case::not_by_a_newer_core(json!({}), json!({ "conditions": [{ "type": "Available", "status": "True" }] }), false, false)]
+    fn a_drain_that_only_cluster_api_may_do(
+        #[case] annotations: Value,
+        #[case] status: Value,
+        #[case] rules: bool,
+        #[case] expected: bool,
+    ) {
+        let mut machine = deleted("", "", false, annotations);
+        machine.0.status = serde_json::from_value(status).unwrap();
+        assert_eq!(is_guarded(&machine, rules), expected);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use capstan_api::azure::{
     AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolMachineSpec, AzureMachinePoolMachineStatus,
     MACHINE_POOL_LABEL, UPDATE_INSTANCE_ANNOTATION,
 };
-use capstan_api::capi::{CLUSTER_NAME_LABEL, WATCH_FILTER_LABEL};
+use capstan_api::capi::{CLUSTER_NAME_LABEL, EXCLUDE_DRAIN_ANNOTATION, WATCH_FILTER_LABEL};
 use capstan_core::clock::Clock;
 use capstan_core::pool::{Drain, JOIN_PATIENCE};
 use capstan_kube::conditions::{self, Severity};
@@ -120,7 +120,7 @@ impl Writer {
     /// Deletes several machines, in one call for all that can be named by one. VM ids are never used twice, so that the
     /// call cannot hit another machine.
     pub async fn delete_all(&self, members: &[&Member], written: &mut Vec<Written>) -> Result<(), Error> {
-        let by_id = |member: &&&Member| member.owner.is_none() && !member.object_deleting() && member.vm_id().is_some();
+        let by_id = |member: &&&Member| !member.object_deleting() && member.vm_id().is_some();
         let (together, apart): (Vec<&Member>, Vec<&Member>) = members.iter().partition(by_id);
         for some in together.chunks(NAMED_AT_ONCE) {
             if some.len() == 1 || !self.delete_together(some, written).await? {
@@ -151,11 +151,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Deletes a machine: through the Machine that owns it where there is one, so that core drains.
     async fn delete(&self, member: &Member) -> Result<Option<Written>, Error> {
-        if let Some(owner) = &member.owner {
-            return self.delete_owner(owner).await;
-        }
         match &member.object {
             Some(object) if !member.object_deleting() => {
                 let deleted = delete_exactly(&self.machines, object.as_ref()).await?;
@@ -171,6 +167,18 @@ impl Writer {
         }
         let deleted = delete_exactly(&self.owners, owner.as_ref()).await?;
         Ok(deleted.then(|| Written::DeletedOwner(owner.clone())))
+    }
+
+    /// Keeps core from draining the node of a Machine.
+    pub async fn exclude_drain(&self, owner: &Arc<capi::Machine>) -> Result<(), Error> {
+        let mut after = owner.as_ref().clone();
+        after
+            .annotations_mut()
+            .insert(EXCLUDE_DRAIN_ANNOTATION.to_owned(), String::new());
+        match patch::object(&self.owners, owner.as_ref(), &after, patch::Lock::Open).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Releases an object whose instance is gone.
@@ -264,6 +272,12 @@ impl Writer {
         let mut after = object.as_ref().clone();
         change(&mut after);
         written(patch::object(&self.machines, object.as_ref(), &after, patch::Lock::Open).await)
+    }
+
+    /// Whether the member's object has this status already.
+    pub fn is_written(&self, member: &Member, model_is_latest: bool, version: Option<&str>) -> bool {
+        let present = member.object.as_ref().and_then(|object| object.status.clone());
+        present == Some(status(member, model_is_latest, version, self.clock.now()))
     }
 
     /// Writes the member's status, if it differs.

@@ -73,6 +73,8 @@ pub struct Member {
     pub object: Option<Arc<AzureMachinePoolMachine>>,
     /// The Cluster API Machine that owns the object.
     pub owner: Option<Arc<OwnerMachine>>,
+    /// Whether only Cluster API may drain its node.
+    pub guarded: bool,
     pub node: NodeState,
     pub drain: Drain,
     /// Whether the drain waits for more than pods that are terminating.
@@ -98,6 +100,7 @@ impl Member {
             instance,
             object,
             owner,
+            guarded: false,
             node: NodeState::Missing,
             drain: Drain::NotRun,
             stuck: false,
@@ -280,6 +283,7 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         owner: match &member.owner {
             None => Owner::None,
             Some(_) if member.owner_deleting() => Owner::Deleting,
+            Some(_) if member.guarded => Owner::Guarded,
             Some(_) => Owner::Active,
         },
         created: instance.map(|i| i.created).unwrap_or_default(),

@@ -39,7 +39,7 @@ impl Pools {
                 let pool = self.pools.get(reference.namespace.as_deref(), &reference.name)?;
                 let labels = Labels {
                     pool: pool.name_any(),
-                    pool_namespace: pool.namespace().unwrap_or_default(),
+                    pool_namespace: pool.namespace()?,
                 };
                 let ready = pool.status.as_ref().map_or(0, |status| status.replicas);
                 Some((labels, i64::from(owner.spec.replicas.unwrap_or(1)), i64::from(ready)))

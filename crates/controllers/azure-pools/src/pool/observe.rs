@@ -10,6 +10,7 @@ use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
 use capstan_kube::runtime::EventNote;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
 use super::Actor;
 use super::cloud::Failure;
@@ -238,6 +239,11 @@ impl Actor<'_> {
         };
         let mut observed = self.empty(mode);
         (observed.model, observed.members) = (model, self.members().await?);
+        let drain_rules = self.has_drain_rules(&observed.members).await;
+        for member in &mut observed.members {
+            let owner = member.owner.as_ref();
+            member.guarded = owner.is_some_and(|owner| drain::is_guarded(owner, drain_rules));
+        }
         for n in 0..observed.members.len() {
             let again = self.note_drain(&mut observed.members[n], drains);
             observed.requeue = observed.requeue.min(again);
@@ -253,9 +259,27 @@ impl Actor<'_> {
         Ok(observed)
     }
 
+    /// Whether there are rules for drains that only Cluster API follows. They matter once a machine leaves that has a Machine;
+    /// rules that cannot be read count.
+    async fn has_drain_rules(&self, members: &[Member]) -> bool {
+        let leaves = |m: &Member| m.object_deleting() && m.owner.is_some() && !m.owner_deleting();
+        if !members.iter().any(leaves) {
+            return false;
+        }
+        let rules = self.scope.api_of::<capi::MachineDrainRule>();
+        match rules.list_metadata(&ListParams::default().limit(1)).await {
+            Ok(found) => !found.items.is_empty(),
+            Err(kube::Error::Api(status)) if status.code == 404 => false,
+            Err(error) => {
+                tracing::info!(%error, "cannot list MachineDrainRules: Cluster API drains");
+                true
+            }
+        }
+    }
+
     /// Notes how far the drain of a machine is. Returns when to check it again.
     fn note_drain(&self, member: &mut Member, drains: &HashMap<String, Progress>) -> Duration {
-        if let Some(owner) = member.owner.as_ref().filter(|_| member.leaving()) {
+        if let Some(owner) = member.owner.as_ref().filter(|_| member.owner_deleting()) {
             let object = member.object.as_ref();
             let deleted = object.and_then(|object| object.metadata.deletion_timestamp.as_ref().map(|time| time.0));
             member.drain = drain::by_cluster_api(member.id(), owner, deleted, self.scope.now());

@@ -27,6 +27,9 @@ use crate::error::Error;
 
 /// A state of a machine in a rollout that lasts no longer than this is not written on its own.
 const MOMENT: Duration = Duration::from_secs(30);
+/// That a machine of a rollout has not got the new model is written once the rollout has gone on for so long: the pool's condition
+/// counts those machines, and most of them are replaced before anybody reads it.
+const OUTDATED_PACE: Duration = Duration::from_secs(300);
 /// In a rollout the list of provider ids is written this long after its first change: nobody waits for it.
 const IDS_PACE: Duration = Duration::from_secs(60);
 /// A settled pool writes them at once, but no more often than this: nodes may flap.
@@ -171,10 +174,16 @@ impl Actor<'_> {
         let version = self.owners.machine_pool.spec.template.spec.version.clone();
         let (writer, now) = (self.writer(), self.scope.now());
         let (mut reports, mut wait) = (Vec::new(), Duration::MAX);
+        let outdated = self.outdated_for(rolling);
         for member in observed.existing() {
             match due_report(member, rolling, now) {
                 Due::Now => {
                     let latest = member.model(&set) == Some(&wanted);
+                    let left = OUTDATED_PACE.saturating_sub(outdated);
+                    if rolling && !latest && !left.is_zero() && writer.is_written(member, true, version.as_deref()) {
+                        wait = wait.min(left);
+                        continue;
+                    }
                     reports.push(writer.report(member, latest, version.as_deref()));
                 }
                 Due::After(left) => wait = wait.min(left),
@@ -184,6 +193,13 @@ impl Actor<'_> {
         self.note_all(written)?;
         observed.requeue(wait);
         Ok(())
+    }
+
+    /// Returns how long a rollout has gone on.
+    fn outdated_for(&mut self, rolling: bool) -> Duration {
+        let since = self.state.rolling_since.unwrap_or(self.now());
+        self.state.rolling_since = rolling.then_some(since);
+        self.since(since)
     }
 
     /// Writes `providerID`, `providerIDList` and the record of our tags; not at every step of many.
@@ -267,6 +283,7 @@ mod tests {
             instance: Some(instance),
             object: Some(std::sync::Arc::new(object)),
             owner: None,
+            guarded: false,
             node: NodeState::Missing,
             drain: match stuck {
                 true => Drain::Running {

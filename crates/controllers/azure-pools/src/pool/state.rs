@@ -10,6 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::{AzureMachinePool, Future};
 use capstan_azure::{Client, Operation};
+use capstan_core::backoff::exponential;
 use capstan_core::pool::{self, Cause, TRIES, refused, wait};
 use capstan_kube::runtime::EventNote;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,8 @@ use crate::model::Model;
 const SERVICE: &str = "scalesets";
 /// Work in Azure that no operation of ours accounts for is refreshed this often: as often as Azure wants to be asked.
 const UNTRACKED_RECHECK: Duration = Duration::from_secs(12);
+/// Between two polls of an operation whose effect nodes show there is no more time than this, unless Azure asks for more.
+const SELDOM_POLL: Duration = Duration::from_secs(60);
 /// Azure is asked again after this long for what it has refused for good: what it lacked may exist by then.
 const REFUSED: Duration = Duration::from_secs(600);
 
@@ -48,9 +51,25 @@ pub struct Tracked {
     pub kind: Kind,
     pub ids: BTreeSet<String>,
     pub operation: Operation,
+    /// How often Azure has said that it is not over.
+    #[serde(default)]
+    pub polls: u32,
 }
 
 impl Tracked {
+    /// Puts the next poll off after Azure has said that the operation is not over. Nodes that come and go tell of instances that
+    /// are made and deleted, mostly before a poll does: the longer it takes, the more seldom Azure is asked.
+    pub fn put_off(&mut self, interval: Duration, now: jiff::Timestamp) {
+        self.polls += 1;
+        match self.kind {
+            Kind::Change | Kind::Delete => {
+                let wait = exponential(interval, SELDOM_POLL.max(interval), self.polls + 1);
+                self.operation.not_before = now + wait;
+            }
+            Kind::Update | Kind::Reimage | Kind::Remove => {}
+        }
+    }
+
     /// Returns the operation as the status keeps it.
     pub fn persist(&self, set: &SetName) -> Future {
         let data = serde_json::to_vec(self).unwrap_or_default();
@@ -234,6 +253,8 @@ pub struct State {
     pub retry: Retry,
     /// Provider ids of instances whose node was ready when last observed.
     pub ready: HashSet<String>,
+    /// Since when a rollout has gone on.
+    pub rolling_since: Option<Instant>,
     /// Failed instances that were already counted against creation.
     pub failures_counted: HashSet<String>,
     /// The outcomes of the drains of this reconcile, by machine; the next observation takes them.
@@ -462,8 +483,33 @@ mod tests {
             kind: Kind::Change,
             ids: BTreeSet::new(),
             operation,
+            polls: 0,
         });
         assert_eq!(state.untracked_in(Instant::now()), None);
+    }
+
+    #[rstest]
+    #[case::instances_are_made(Kind::Change, [20, 40, 60, 60])]
+    #[case::instances_are_deleted(Kind::Delete, [20, 40, 60, 60])]
+    #[case::only_a_poll_tells_of_a_reimage(Kind::Reimage, [10, 10, 10, 10])]
+    fn azure_is_asked_more_seldom_about_what_nodes_show(#[case] kind: Kind, #[case] expected: [i64; 4]) {
+        let mut headers = http::HeaderMap::new();
+        headers.insert("azure-asyncoperation", "https://a/operations/1".parse().unwrap());
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let operation = Operation::started("PATCH", "/r", 202, &headers, b"", now).unwrap();
+        let mut tracked = Tracked {
+            kind,
+            ids: BTreeSet::new(),
+            operation,
+            polls: 0,
+        };
+        let ten = Duration::from_secs(10);
+        let waits = expected.map(|_| {
+            tracked.operation.not_before = now + ten;
+            tracked.put_off(ten, now);
+            tracked.operation.not_before.as_second()
+        });
+        assert_eq!(waits, expected);
     }
 
     #[test]

@@ -24,7 +24,7 @@ const ROLE_ASSIGNED: &str = "RoleAssignmentReady";
 const SUMMED_UP: [&str; 4] = [BOOTSTRAP_SUCCEEDED, RUNNING, MODEL_UPDATED, DESIRED_REPLICAS];
 
 /// While machines come and go, a pool's status is written no more often than this.
-const PACE: Duration = Duration::from_secs(10);
+const PACE: Duration = Duration::from_secs(20);
 /// The same while an obstacle blocks a drain: somebody may have to act.
 const BLOCKED_PACE: Duration = Duration::from_secs(5);
 /// The same for a settled pool: nodes may flap.

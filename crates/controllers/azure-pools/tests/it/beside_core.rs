@@ -5,14 +5,17 @@ use crate::harness;
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use capstan_api::azure::AzureMachinePoolMachine;
-use capstan_kube::capi::{Cluster, Machine};
+use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine};
+use capstan_kube::capi::{Cluster, Machine, MachineDrainRule};
+use capstan_kube::nodes::takes_pods;
 use capstan_testkit::ControlPlane;
+use futures::StreamExt;
 use harness::{Options, World};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use serde_json::json;
+use tokio::task::JoinHandle;
 
 /// The Machine that owns a pool's machine.
 fn owner(machine: &AzureMachinePoolMachine) -> Option<String> {
@@ -124,6 +127,98 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Waits until core gives this reason for the state of a Machine's deletion.
+    async fn until_core_says(&self, machine: &AzureMachinePoolMachine, reason: &str) -> Result<()> {
+        let (machines, name) = (self.0.api::<Machine>(), owner(machine).unwrap());
+        let said = async || {
+            let machine = machines.get(&name).await?;
+            let conditions = machine.status.iter().flat_map(|status| &status.conditions);
+            let mut deleting = conditions.filter(|c| c.type_ == "Deleting" && c.status == "True");
+            Ok(deleting.any(|c| c.reason.as_deref() == Some(reason)).then_some(()))
+        };
+        self.0.until(&format!("core's word: {reason}"), said).await
+    }
+
+    /// Follows a Machine until it is gone. Returns what core says about its deletion, in order.
+    async fn follow(&self, machine: &AzureMachinePoolMachine) -> Result<JoinHandle<Vec<String>>> {
+        let one = WatchParams::default().fields(&format!("metadata.name={}", owner(machine).unwrap()));
+        let changes = self.0.api::<Machine>().watch(&one, "0").await?;
+        let reasons = changes
+            .take_while(|change| std::future::ready(!matches!(change, Ok(WatchEvent::Deleted(_)) | Err(_))))
+            .filter_map(|change| std::future::ready(change.ok().as_ref().and_then(deletion)));
+        Ok(tokio::spawn(async move {
+            let mut all: Vec<String> = reasons.collect().await;
+            all.dedup();
+            all
+        }))
+    }
+
+    /// Hooks, rules and timeouts of drains mean what they mean to core.
+    async fn rules_of_core_are_kept(&self, first: &AzureMachinePoolMachine) -> Result<()> {
+        let world = &self.0;
+        // Nobody drains before a hook is taken away; then core does.
+        let (hook, name) = (
+            "pre-drain.delete.hook.machine.cluster.x-k8s.io/backup",
+            owner(first).unwrap(),
+        );
+        let hooked = |value: Option<&str>| json!({ "metadata": { "annotations": { hook: value } } });
+        world.patch::<Machine>(&name, hooked(Some(""))).await?;
+        world.guarded_pod("cache", &node_of(first)).await?;
+        world.delete_machine(&first.name_any()).await?;
+        self.until_core_says(first, "WaitingForPreDrainHook").await?;
+        let node = Api::<Node>::all(world.client.clone()).get(&node_of(first)).await?;
+        assert!(takes_pods(&node), "cordoned before its hook has run");
+        world.patch::<Machine>(&name, hooked(None)).await?;
+        self.until_core_says(first, "DrainingNode").await?;
+        self.assert_untouched("cache", first).await?;
+        self.let_go("cache").await?;
+        self.until_gone(first).await?;
+
+        // A rule leaves a pod alone that its budget would keep for ever.
+        let second = self.until_owned(1).await?.remove(0);
+        world.guarded_pod("job", &node_of(&second)).await?;
+        world
+            .create::<MachineDrainRule>(json!({
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDrainRule", "metadata": { "name": "jobs" },
+                "spec": { "drain": { "behavior": "Skip" }, "pods": [{ "selector": { "matchLabels": { "app": "job" } } }] }
+            }))
+            .await?;
+        world.delete_machine(&second.name_any()).await?;
+        self.until_gone(&second).await?;
+        let rules = world.api::<MachineDrainRule>();
+        rules.delete("jobs", &DeleteParams::default()).await?;
+
+        // A drain that takes too long is given up once, and not begun again by core.
+        let third = self.until_owned(1).await?.remove(0);
+        world.guarded_pod("slow", &node_of(&third)).await?;
+        let timeout = json!({ "spec": { "nodeDrainTimeout": "3s" } });
+        world.patch::<AzureMachinePool>(&world.name, timeout).await?;
+        let followed = self.follow(&third).await?;
+        world.delete_machine(&third.name_any()).await?;
+        self.until_gone(&third).await?;
+        let reasons = followed.await?;
+        assert!(!reasons.contains(&"DrainingNode".to_owned()), "{reasons:?}");
+        let forever = json!({ "spec": { "nodeDrainTimeout": null } });
+        world.patch::<AzureMachinePool>(&world.name, forever).await?;
+        self.until_owned(1).await.map(drop)
+    }
+}
+
+/// Core's reason for the state of a Machine's deletion.
+fn deletion(change: &WatchEvent<Machine>) -> Option<String> {
+    let (WatchEvent::Added(machine) | WatchEvent::Modified(machine)) = change else {
+        return None;
+    };
+    let mut conditions = machine.status.iter().flat_map(|status| &status.conditions);
+    let deleting = conditions.find(|c| c.type_ == "Deleting" && c.status == "True");
+    deleting.and_then(|condition| condition.reason.clone())
+}
+
+fn node_of(machine: &AzureMachinePoolMachine) -> String {
+    machine.status.clone().unwrap().node_ref.unwrap().name.unwrap()
+}
+
 /// One test, because the core manager is started once.
 #[tokio::test(flavor = "multi_thread")]
 async fn core_owns_the_machines_and_drains_them() -> Result<()> {
@@ -149,8 +244,7 @@ async fn core_owns_the_machines_and_drains_them() -> Result<()> {
     let two = core.until_owned(2).await?;
 
     // Core does not drain where it sees no control plane. Then we do, before anything goes.
-    let node = two[0].status.clone().unwrap().node_ref.unwrap().name.unwrap();
-    core.0.guarded_pod("web", &node).await?;
+    core.0.guarded_pod("web", &node_of(&two[0])).await?;
     core.0.delete_machine(&two[0].name_any()).await?;
     core.0.until_blocked(&two[0].name_any()).await?;
     core.assert_untouched("web", &two[0]).await?;
@@ -158,31 +252,34 @@ async fn core_owns_the_machines_and_drains_them() -> Result<()> {
     core.until_gone(&two[0]).await?;
     let two = core.until_owned(2).await?;
 
-    // With one it does. The machine whose pod may not go lives until the pod may.
+    // With one it does, and it finds the node drained: it does not wait for its next look. The machine whose pod may not go
+    // lives until the pod may.
     let note = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/delete-machine": "yes" } } });
     core.0
         .patch::<AzureMachinePoolMachine>(&two[0].name_any(), note)
         .await?;
     core.make_control_plane().await?;
-    let node = two[0].status.clone().unwrap().node_ref.unwrap().name.unwrap();
-    core.0.guarded_pod("db", &node).await?;
+    core.0.guarded_pod("db", &node_of(&two[0])).await?;
     core.0.scale(1).await?;
-    let held = owner(&two[0]).unwrap();
-    core.0
-        .until("core's word on the drain", async || {
-            let machine = machines.get(&held).await?;
-            let said = machine.status.iter().flat_map(|status| &status.conditions);
-            let draining = said.filter(|c| c.type_ == "Deleting" && c.status == "True");
-            let reasons: Vec<String> = draining.filter_map(|c| c.reason.clone()).collect();
-            Ok(reasons.contains(&"DrainingNode".to_owned()).then_some(()))
-        })
-        .await?;
+    let why = core.0.until_blocked(&two[0].name_any()).await?;
+    assert!(why.contains("/db is blocked by budget"), "{why}");
     core.assert_untouched("db", &two[0]).await?;
+    let machine = machines.get(&owner(&two[0]).unwrap()).await?;
+    assert_eq!(machine.metadata.deletion_timestamp, None, "core has not begun to drain");
+    let followed = core.follow(&two[0]).await?;
     core.let_go("db").await?;
     core.until_gone(&two[0]).await?;
+    let reasons = followed.await?;
+    assert!(
+        reasons.contains(&"WaitingForInfrastructureDeletion".to_owned()),
+        "{reasons:?}"
+    );
+    assert!(!reasons.contains(&"DrainingNode".to_owned()), "{reasons:?}");
     let one = core.until_owned(1).await?;
     assert_eq!(one[0].name_any(), two[1].name_any(), "the annotated one went");
     core.0.bounds.assert_kept();
+    core.0.bounds.set(0, 2);
+    core.rules_of_core_are_kept(&one[0]).await?;
 
     // A second pool whose name begins like the first one's, as clusterctl names them. Core finds the Node of every Machine.
     let options = Options {

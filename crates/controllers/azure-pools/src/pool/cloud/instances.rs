@@ -9,6 +9,17 @@ use super::Cloud;
 use crate::error::Error;
 use crate::pool::state::Kind;
 
+/// How an instance is renewed in place.
+#[derive(Clone, Copy, Debug)]
+pub enum Renewal {
+    /// It is brought to the newest model. It keeps the custom data that it has: Azure gives a scale set's newer custom data to
+    /// instances that are made or reimaged, and to no others
+    /// (https://learn.microsoft.com/azure/virtual-machines/custom-data#faq).
+    Update,
+    /// It is provisioned again, with the custom data of the model that it has.
+    Reimage,
+}
+
 impl Cloud<'_> {
     /// Deletes these instances, all in one call where Azure offers one.
     pub(in crate::pool) async fn delete(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
@@ -68,31 +79,17 @@ impl Cloud<'_> {
         self.state.instances_stale = over;
     }
 
-    /// Brings these instances to the newest model. They keep the custom data that they have: Azure gives a scale set's newer
-    /// custom data to instances that are made or reimaged, and to no others
-    /// (https://learn.microsoft.com/azure/virtual-machines/custom-data#faq).
-    pub(in crate::pool) async fn update(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
+    pub(in crate::pool) async fn renew(&mut self, drained: Vec<Drained>, renewal: Renewal) -> Result<(), Error> {
         let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
         let list: Vec<String> = ids.iter().cloned().collect();
-        self.owned()?;
-        let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
-        self.renewed(Kind::Update, ids, upgrade)
-    }
-
-    /// Provisions these instances again, with the custom data of the model that they have.
-    pub(in crate::pool) async fn reimage(&mut self, drained: Vec<Drained>) -> Result<(), Error> {
-        let ids: BTreeSet<String> = drained.iter().map(|proof| proof.machine().to_owned()).collect();
-        let list: Vec<String> = ids.iter().cloned().collect();
-        let reimage = self.client.reimage_instances(&self.owned()?, &list).await;
-        self.renewed(Kind::Reimage, ids, reimage)
-    }
-
-    fn renewed(
-        &mut self,
-        kind: Kind,
-        ids: BTreeSet<String>,
-        answer: Result<Option<Operation>, capstan_azure::Error>,
-    ) -> Result<(), Error> {
+        let set = self.owned()?;
+        let (kind, answer) = match renewal {
+            Renewal::Update => {
+                let upgrade = self.client.upgrade_instances(&self.group, &self.name, &list).await;
+                (Kind::Update, upgrade)
+            }
+            Renewal::Reimage => (Kind::Reimage, self.client.reimage_instances(&set, &list).await),
+        };
         let operation = answer.inspect_err(|_| self.mark_ambiguous())?;
         let over = operation.is_none();
         self.track(kind, ids, operation);

@@ -9,8 +9,9 @@ use capstan_api::openshift::MACHINE_FINALIZER;
 use capstan_azure::{Client, Clients, Credential, Secret as Hidden};
 use capstan_core::Clock;
 use capstan_core::azure_names::AzureName;
+use capstan_kube::grant;
 use k8s_openapi::api::core::v1::{Secret, SecretReference};
-use kube::{Api, Client as Kube, ResourceExt as _};
+use kube::{Api, Client as Kube};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -22,10 +23,6 @@ const FRESH: Duration = Duration::from_secs(30);
 /// How long deletions may use an account whose secret is gone. A namespace in deletion loses its secrets before its
 /// machines, which may have to be drained first; after this, deleting the secret has revoked the account.
 const REVOKED_AFTER: Duration = Duration::from_secs(3600);
-
-/// The annotation of a credentials secret that names the other namespaces whose machines may use it, separated by commas.
-/// `*` stands for all.
-const ALLOWED_NAMESPACES: &str = "capstan.dev/allowed-namespaces";
 
 /// The path of workload identity's token, unless the secret has one.
 const TOKEN_FILE_VARIABLE: &str = "AZURE_FEDERATED_TOKEN_FILE";
@@ -73,26 +70,13 @@ impl Key {
 struct Known {
     read: Instant,
     account: Account,
-    /// The value of [`ALLOWED_NAMESPACES`].
-    allowed: String,
+    /// The namespaces that it grants, as its annotation has them.
+    granted: String,
 }
 
 impl Known {
     fn allows(&self, key: &Key, namespace: &str) -> bool {
-        let mut listed = self.allowed.split(',').map(str::trim);
-        key.namespace == namespace || listed.any(|one| one == "*" || one == namespace)
-    }
-
-    fn granted(self, key: &Key, namespace: &str) -> Result<Account, Error> {
-        if self.allows(key, namespace) {
-            return Ok(self.account);
-        }
-        let Key { namespace: other, name } = key;
-        Err(Error::NotReady(format!(
-            "credentials secret {other}/{name} does not allow machines of namespace {namespace}: name a secret of \
-             namespace {namespace}, or have the owner of the secret add {namespace} to its annotation \
-             {ALLOWED_NAMESPACES}"
-        )))
+        key.namespace == namespace || grant::grants(&self.granted, namespace)
     }
 }
 
@@ -120,8 +104,8 @@ impl Accounts {
     pub async fn get(&self, reference: Option<&SecretReference>, namespace: &str) -> Result<Account, Error> {
         let key = Key::of(reference, namespace);
         match self.current(&key, namespace).await? {
-            Some(known) => known.granted(&key, namespace),
-            None => Err(Error::NotReady(missing("credentials", &key))),
+            Some(known) => Ok(known.account),
+            None => Err(Error::NotReady(absent(&key, namespace))),
         }
     }
 
@@ -130,35 +114,39 @@ impl Accounts {
         let key = Key::of(reference, namespace);
         let last = match self.current(&key, namespace).await? {
             Some(known) => Some(known),
-            None => self.younger(&key, REVOKED_AFTER),
+            None => self.younger(&key, namespace, REVOKED_AFTER),
         };
         match last {
-            Some(known) => known.granted(&key, namespace),
-            None => Err(Error::NotReady(left_over(&missing("credentials", &key)))),
+            Some(known) => Ok(known.account),
+            None => Err(Error::NotReady(left_over(&absent(&key, namespace)))),
         }
     }
 
     async fn current(&self, key: &Key, namespace: &str) -> Result<Option<Known>, Error> {
         // A grant counts at once.
-        match self.younger(key, FRESH).filter(|known| known.allows(key, namespace)) {
+        match self.younger(key, namespace, FRESH) {
             Some(known) => Ok(Some(known)),
-            None => self.read(key).await,
+            None => self.read(key, namespace).await,
         }
     }
 
-    fn younger(&self, key: &Key, age: Duration) -> Option<Known> {
+    fn younger(&self, key: &Key, namespace: &str, age: Duration) -> Option<Known> {
         let known = self.known.lock().get(key).cloned();
-        known.filter(|known| self.clock.since(known.read) < age)
+        known.filter(|known| self.clock.since(known.read) < age && known.allows(key, namespace))
     }
 
-    /// Reads the secret. `None`: there is no such secret.
-    async fn read(&self, key: &Key) -> Result<Option<Known>, Error> {
+    /// Reads the secret. `None`: there is no such secret, or `user` may not use it. Nobody learns from a secret of another
+    /// namespace what is in it, nor whether it exists.
+    async fn read(&self, key: &Key, user: &str) -> Result<Option<Known>, Error> {
         let Key { namespace, name } = key;
         let api: Api<Secret> = Api::namespaced(self.kube.clone(), namespace);
         let Some(secret) = api.get_opt(name).await? else {
             return Ok(None);
         };
-        let allowed = secret.annotations().get(ALLOWED_NAMESPACES).cloned();
+        let granted = grant::granted(&secret).to_owned();
+        if namespace != user && !grant::grants(&granted, user) {
+            return Ok(None);
+        }
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_default().trim().to_owned();
         let secret = values(secret).into_iter().map(|(key, value)| (key, text(value)));
         let account = self
@@ -168,7 +156,7 @@ impl Accounts {
         let known = Known {
             read: self.clock.instant(),
             account,
-            allowed: allowed.unwrap_or_default(),
+            granted,
         };
         let mut all = self.known.lock();
         all.retain(|_, known| self.clock.since(known.read) < REVOKED_AFTER);
@@ -196,8 +184,15 @@ impl Accounts {
     /// Refuses a credential that is not the tenant's: a file of this process, or the identity of this process.
     async fn check(&self, namespace: &str, credential: &Credential) -> Result<(), String> {
         let allowed = self.clients.allowed();
+        let by_capstan = |client_id: &str| {
+            let checked = allowed.client_ids.check(namespace, client_id);
+            checked.map_err(|refusal| format!("is refused: {refusal}"))
+        };
         match credential {
-            Credential::WorkloadIdentity { token_file, .. } => {
+            Credential::WorkloadIdentity {
+                token_file, client_id, ..
+            } => {
+                by_capstan(client_id)?;
                 let own = [self.token_file.as_deref(), Some(TOKEN_FILE.as_ref())];
                 if own.contains(&Some(token_file)) {
                     return Ok(());
@@ -211,7 +206,12 @@ impl Accounts {
                  machine that capstan runs on: add one of them, or start capstan with \
                  --allow-environment-identity={namespace}"
             )),
-            Credential::ManagedIdentity { .. } | Credential::Secret { .. } | Credential::Certificate { .. } => Ok(()),
+            Credential::ManagedIdentity {
+                client_id: Some(client_id),
+            } => by_capstan(client_id),
+            Credential::ManagedIdentity { client_id: None }
+            | Credential::Secret { .. }
+            | Credential::Certificate { .. } => Ok(()),
         }
     }
 }
@@ -225,6 +225,14 @@ fn own_token() -> Option<PathBuf> {
 
 fn missing(what: &str, key: &Key) -> String {
     format!("{what} secret {}/{} does not exist", key.namespace, key.name)
+}
+
+/// The same answer for a secret of another namespace that does not exist and for one that grants nothing.
+fn absent(key: &Key, namespace: &str) -> String {
+    match key.namespace == namespace {
+        true => missing("credentials", key),
+        false => format!("credentials {}", grant::refusal(&key.namespace, &key.name, namespace)),
+    }
 }
 
 /// Tells what to do about a machine whose resources in Azure nobody can delete.
@@ -401,19 +409,26 @@ mod tests {
         let there = There::new(Mutex::new(Some(secret(serde_json::json!({})))));
         let (accounts, reference) = (accounts(&there), named(Some("platform")));
         accounts.get(Some(&reference), "platform").await.unwrap();
-        for result in [
-            accounts.get(Some(&reference), "tenant").await,
-            accounts.get_or_last(Some(&reference), "tenant").await,
-        ] {
-            let error = result.unwrap_err().to_string();
-            assert!(
-                error.contains("platform/s does not allow machines of namespace tenant"),
-                "{error}"
-            );
-            assert!(error.contains(ALLOWED_NAMESPACES), "{error}");
+        let mut refusals = Vec::new();
+        // As it is, empty, and gone.
+        for _ in 0..3 {
+            let last = accounts.get_or_last(Some(&reference), "tenant").await;
+            assert!(last.unwrap_err().to_string().contains("remove the finalizer"));
+            let error = accounts.get(Some(&reference), "tenant").await.unwrap_err().to_string();
+            let refusal = "credentials secret platform/s does not exist, or does not allow namespace tenant: annotate it with \
+                           capstan.dev/allowed-namespaces=tenant";
+            assert!(error.starts_with(refusal), "{error}");
+            refusals.push(error);
+            // Neither its absence nor what is in it changes the answer.
+            *there.lock() = (refusals.len() == 1).then(|| serde_json::json!({"metadata": {"name": "s"}}));
+            tokio::time::advance(FRESH).await;
         }
+        assert_eq!(refusals[0], refusals[1]);
+        assert_eq!(refusals[0], refusals[2]);
         for (allowed, granted) in [("a, tenant", true), ("*", true), ("ten", false)] {
-            *there.lock() = Some(secret(serde_json::json!({(ALLOWED_NAMESPACES): allowed})));
+            *there.lock() = Some(secret(
+                serde_json::json!({(grant::ALLOWED_NAMESPACES_ANNOTATION): allowed}),
+            ));
             tokio::time::advance(FRESH).await;
             assert_eq!(
                 accounts.get(Some(&reference), "tenant").await.is_ok(),
@@ -513,5 +528,25 @@ mod tests {
         let refused = accounts.get(Some(&named(None)), "other").await;
         let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("--allow-environment-identity=other"), "{refused}");
+    }
+
+    #[rstest::rstest]
+    #[case::a_federated_identity(&[("azure_client_id", "app-1"), ("azure_tenant_id", "t")])]
+    #[case::an_identity_of_the_host(&[("azure_client_id", "app-1")])]
+    #[tokio::test]
+    async fn a_secret_names_the_client_ids_that_the_operator_allows_its_namespace(#[case] keys: &[(&str, &str)]) {
+        for (id, expected) in [("app-1", true), ("app-2", false)] {
+            let allowed = capstan_azure::Allowed {
+                environment_identity: capstan_azure::Namespaces::All,
+                client_ids: [format!("ns={id}").parse().unwrap()].into_iter().collect(),
+                ..Default::default()
+            };
+            let mut accounts = accounts_that(&secret_with(keys), allowed);
+            accounts.token_file = Some("/own".into());
+            let account = accounts.get(Some(&named(None)), "ns").await;
+            let refusal = account.err().map(|error| error.to_string()).unwrap_or_default();
+            assert_eq!(refusal.is_empty(), expected, "{refusal}");
+            assert!(expected || refusal.contains("--allow-client-ids=ns=app-1"), "{refusal}");
+        }
     }
 }

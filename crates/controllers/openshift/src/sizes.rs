@@ -16,6 +16,7 @@ use crate::account::{self, Accounts};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::{Api, PostParams};
+use tokio::sync::Semaphore;
 
 /// Users wait for admission: a catalogue that takes longer than this to read is there for the next request.
 const WAIT: Duration = Duration::from_secs(2);
@@ -164,9 +165,12 @@ fn wishes(spec: &AzureMachineProviderSpec) -> Vec<(Ability, &'static str, &'stat
 /// How long admission believes an answer about what a user may read. A set makes many machines within that time.
 const ACCESS_KNOWN: Duration = Duration::from_secs(60);
 
+/// Look-ups at a time; more requests get no answer. They outlive their requests, and anybody may send some.
+const LOOK_UPS: usize = 16;
+
 /// The catalogue as admission asks it, with the accounts that machines name. Clones share what is known.
 ///
-/// Invariant: no secret is used for a request of somebody who may not read it.
+/// Invariant: no secret is used for a request of somebody who may not read it, and requests cost bounded memory.
 #[derive(Clone)]
 pub struct Sizes(Arc<Shared>);
 
@@ -175,6 +179,7 @@ struct Shared {
     accounts: Accounts,
     /// Whether a user may read a secret.
     access: Memo<(String, account::Key), bool>,
+    look_ups: Arc<Semaphore>,
 }
 
 impl Sizes {
@@ -182,6 +187,7 @@ impl Sizes {
         Self(Arc::new(Shared {
             accounts: Accounts::new(kube.clone(), clients, clock),
             access: Memo::new(clock, 1000),
+            look_ups: Arc::new(Semaphore::new(LOOK_UPS)),
             kube,
         }))
     }
@@ -190,8 +196,15 @@ impl Sizes {
     /// known in time.
     pub async fn warnings(&self, user: &UserInfo, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
         let (shared, user, namespace, spec) = (self.0.clone(), user.clone(), namespace.to_owned(), spec.clone());
+        let Ok(place) = shared.look_ups.clone().try_acquire_owned() else {
+            return Vec::new();
+        };
         // Its own task, so that a reading that comes too late for this user is there for the next.
-        let asked = tokio::spawn(async move { shared.warnings(&user, &namespace, &spec).await });
+        let asked = tokio::spawn(async move {
+            let warnings = shared.warnings(&user, &namespace, &spec).await;
+            drop(place);
+            warnings
+        });
         match tokio::time::timeout(WAIT, asked).await {
             Ok(Ok(warnings)) => warnings,
             _ => Vec::new(),
@@ -292,6 +305,28 @@ mod tests {
             None => assert_eq!(found, Vec::<String>::new()),
             Some(text) => assert!(found[0].contains(text), "{found:?}"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_of_anybody_cost_a_bounded_number_of_look_ups() {
+        let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = asked.clone();
+        let silent = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+        });
+        let cloud = capstan_azure::Cloud::custom("sim", "https://localhost:1", "https://localhost:1").unwrap();
+        let clients = Clients::new(capstan_azure::Settings::new(cloud)).unwrap();
+        let sizes = Sizes::new(kube::Client::new(silent, "default"), clients, Clock::system());
+        let users = (0..10 * LOOK_UPS).map(|n| UserInfo {
+            username: Some(format!("user-{n}")),
+            ..UserInfo::default()
+        });
+        for user in users {
+            let warnings = sizes.warnings(&user, "ns", &good()).await;
+            assert_eq!(warnings, Vec::<String>::new());
+        }
+        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), LOOK_UPS);
     }
 
     #[test]

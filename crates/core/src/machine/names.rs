@@ -32,11 +32,15 @@ pub const POLICY_TAG: &str = "capstan-deletion-policy";
 
 pub type Tags = BTreeMap<String, String>;
 
+/// Returns the cluster that a tag names, in the spelling of today or in the one before.
+fn cluster_of_tag(tag: &str) -> Option<&str> {
+    let mut prefixes = ["kubernetes.io_cluster.", "kubernetes.io-cluster-"].into_iter();
+    prefixes.find_map(|prefix| tag.strip_prefix(prefix))
+}
+
 /// Whether a tag is that of a cluster, in the spelling of today or in the one before.
 pub fn is_tag_of(tag: &str, cluster: &str) -> bool {
-    let mut prefixes = ["kubernetes.io_cluster.", "kubernetes.io-cluster-"].into_iter();
-    let named = prefixes.find_map(|prefix| tag.strip_prefix(prefix));
-    !cluster.is_empty() && named == Some(cluster)
+    !cluster.is_empty() && cluster_of_tag(tag) == Some(cluster)
 }
 
 /// Returns the names of a set's availability set: that of today, and that of an earlier version.
@@ -207,6 +211,12 @@ impl Names {
     /// Whether a resource bears the cluster's tag.
     pub fn is_of_cluster(&self, tags: Option<&Tags>) -> bool {
         tags.is_some_and(|tags| tags.keys().any(|tag| self.is_cluster_tag(tag)))
+    }
+
+    /// Returns the other cluster whose tag a resource bears. `None`: it bears that of this cluster, or no cluster's.
+    pub fn other_cluster<'a>(&self, tags: Option<&'a Tags>) -> Option<&'a str> {
+        let mut named = tags?.keys().filter_map(|tag| cluster_of_tag(tag));
+        named.next().filter(|_| !self.is_of_cluster(tags))
     }
 
     /// Whether a resource bears the tag of another machine.

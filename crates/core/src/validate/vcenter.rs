@@ -1,6 +1,6 @@
 //! Names of vCenter servers: `host` or `host:port`, reached by HTTPS.
 //!
-//! Invariant: whoever writes a server into a manifest chooses a host and a port, and nothing else of a request: no scheme but
+//! Invariant: a server in a manifest is a host and a port, and nothing else of a request: no scheme but
 //! HTTPS, no path, no query, no user.
 
 use std::net::Ipv6Addr;

@@ -4,16 +4,18 @@ use super::create::Part;
 use super::error::Error;
 use super::ids::Ids as _;
 use super::state::State;
-use super::{Controller, Observed, Target, check, node, observe, status};
+use super::status::{Failed, Note, Requested, Shown};
+use super::{Controller, Observed, Target, check, disks, node, observe, status};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
+use capstan_azure::model::VirtualMachine;
 use capstan_azure::operation::Follow;
 use capstan_azure::{Operation, Progress};
 use capstan_core::machine::failure::{self, Creation};
 use capstan_core::machine::{NodeLookup, Step};
 use capstan_core::{Class, Classified as _};
 use capstan_kube::patch::{self, Lock};
-use capstan_kube::runtime::{Outcome, Scope};
+use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::{Api, ResourceExt as _};
 use std::time::Duration;
@@ -24,10 +26,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// A control plane node waits for its turn; watches of Nodes end the wait sooner.
 const CONTROL_PLANE_TURN: Duration = Duration::from_secs(20);
 
-const VM_RUNNING: &str = "Running";
-
 impl Controller {
+    /// Carries out a step. One that has something to report ends the reconcile: the runtime reports it, and the next
+    /// reconcile plans with it.
     pub(super) async fn apply_step(
+        &self,
+        step: Step,
+        observed: &mut Observed,
+        scope: &mut Scope<Machine>,
+        state: &mut State,
+    ) -> Result<Outcome, Error> {
+        match self.carry_out(step, observed, scope, state).await? {
+            Outcome::Observe if !observed.notes.is_empty() => Ok(Outcome::Wait(Some(Duration::ZERO))),
+            outcome => Ok(outcome),
+        }
+    }
+
+    async fn carry_out(
         &self,
         step: Step,
         observed: &mut Observed,
@@ -42,23 +57,23 @@ impl Controller {
             Step::PollVm => self.poll_vm(observed, scope, state).await,
             Step::Prepare => {
                 let result = self.prepare(observed, scope, state).await;
-                self.created(result, scope, state).await
+                self.created(result, observed, scope, state).await
             }
             Step::EnsureAddress => {
                 let result = self.ensure(Part::Address, observed, scope, state).await;
-                self.created(result, scope, state).await
+                self.created(result, observed, scope, state).await
             }
             Step::EnsureInterfaceAndDisks => {
                 let result = self.ensure(Part::InterfaceAndDisks, observed, scope, state).await;
-                self.created(result, scope, state).await
+                self.created(result, observed, scope, state).await
             }
             Step::CreateVm => {
                 let result = self.request_vm(When::Absent, observed, scope, state).await;
-                self.created(result, scope, state).await
+                self.created(result, observed, scope, state).await
             }
             Step::RetryVm => {
                 let result = self.request_vm(When::Always, observed, scope, state).await;
-                self.created(result, scope, state).await
+                self.created(result, observed, scope, state).await
             }
             Step::AwaitVm => {
                 let target = self.target(scope, observed).await?;
@@ -73,59 +88,68 @@ impl Controller {
             Step::RecordRequested => self.record_requested(observed, scope).await,
             Step::RecordProvisioned => self.record_provisioned(observed, scope, state).await,
             Step::RecordObservation => self.record_observation(observed, scope, state).await,
-            Step::LinkNode(node) => self.link_node(scope, &node).await,
+            Step::LinkNode(node) => {
+                self.apply_node_metadata(scope, &node).await?;
+                observed.notes.push(Note::Linked(node::reference(&node)));
+                Ok(Outcome::Done)
+            }
             Step::FailMissing => {
-                let message = "can't find created instance";
-                self.fail(scope, state, "UpdateError", message, "FailedUpdate").await
+                let failed = Failed {
+                    reason: "UpdateError",
+                    message: "can't find created instance".to_owned(),
+                    event: "FailedUpdate",
+                };
+                self.fail(failed, observed, scope, state).await
             }
             Step::FailNameConflict => {
                 let name = scope.name();
                 let why = format!("a virtual machine named {name} exists already and was not made for this machine");
-                self.refuse(scope, state, &why).await
+                self.refuse(&why, observed, scope, state).await
             }
             Step::AwaitDrainHooks => {
-                self.report_deletion(scope, None).await?;
+                observed.notes.deleting(None);
                 let text = "Drain blocked by pre-drain hook";
-                self.events.normal(scope.object.as_ref(), "DrainBlocked", text).await;
+                observed.notes.event(EventNote::normal("DrainBlocked", text));
                 Ok(Outcome::Wait(None))
             }
             Step::AwaitTerminateHooks => {
-                self.report_deletion(scope, None).await?;
+                observed.notes.deleting(None);
                 Ok(Outcome::Wait(None))
             }
             Step::AwaitControlPlane(other) => {
                 let text = format!("waiting for control plane node {other}: one is drained at a time");
-                self.report_deletion(scope, Some(Err(text))).await?;
+                observed.notes.deleting(Some(Err(text)));
                 Ok(Outcome::Wait(Some(CONTROL_PLANE_TURN)))
             }
-            Step::Drain(node) => self.drain(scope, state, &node).await,
+            Step::Drain(node) => self.drain(&node, observed, scope, state).await,
             Step::DeleteVm(drained) => {
                 if let Some(node) = self.drained_node(observed, &scope.object) {
                     self.drainer.stop(&node);
                 }
                 let result = self.delete_vm(drained, observed, scope, state).await;
-                self.deleted(result, scope, state).await
+                self.deleted(result, observed, scope, state)
             }
             Step::PollVmDeletion => {
                 let result = self.poll_vm_deletion(observed, scope, state).await;
-                self.deleted(result, scope, state).await
+                self.deleted(result, observed, scope, state)
             }
             Step::DeleteResources => {
                 let result = self.delete_resources(observed, scope, state).await;
-                self.deleted(result, scope, state).await
+                self.deleted(result, observed, scope, state)
             }
             Step::DeleteAvailabilitySet => {
                 let result = self.delete_availability_set(observed, scope, state).await;
-                self.deleted(result, scope, state).await
+                self.deleted(result, observed, scope, state)
             }
             Step::Release(node) => self.release(scope, state, node.as_deref()).await,
         }
     }
 
-    /// Reports the failure of a step of the creation, as [`failure::of_creation`] decides.
+    /// Notes the failure of a step of the creation, as [`failure::of_creation`] decides.
     async fn created(
         &self,
         result: Result<Outcome, Error>,
+        observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
@@ -135,21 +159,15 @@ impl Controller {
         match failure::of_creation(error.failure(), is_begun) {
             Creation::Retry => Err(error),
             Creation::ReportAndRetry => {
-                self.report_retryable(scope, &error).await?;
+                self.metrics
+                    .failed("FailedCreate", scope.object.as_ref(), "CreateError");
+                observed
+                    .notes
+                    .push(Note::NotCreated(not_created(&scope.name(), &error.to_string())));
                 Err(error)
             }
-            Creation::Fail => self.refuse(scope, state, &error.to_string()).await,
+            Creation::Fail => self.refuse(&error.to_string(), observed, scope, state).await,
         }
-    }
-
-    /// Returns whether there was anything to write.
-    pub(super) async fn write_status(&self, scope: &mut Scope<Machine>, after: &Machine) -> Result<bool, Error> {
-        let before = status::of(&scope.object).phase;
-        let written = scope.write_status(after).await?;
-        if written {
-            self.metrics.phase(before.as_deref(), &scope.object);
-        }
-        Ok(written)
     }
 
     /// Returns whether there was anything to write.
@@ -201,7 +219,7 @@ impl Controller {
                     Class::Terminal if !error.is_not_found() => Error::Invalid(text),
                     Class::Terminal | Class::Transient | Class::Throttled(_) => Error::NotReady(text),
                 };
-                self.created(Err(failed), scope, state).await
+                self.created(Err(failed), observed, scope, state).await
             }
             Err(source) => Err(Error::Azure {
                 doing: "polling the virtual machine's creation".into(),
@@ -214,35 +232,27 @@ impl Controller {
         let target = self.target(scope, observed).await?;
         let addresses = self.addresses_of(&target).await?;
         let vm = observed.vm.clone().unwrap_or_default();
-        let after = status::provisioning(
-            &scope.object,
-            &target.spec,
-            &target.names,
-            &vm,
-            None,
-            addresses,
-            scope.now(),
-        );
-        self.write_status(scope, &after).await?;
+        let requested = requested(&target, &vm, None, addresses);
+        observed.notes.push(Note::Requested(Box::new(requested)));
         Ok(Outcome::Done)
     }
 
-    /// Writes what has changed about a virtual machine that was ready before.
+    /// Brings labels and annotations up to date with a virtual machine that was ready before.
     async fn record_observation(
         &self,
         observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
-        let vm_state = observed.vm.as_ref().and_then(status::state_of);
-        let mut updated = false;
-        if let Some(vm_state) = &vm_state {
-            let mut marked = Machine::clone(&scope.object);
-            marked
-                .annotations_mut()
-                .insert(status::INSTANCE_STATE.to_owned(), vm_state.clone());
-            updated |= self.write_object(scope, state, &marked).await?;
-        }
+        let vm = observed.vm.as_ref();
+        let vm_state = vm.and_then(status::state_of);
+        let updated = match vm {
+            Some(vm) => {
+                let shown = status::shown(&scope.object, vm, vm_state.as_deref());
+                self.write_object(scope, state, &shown).await?
+            }
+            None => false,
+        };
         let known = scope.object.status.as_ref();
         let addresses = if known.is_none_or(|status| status.addresses.is_empty()) {
             let target = self.target(scope, observed).await?;
@@ -250,12 +260,11 @@ impl Controller {
         } else {
             Vec::new()
         };
-        let after = status::seen(&scope.object, vm_state.as_deref(), addresses, scope.now());
-        updated |= self.write_status(scope, &after).await?;
-        if updated {
-            let text = format!("Updated machine {:?}", scope.name());
-            self.events.normal(scope.object.as_ref(), "Updated", text).await;
-        }
+        observed.notes.push(Note::Shown(Shown {
+            state: vm_state,
+            addresses,
+            updated,
+        }));
         Ok(Outcome::Done)
     }
 
@@ -285,26 +294,16 @@ impl Controller {
         let Target { spec, names, .. } = target.as_ref();
         let spot = spec.spot_vm_options.is_some();
         let zone = spec.zone.as_deref();
-        let after = status::identified(&scope.object, names, spec.vm_size.as_deref(), zone, spot, VM_RUNNING);
+        let after = status::identified(&scope.object, names, spec.vm_size.as_deref(), zone, spot);
         self.write_object(scope, state, &after).await?;
-        let mut after = status::provisioned(&scope.object, VM_RUNNING, scope.now());
-        // Where the Node came before Azure's last answer, Provisioned would be over as it is written.
-        if let Some(node) = self.node_of(&scope.object) {
-            self.apply_node_metadata(scope, &node).await?;
-            after = status::running(&after, node::reference(&node), scope.now());
+        let node = self.node_of(&scope.object);
+        if let Some(node) = &node {
+            self.apply_node_metadata(scope, node).await?;
         }
-        self.write_status(scope, &after).await?;
+        let node = node.as_deref().map(node::reference);
+        observed.notes.push(Note::Provisioned(node));
         state.observed(&scope.object, scope.instant());
-        let text = format!("Created machine {:?}", names.machine);
-        self.events.normal(scope.object.as_ref(), "Created", text).await;
         Ok(Outcome::Observe)
-    }
-
-    async fn link_node(&self, scope: &mut Scope<Machine>, node: &Node) -> Result<Outcome, Error> {
-        self.apply_node_metadata(scope, node).await?;
-        let after = status::running(&scope.object, node::reference(node), scope.now());
-        self.write_status(scope, &after).await?;
-        Ok(Outcome::Done)
     }
 
     async fn apply_node_metadata(&self, scope: &Scope<Machine>, node: &Node) -> Result<(), Error> {
@@ -322,52 +321,36 @@ impl Controller {
     }
 
     /// The machine can never be created: it has failed, with the message that users search for.
-    pub(super) async fn refuse(
+    async fn refuse(
         &self,
+        why: &str,
+        observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
-        why: &str,
     ) -> Result<Outcome, Error> {
-        let name = scope.name();
-        let message = format!("failed to reconcile machine {name:?}: failed to create vm {name}: {why}");
-        self.fail(scope, state, "InvalidConfiguration", &message, "FailedCreate")
-            .await
+        let failed = Failed {
+            reason: "InvalidConfiguration",
+            message: not_created(&scope.name(), why),
+            event: "FailedCreate",
+        };
+        self.fail(failed, observed, scope, state).await
     }
 
     async fn fail(
         &self,
+        failed: Failed,
+        observed: &mut Observed,
         scope: &mut Scope<Machine>,
         state: &mut State,
-        reason: &str,
-        message: &str,
-        event: &str,
     ) -> Result<Outcome, Error> {
         let mut marked = Machine::clone(&scope.object);
         marked
             .annotations_mut()
             .insert(status::INSTANCE_STATE.to_owned(), "Unknown".to_owned());
         self.write_object(scope, state, &marked).await?;
-        let after = status::failed(&scope.object, reason, message, scope.now());
-        self.write_status(scope, &after).await?;
-        self.metrics.failed(event, scope.object.as_ref(), reason);
-        self.events
-            .warning(scope.object.as_ref(), event, format!("{reason}: {message}"))
-            .await;
+        self.metrics.failed(failed.event, scope.object.as_ref(), failed.reason);
+        observed.notes.push(Note::Failed(failed));
         Ok(Outcome::Wait(None))
-    }
-
-    /// Reports what keeps the machine from being created for now.
-    async fn report_retryable(&self, scope: &mut Scope<Machine>, error: &Error) -> Result<(), Error> {
-        let name = scope.name();
-        let message = format!("failed to reconcile machine {name:?}: failed to create vm {name}: {error}");
-        let after = status::create_failed(&scope.object, &message, scope.now());
-        self.write_status(scope, &after).await?;
-        self.metrics
-            .failed("FailedCreate", scope.object.as_ref(), "CreateError");
-        self.events
-            .warning(scope.object.as_ref(), "FailedCreate", format!("CreateError: {message}"))
-            .await;
-        Ok(())
     }
 
     /// Returns the name of the Node whose drain may still run.
@@ -378,4 +361,25 @@ impl Controller {
             NodeLookup::NotCached | NodeLookup::Absent => linked.and_then(|reference| reference.name.clone()),
         }
     }
+}
+
+/// Returns the note about a virtual machine that Azure has accepted.
+pub(super) fn requested(
+    Target { spec, names, .. }: &Target,
+    vm: &VirtualMachine,
+    operation: Option<Operation>,
+    addresses: Vec<NodeAddress>,
+) -> Requested {
+    Requested {
+        vm_id: status::id_of(vm),
+        vm_state: vm.provisioning_state().to_string(),
+        disks: disks::attached(spec, names, vm),
+        operation,
+        addresses,
+    }
+}
+
+/// The message that users search for.
+fn not_created(machine: &str, why: &str) -> String {
+    format!("failed to reconcile machine {machine:?}: failed to create vm {machine}: {why}")
 }

@@ -34,8 +34,15 @@ pub async fn ensure(target: &Target, size: Option<&Size>) -> Result<Option<Strin
         let found = client.get_availability_set(&names.group, name).await;
         found.map_err(Error::doing(format!("reading availability set {name}")))
     };
-    if read(&name).await?.is_some() {
-        return Ok(Some(id(&name)));
+    if let Some(found) = read(&name).await? {
+        return match names.other_cluster(found.tags.as_ref()) {
+            None => Ok(Some(id(&name))),
+            Some(other) => Err(Error::NotReady(format!(
+                "availability set {name} in {} is of cluster {other}, and this machine's set would have one of the same \
+                 name: name another one in providerSpec.availabilitySet, or rename the MachineSet",
+                names.group
+            ))),
+        };
     }
     if let Some(former) = names.former_availability_set() {
         // The earlier name does not contain the cluster's: another cluster of the group may have a set of this name.

@@ -84,8 +84,9 @@ pub fn public_ip(names: &Names, spec: &AzureMachineProviderSpec) -> PublicIpAddr
     }
 }
 
-/// Returns the pools that interfaces join with their IPv4 and with their IPv6 address: a balancer's n-th pool serves its
-/// n-th frontend. Public frontends do not tell their family; installers end the names of IPv6 pools with `-v6`.
+/// Returns the pools that interfaces join with their IPv4 and with their IPv6 address: all of the balancer's. Installers end
+/// the names of IPv6 pools with `-v6`; a pool whose name does not tell serves the frontend of its place. Public frontends do
+/// not tell their family.
 pub fn backend_pools(balancer: &LoadBalancerProperties) -> (Vec<String>, Vec<String>) {
     let pools = balancer.backend_address_pools.as_deref().unwrap_or_default();
     let frontends = balancer.frontend_ip_configurations.as_deref().unwrap_or_default();
@@ -100,7 +101,7 @@ pub fn backend_pools(balancer: &LoadBalancerProperties) -> (Vec<String>, Vec<Str
         let version = properties.and_then(|properties| properties.private_ip_address_version.as_deref());
         if named_ipv6(pool) || version.is_some_and(|version| version.eq_ignore_ascii_case("IPv6")) {
             ipv6.push(id);
-        } else if index < frontends.len().max(1) {
+        } else {
             ipv4.push(id);
         }
     }

@@ -5,7 +5,8 @@ use super::error::{Error, is_without_room};
 use super::ids::Ids as _;
 use super::spec::provider_spec;
 use super::state::{State, UserData};
-use super::{Controller, Observed, Target, availability_set, check, dependencies, status};
+use super::status::Note;
+use super::{Controller, Observed, Target, apply, availability_set, check, dependencies, status};
 use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,7 +18,7 @@ use capstan_core::disks::init;
 use capstan_core::machine::kept;
 use capstan_core::machine::names::Names;
 use capstan_core::{Class, Classified};
-use capstan_kube::runtime::{Outcome, Scope};
+use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use kube::ResourceExt as _;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -156,21 +157,11 @@ impl Controller {
         };
         state.dependencies = None;
         state.follow(operation.clone());
-        let after = status::provisioning(
-            &scope.object,
-            spec,
-            names,
-            &made,
-            operation.as_ref(),
-            addresses,
-            scope.now(),
-        );
-        self.write_status(scope, &after).await?;
+        let requested = apply::requested(&target, &made, operation.clone(), addresses);
+        observed.notes.push(Note::Requested(Box::new(requested)));
         for (suffix, disk) in &extras.kept {
             let text = format!("Data Disk {suffix} is the kept disk {disk}");
-            self.events
-                .normal(scope.object.as_ref(), "KeptDiskAttached", text)
-                .await;
+            observed.notes.event(EventNote::normal("KeptDiskAttached", text));
         }
         match (operation, made.provisioning_state().as_str()) {
             (Some(operation), _) => Ok(Outcome::Wait(Some(operation.due_in(scope.now())))),

@@ -115,9 +115,9 @@ impl Metrics {
     }
 
     /// Notes that a machine has come to another phase.
-    pub fn phase(&self, before: Option<&str>, machine: &Machine) {
+    pub fn phase(&self, before: &Machine, machine: &Machine) {
         let phase = status::of(machine).phase.unwrap_or_default();
-        if before == Some(phase.as_str()) || phase.is_empty() {
+        if status::of(before).phase.unwrap_or_default() == phase {
             return;
         }
         let since = if phase == capstan_core::machine::phase::DELETING {

@@ -29,7 +29,7 @@ pub use error::Error;
 
 use crate::account::{Account, Accounts};
 use crate::platform::Facts;
-use capstan_api::openshift::{AzureMachineProviderSpec, Machine, MachineStatus};
+use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::Clients;
 use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::{self, Step, names::Names};
@@ -132,6 +132,8 @@ pub(crate) struct Observed {
     vm: Option<VirtualMachine>,
     /// Read when a step first needs it.
     target: Option<Arc<Target>>,
+    /// What the steps have done.
+    notes: status::Notes,
 }
 
 /// Everything that requests to Azure about one machine need.
@@ -169,25 +171,16 @@ impl Reconcile for Controller {
         self.apply_step(step, observed, scope, state).await
     }
 
-    /// Steps write the status together with what they did: a crash between the two must not lose an operation. What no
-    /// step decides is written here.
     fn status(
         machine: &Machine,
         observed: Option<&Observed>,
         _: Result<(), &Error>,
         now: Timestamp,
     ) -> Report<Machine> {
-        let before = machine.status.clone().unwrap_or_default();
-        let (spec, authority) = (
-            machine.spec.authoritative_api.as_ref(),
-            before.authoritative_api.as_ref(),
-        );
-        let paused = observed.and_then(|_| status::paused(&before.conditions, spec, authority, now));
-        let Some(conditions) = paused else {
-            return Report::nothing();
-        };
-        let mut after = machine.clone();
-        after.status = Some(MachineStatus { conditions, ..before });
-        Report::of(after)
+        status::status(machine, observed.map(|observed| &observed.notes), now)
+    }
+
+    fn reported(&self, before: &Machine, after: &Machine) {
+        self.metrics.phase(before, after);
     }
 }

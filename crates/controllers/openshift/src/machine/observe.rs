@@ -4,6 +4,7 @@ use super::error::Error;
 use super::ids::{self, Ids as _};
 use super::spec::provider_spec;
 use super::state::State;
+use super::status::Notes;
 use super::{Controller, Observed, Target, node, status};
 use crate::account::Account;
 use capstan_api::openshift::Machine;
@@ -59,6 +60,7 @@ impl Controller {
             },
             vm: None,
             target: None,
+            notes: Notes::default(),
         };
         while let Some(read) = machine::next_read(&observed.plan) {
             match read {

@@ -1,23 +1,23 @@
-//! The status of a machine. Pure changes of the object; the writer sends only what differs.
+//! The status and the events of a machine. Pure: the runtime writes what differs.
 
+mod notes;
 mod read;
 
+pub use notes::{Failed, Note, Notes, Shown};
 pub use read::*;
 
-use super::disks;
 use super::ids::Ids as _;
 use capstan_api::common::Condition;
-use capstan_api::openshift::{
-    AzureMachineProviderSpec, AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus,
-};
+use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus};
 use capstan_azure::Operation;
 use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::disks::{Attached, recorded};
 use capstan_core::machine::names::Names;
 use capstan_core::machine::{self, describe_hooks, phase};
 use capstan_kube::conditions::{self, Severity};
+use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::NodeAddress;
+use k8s_openapi::api::core::v1::{NodeAddress, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
@@ -41,12 +41,88 @@ const CONDITIONS_BY: &str = "conditionsBy";
 /// The condition of the provider's status that says whether the virtual machine was created.
 const CREATED: &str = "MachineCreated";
 
-pub const INSTANCE_EXISTS: &str = "InstanceExists";
-pub const DRAINABLE: &str = "Drainable";
-pub const DRAINED: &str = "Drained";
-pub const TERMINABLE: &str = "Terminable";
+const INSTANCE_EXISTS: &str = "InstanceExists";
+const DRAINABLE: &str = "Drainable";
+const DRAINED: &str = "Drained";
+const TERMINABLE: &str = "Terminable";
 /// Cluster API's migration waits for it.
 const PAUSED: &str = "Paused";
+
+/// Shows a virtual machine that was just made.
+const RUNNING: &str = "Running";
+
+/// Returns the machine with the status that users should see after a reconcile, and the events.
+pub fn status(machine: &Machine, notes: Option<&Notes>, now: Timestamp) -> Report<Machine> {
+    let Some(notes) = notes else {
+        return Report::nothing();
+    };
+    let (mut after, mut events) = (with_pause(machine, now), Vec::new());
+    for note in notes.iter() {
+        let shown = noted(&after, note, now);
+        let changed = shown.as_ref().is_some_and(|shown| shown.status != after.status);
+        events.extend(event(&after, note, changed));
+        after = shown.unwrap_or(after);
+    }
+    Report {
+        events,
+        ..Report::of(after)
+    }
+}
+
+/// Returns the machine as a note shows it. `None`: the status stays.
+fn noted(machine: &Machine, note: &Note, now: Timestamp) -> Option<Machine> {
+    Some(match note {
+        Note::Requested(requested) => provisioning(machine, requested, now),
+        Note::Provisioned(None) => provisioned(machine, RUNNING, now),
+        // Where the Node came before Azure's last answer, Provisioned would be over as it is written.
+        Note::Provisioned(Some(node)) => running(&provisioned(machine, RUNNING, now), node.clone(), now),
+        Note::Linked(node) => running(machine, node.clone(), now),
+        Note::Shown(shown) => seen(machine, shown.state.as_deref(), &shown.addresses, now),
+        Note::NotCreated(message) => create_failed(machine, message, now),
+        Note::Failed(Failed { reason, message, .. }) => failed(machine, reason, message, now),
+        Note::Holding { vm_id, disks } => holding(machine, vm_id.as_ref(), disks, now),
+        Note::Deleting(deletion) => deleting(machine, deletion, now),
+        Note::OperationOver => without_operation(machine, now),
+        Note::Event(_) => return None,
+    })
+}
+
+/// Returns the event that tells users of a note. `changed`: it changes the status.
+fn event(machine: &Machine, note: &Note, changed: bool) -> Option<EventNote> {
+    let name = machine.name_any();
+    match note {
+        Note::Provisioned(_) => Some(EventNote::normal("Created", format!("Created machine {name:?}"))),
+        Note::Shown(shown) if shown.updated || changed => {
+            Some(EventNote::normal("Updated", format!("Updated machine {name:?}")))
+        }
+        Note::NotCreated(message) => Some(EventNote::warning("FailedCreate", format!("CreateError: {message}"))),
+        Note::Failed(Failed { reason, message, event }) => {
+            Some(EventNote::warning(event, format!("{reason}: {message}")))
+        }
+        Note::Deleting(deletion) => {
+            let why = deletion.error.as_ref()?;
+            let text = format!("DeleteError: failed to delete machine {name:?}: {why}");
+            Some(EventNote::warning("FailedDelete", text))
+        }
+        Note::Event(event) => Some(event.clone()),
+        Note::Requested(_) | Note::Linked(_) | Note::Shown(_) | Note::Holding { .. } | Note::OperationOver => None,
+    }
+}
+
+fn with_pause(machine: &Machine, now: Timestamp) -> Machine {
+    let before = machine.status.clone().unwrap_or_default();
+    let (spec, authority) = (
+        machine.spec.authoritative_api.as_ref(),
+        before.authoritative_api.as_ref(),
+    );
+    let Some(conditions) = paused(&before.conditions, spec, authority, now) else {
+        return machine.clone();
+    };
+    Machine {
+        status: Some(MachineStatus { conditions, ..before }),
+        ..machine.clone()
+    }
+}
 
 /// Sets the condition of the provider's status that others read for the reason why there is no virtual machine.
 fn set_created(provider: &mut AzureMachineProviderStatus, result: Result<(), &str>, now: Timestamp) {
@@ -104,12 +180,12 @@ fn keep_disks(provider: &mut AzureMachineProviderStatus, disks: &[Attached]) {
 }
 
 /// The virtual machine is about to be deleted; these are the disks that it has.
-pub fn holding(machine: &Machine, vm: &VirtualMachine, disks: Vec<Attached>, now: Timestamp) -> Machine {
+pub fn holding(machine: &Machine, vm_id: Option<&String>, disks: &[Attached], now: Timestamp) -> Machine {
     let mut status = of(machine);
-    let disks = recorded(&attached(machine), disks);
+    let disks = recorded(&attached(machine), disks.to_vec());
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
-        provider.vm_id = id_of(vm);
+        provider.vm_id = vm_id.cloned();
     });
     stamped(machine, status, now)
 }
@@ -134,27 +210,29 @@ fn stamped(machine: &Machine, status: MachineStatus, now: Timestamp) -> Machine 
     changed
 }
 
+/// A virtual machine that Azure has accepted.
+#[derive(Debug, Default)]
+pub struct Requested {
+    pub vm_id: Option<String>,
+    pub vm_state: String,
+    pub disks: Vec<Attached>,
+    pub operation: Option<Operation>,
+    pub addresses: Vec<NodeAddress>,
+}
+
 /// Azure has accepted the machine and is making it.
-pub fn provisioning(
-    machine: &Machine,
-    spec: &AzureMachineProviderSpec,
-    names: &Names,
-    vm: &VirtualMachine,
-    operation: Option<&Operation>,
-    addresses: Vec<NodeAddress>,
-    now: Timestamp,
-) -> Machine {
+fn provisioning(machine: &Machine, requested: &Requested, now: Timestamp) -> Machine {
     let mut status = of(machine);
     status.phase = Some(phase::PROVISIONING.to_owned());
-    if !addresses.is_empty() {
-        status.addresses = addresses;
+    if !requested.addresses.is_empty() {
+        status.addresses.clone_from(&requested.addresses);
     }
-    let disks = recorded(&attached(machine), disks::attached(spec, names, vm));
+    let disks = recorded(&attached(machine), requested.disks.clone());
     set_provider(&mut status, |provider| {
         keep_disks(provider, &disks);
-        provider.vm_id = id_of(vm);
-        provider.vm_state = Some(vm.provisioning_state().to_string());
-        keep_operation(provider, operation);
+        provider.vm_id.clone_from(&requested.vm_id);
+        provider.vm_state = Some(requested.vm_state.clone());
+        keep_operation(provider, requested.operation.as_ref());
     });
     did(
         &mut status,
@@ -167,7 +245,7 @@ pub fn provisioning(
 }
 
 /// The virtual machine could not be created for now; the phase says that it is tried again.
-pub fn create_failed(machine: &Machine, message: &str, now: Timestamp) -> Machine {
+fn create_failed(machine: &Machine, message: &str, now: Timestamp) -> Machine {
     let mut status = of(machine);
     if status.phase.is_none() {
         status.phase = Some(phase::PROVISIONING.to_owned());
@@ -196,19 +274,12 @@ pub fn create_failed(machine: &Machine, message: &str, now: Timestamp) -> Machin
 }
 
 /// Returns the object with everything that identifies its virtual machine.
-pub fn identified(
-    machine: &Machine,
-    names: &Names,
-    size: Option<&str>,
-    zone: Option<&str>,
-    spot: bool,
-    state: &str,
-) -> Machine {
+pub fn identified(machine: &Machine, names: &Names, size: Option<&str>, zone: Option<&str>, spot: bool) -> Machine {
     let mut changed = machine.clone();
     changed.spec.provider_id = Some(names.provider_id());
     changed
         .annotations_mut()
-        .insert(INSTANCE_STATE.to_owned(), state.to_owned());
+        .insert(INSTANCE_STATE.to_owned(), RUNNING.to_owned());
     let labels = changed.labels_mut();
     let mut label = |key: &str, value: &str| {
         if !value.is_empty() {
@@ -230,8 +301,32 @@ pub fn identified(
     changed
 }
 
+/// Returns the object with the state, the size and the zone that its virtual machine has by now.
+pub fn shown(machine: &Machine, vm: &VirtualMachine, state: Option<&str>) -> Machine {
+    let mut changed = machine.clone();
+    if let Some(state) = state {
+        changed
+            .annotations_mut()
+            .insert(INSTANCE_STATE.to_owned(), state.to_owned());
+    }
+    let hardware = vm.properties.as_ref().and_then(|vm| vm.hardware_profile.as_ref());
+    let size = hardware.and_then(|hardware| hardware.vm_size.clone());
+    let zones = vm.zones.as_ref().map(|zones| zones.join(","));
+    for (label, value) in [(INSTANCE_TYPE, size), (ZONE, zones)] {
+        let Some(value) = value.filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        // Azure does not regard the case of a size.
+        let known = machine.labels().get(label);
+        if known.is_none_or(|known| !known.eq_ignore_ascii_case(&value)) {
+            changed.labels_mut().insert(label.to_owned(), value);
+        }
+    }
+    changed
+}
+
 /// The virtual machine is there.
-pub fn provisioned(machine: &Machine, state: &str, now: Timestamp) -> Machine {
+fn provisioned(machine: &Machine, state: &str, now: Timestamp) -> Machine {
     let mut status = of(machine);
     status.phase = Some(phase::PROVISIONED.to_owned());
     set_provider(&mut status, |provider| {
@@ -254,7 +349,7 @@ pub fn provisioned(machine: &Machine, state: &str, now: Timestamp) -> Machine {
 }
 
 /// Its Node is there too.
-pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectReference, now: Timestamp) -> Machine {
+fn running(machine: &Machine, node: ObjectReference, now: Timestamp) -> Machine {
     let mut status = of(machine);
     status.phase = Some(phase::RUNNING.to_owned());
     status.node_ref = Some(node);
@@ -263,13 +358,13 @@ pub fn running(machine: &Machine, node: k8s_openapi::api::core::v1::ObjectRefere
 }
 
 /// Azure showed the virtual machine.
-pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>, now: Timestamp) -> Machine {
+fn seen(machine: &Machine, state: Option<&str>, addresses: &[NodeAddress], now: Timestamp) -> Machine {
     let mut status = of(machine);
     if let Some(state) = state.filter(|state| provider(machine).vm_state.as_deref() != Some(*state)) {
         set_provider(&mut status, |provider| provider.vm_state = Some(state.to_owned()));
     }
     if !addresses.is_empty() {
-        status.addresses = addresses;
+        status.addresses = addresses.to_vec();
     }
     if status.phase.is_none() {
         status.phase = Some(phase::PROVISIONED.to_owned());
@@ -279,7 +374,7 @@ pub fn seen(machine: &Machine, state: Option<&str>, addresses: Vec<NodeAddress>,
 }
 
 /// The machine has failed.
-pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) -> Machine {
+fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) -> Machine {
     let mut status = of(machine);
     let gone = reason != "InvalidConfiguration";
     status.phase = Some(phase::FAILED.to_owned());
@@ -311,17 +406,17 @@ pub fn failed(machine: &Machine, reason: &str, message: &str, now: Timestamp) ->
 
 /// How far a deletion has come.
 #[derive(Clone, Debug, Default)]
-pub struct Deletion<'a> {
+pub struct Deletion {
     /// `None`: nothing new. `Err`: the pods in the way.
     pub drained: Option<Result<(), String>>,
-    pub operation: Option<&'a Operation>,
-    pub vm_id: Option<&'a str>,
+    pub operation: Option<Operation>,
+    pub vm_id: Option<String>,
     /// Why the last step failed.
-    pub error: Option<&'a str>,
+    pub error: Option<String>,
 }
 
 /// The operation in the status is over.
-pub fn without_operation(machine: &Machine, now: Timestamp) -> Machine {
+fn without_operation(machine: &Machine, now: Timestamp) -> Machine {
     let mut status = of(machine);
     set_provider(&mut status, |provider| keep_operation(provider, None));
     stamped(machine, status, now)
@@ -353,7 +448,7 @@ pub fn paused(
     Some(after)
 }
 
-pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machine {
+fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machine {
     let mut status = of(machine);
     status.phase = Some(phase::DELETING.to_owned());
     let hooks = &machine.spec.lifecycle_hooks;
@@ -376,10 +471,10 @@ pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machi
     };
     if deletion.operation.is_some() || deletion.vm_id.is_some() {
         set_provider(&mut status, |provider| {
-            keep_operation(provider, deletion.operation);
+            keep_operation(provider, deletion.operation.as_ref());
             provider.vm_state = Some("Deleting".to_owned());
             if provider.vm_id.is_none() {
-                provider.vm_id = deletion.vm_id.map(ToOwned::to_owned);
+                provider.vm_id.clone_from(&deletion.vm_id);
             }
         });
         if status.last_operation.as_ref().and_then(|last| last.type_.as_deref()) != Some("Delete") {
@@ -392,7 +487,7 @@ pub fn deleting(machine: &Machine, deletion: &Deletion, now: Timestamp) -> Machi
             );
         }
     }
-    if let Some(why) = deletion.error {
+    if let Some(why) = deletion.error.as_deref() {
         let last = status.last_operation.as_ref();
         if last.and_then(|last| last.description.as_deref()) != Some(why) {
             did(&mut status, "Delete", "Failed", why, now);

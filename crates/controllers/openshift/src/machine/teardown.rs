@@ -11,7 +11,7 @@ use super::ids::Ids as _;
 use super::network::{Network, Ownership};
 use super::spec::is_unreadable;
 use super::state::State;
-use super::status::{self, Deletion};
+use super::status::{self, Deletion, Note, Notes};
 use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
@@ -21,7 +21,7 @@ use capstan_core::machine::disks::{self as disposition, Known};
 use capstan_core::machine::failure::{self, Report};
 use capstan_core::machine::{self, Progress};
 use capstan_kube::objects;
-use capstan_kube::runtime::{Outcome, Scope};
+use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt as _};
@@ -76,11 +76,12 @@ impl Teardown {
 }
 
 impl Controller {
-    /// Reports the failure of a step of the deletion, as [`failure::of_deletion`] decides, for the retry.
-    pub(super) async fn deleted(
+    /// Notes the failure of a step of the deletion, as [`failure::of_deletion`] decides, for the retry.
+    pub(super) fn deleted(
         &self,
         result: Result<Outcome, Error>,
-        scope: &mut Scope<Machine>,
+        observed: &mut Observed,
+        scope: &Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
         let Err(error) = result else { return result };
@@ -89,40 +90,20 @@ impl Controller {
             state.begin_teardown_anew();
         }
         let error = error.retryable();
-        let why = error.to_string();
-        let shown = match report {
-            Report::Nothing => return Err(error),
-            Report::Phase => None,
+        match report {
+            Report::Nothing => {}
+            Report::Phase => observed.notes.deleting(None),
             // A namespace in deletion takes no events: the status has the reason, too.
-            Report::Reason => Some(why.as_str()),
-        };
-        let deletion = Deletion {
-            error: shown,
-            ..Deletion::default()
-        };
-        let after = status::deleting(&scope.object, &deletion, scope.now());
-        self.write_status(scope, &after).await?;
-        if let Some(why) = shown {
-            let text = format!("DeleteError: failed to delete machine {:?}: {why}", scope.name());
-            self.metrics
-                .failed("FailedDelete", scope.object.as_ref(), "DeleteError");
-            self.events.warning(scope.object.as_ref(), "FailedDelete", text).await;
+            Report::Reason => {
+                self.metrics
+                    .failed("FailedDelete", scope.object.as_ref(), "DeleteError");
+                observed.notes.push(Note::Deleting(Deletion {
+                    error: Some(error.to_string()),
+                    ..Deletion::default()
+                }));
+            }
         }
         Err(error)
-    }
-
-    /// Writes what the deletion waits for.
-    pub(super) async fn report_deletion(
-        &self,
-        scope: &mut Scope<Machine>,
-        drained: Option<Result<(), String>>,
-    ) -> Result<(), Error> {
-        let deletion = Deletion {
-            drained,
-            ..Deletion::default()
-        };
-        let after = status::deleting(&scope.object, &deletion, scope.now());
-        self.write_status(scope, &after).await.map(drop)
     }
 
     /// Returns what is needed to talk to Azure. `None`: nothing was ever made there.
@@ -172,8 +153,8 @@ impl Controller {
             Reason::NotNeeded(NotNeeded::Excluded | NotNeeded::NoNode)
         ) && !std::mem::replace(&mut state.skip_reported, true)
         {
-            let text = "Node drain skipped";
-            self.events.normal(scope.object.as_ref(), "DrainSkipped", text).await;
+            let event = EventNote::normal("DrainSkipped", "Node drain skipped");
+            observed.notes.event(event);
         }
         // The proof is for this machine and no other.
         let Some(vm) = client.get_vm(&names.group, drained.machine()).await.map_err(doing())? else {
@@ -189,12 +170,14 @@ impl Controller {
                 return Ok(Outcome::Observe);
             }
         };
-        let attached = disks::attached(&target.spec, names, &vm);
+        let (disks, vm_id) = (disks::attached(&target.spec, names, &vm), status::id_of(&vm));
         let known = status::attached(&scope.object);
-        if recorded != Some(names.vm_id()) || disposition::is_unrecorded(&target.spec, names, &known, &attached) {
-            // Once it is gone, nothing else shows that it was the machine's and which disks it had.
-            let after = status::holding(&scope.object, &vm, attached, scope.now());
-            self.write_status(scope, &after).await?;
+        if (recorded != Some(names.vm_id()) || disposition::is_unrecorded(&target.spec, names, &known, &disks))
+            && status::holding(&scope.object, vm_id.as_ref(), &disks, scope.now()).status != scope.object.status
+        {
+            // Once it is gone, nothing else shows that it was the machine's and which disks it had: the status does first.
+            observed.notes.push(Note::Holding { vm_id, disks });
+            return Ok(Outcome::Observe);
         }
         if let Some(update) = disks::detach_before_delete(&target.spec, names, &vm) {
             // The list of disks is changed as a whole: a volume that was attached or detached since it was read counts.
@@ -214,15 +197,12 @@ impl Controller {
         let operation = client.delete_vm(&owned).await.map_err(doing())?;
         teardown.vm_gone = operation.is_none();
         state.follow(operation.clone());
-        let id = status::id_of(&vm);
-        let deletion = Deletion {
+        observed.notes.push(Note::Deleting(Deletion {
             drained: drain::was_drained(&drained).then_some(Ok(())),
-            operation: operation.as_ref(),
-            vm_id: id.as_deref(),
+            operation: operation.clone(),
+            vm_id,
             ..Deletion::default()
-        };
-        let after = status::deleting(&scope.object, &deletion, scope.now());
-        self.write_status(scope, &after).await?;
+        }));
         Ok(match operation {
             Some(operation) => Outcome::Wait(Some(operation.due_in(scope.now()))),
             None => Outcome::Observe,
@@ -256,8 +236,7 @@ impl Controller {
                     // Neither memory nor status may keep an operation that is over.
                     state.follow(None);
                     state.operation_over = true;
-                    let after = status::without_operation(&scope.object, scope.now());
-                    self.write_status(scope, &after).await?;
+                    observed.notes.push(Note::OperationOver);
                 }
                 Err(Error::Azure {
                     doing: format!("failed to delete vm {}", scope.name()),
@@ -288,7 +267,7 @@ impl Controller {
         let Teardown { disks, network, .. } = teardown.as_mut();
         let machine = scope.object.clone();
         let (disks, network) = futures::join!(
-            self.delete_disks(&machine, &target, had_vm, disks),
+            self.delete_disks(&machine, &target, had_vm, disks, &mut observed.notes),
             network.delete(&target, ownership)
         );
         let wait = [disks?, network?].into_iter().flatten().min();
@@ -298,7 +277,7 @@ impl Controller {
         };
         if let (Some(_), true) = (wait, state.drained.is_some()) {
             // The next process must not drain again.
-            self.report_deletion(scope, Some(Ok(()))).await?;
+            observed.notes.deleting(Some(Ok(())));
         }
         Ok(wait.map_or(Outcome::Observe, |after| Outcome::Wait(Some(after))))
     }
@@ -309,6 +288,7 @@ impl Controller {
         target: &Target,
         had_vm: bool,
         disks: &mut Disks,
+        notes: &mut Notes,
     ) -> Result<Option<Duration>, Error> {
         let Target { spec, names, account } = target;
         if disks.disposition.is_none() {
@@ -331,7 +311,7 @@ impl Controller {
         if std::mem::take(&mut disks.unverified) {
             let text = "the account may not read disks (Microsoft.Compute/disks/read): Azure accepted the deletion of \
                         the machine's disks, and nobody has seen that they are gone";
-            self.events.warning(machine, "DiskDeletionUnverified", text).await;
+            notes.event(EventNote::warning("DiskDeletionUnverified", text));
         }
         let missing = disks
             .disposition
@@ -342,7 +322,7 @@ impl Controller {
                 "Data Disk {name} was to be kept, but is not in resource group {}",
                 names.group
             );
-            self.events.warning(machine, "DataDiskMissing", text).await;
+            notes.event(EventNote::warning("DataDiskMissing", text));
         }
         Ok(None)
     }
@@ -380,6 +360,7 @@ impl Controller {
         let kept = disposition
             .map(|disposition| disposition.keep.clone())
             .unwrap_or_default();
+        // Without its finalizer the object may be gone before the runtime could report.
         for text in disposition::deleted_messages(&scope.name(), &kept) {
             self.events.normal(scope.object.as_ref(), "Deleted", text).await;
         }

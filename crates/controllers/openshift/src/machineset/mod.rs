@@ -2,10 +2,10 @@
 //! does not reconcile a set before the cache shows the set's last writes, and after a lost answer it observes live.
 
 mod apply;
-mod capacity;
 mod error;
 mod metrics;
 mod observe;
+mod state;
 mod status;
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub use error::Error;
 
 use crate::account::Accounts;
 use crate::machine::node::MACHINE_ANNOTATION;
-use capacity::{Lookup, State};
+use state::{Lookup, State};
 
 /// The name of this controller.
 pub(crate) const NAME: &str = Controller::NAME;

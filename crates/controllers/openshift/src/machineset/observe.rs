@@ -15,7 +15,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 
-use super::capacity::Lookup;
+use super::state::Lookup;
 use super::{Controller, Error, Managed, Observed, State};
 
 /// Annotations that ask for a machine to be deleted first; the second is the older name.

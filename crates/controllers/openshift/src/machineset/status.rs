@@ -7,7 +7,7 @@ use capstan_core::machineset;
 use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
 
-use super::capacity::Lookup;
+use super::state::Lookup;
 use super::{Error, Managed, Observed};
 use crate::machine::status::paused;
 

@@ -28,6 +28,11 @@ pub struct Request {
     pub old_object: Value,
 }
 
+/// Returns who sent a request, and for which namespace; the objects in it are dropped.
+pub fn sender(request: Request) -> (UserInfo, String) {
+    (request.user, request.namespace)
+}
+
 impl From<AdmissionRequest<DynamicObject>> for Request {
     fn from(request: AdmissionRequest<DynamicObject>) -> Self {
         let plain = |object: Option<DynamicObject>| serde_json::to_value(object).unwrap_or_default();

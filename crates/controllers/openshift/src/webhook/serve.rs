@@ -12,6 +12,7 @@ use super::configuration::{MUTATE, VALIDATE};
 use super::review::{self, Request};
 use crate::sizes::Sizes;
 use capstan_api::openshift::AzureMachineProviderSpec;
+use capstan_kube::webhook;
 
 #[derive(Clone)]
 pub struct Rules {
@@ -22,10 +23,10 @@ pub struct Rules {
 }
 
 pub fn routes(rules: Rules) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route(MUTATE, post(mutate))
-        .route(VALIDATE, post(validate))
-        .with_state(rules)
+        .route(VALIDATE, post(validate));
+    webhook::bounded(routes.with_state(rules))
 }
 
 type Review = AdmissionReview<DynamicObject>;
@@ -62,7 +63,9 @@ async fn validate(State(rules): State<Rules>, Json(review): Json<Review>) -> Jso
     if let (true, Some(sizes)) = (findings.is_ok(), &rules.sizes)
         && let Some(spec) = review::changed_spec(&request)
     {
-        let warnings = sizes.warnings(&request.user, &request.namespace, &spec).await;
+        // The objects of the review are not kept while Azure is asked.
+        let (user, namespace) = review::sender(request);
+        let warnings = sizes.warnings(&user, &namespace, &spec).await;
         findings.warnings.extend(warnings);
     }
     Json(review::answer(response, findings).into_review())

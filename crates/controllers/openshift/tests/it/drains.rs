@@ -78,6 +78,32 @@ async fn events_and_vm_state_tell_of_updates_drains_and_deletions() -> Result<()
     Ok(())
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_virtual_machine_that_somebody_deletes_in_azure_is_shown_to_be_deleting() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let vm = still.id("Microsoft.Compute/virtualMachines", "m");
+    let path = format!("{vm}?api-version=2024-07-01");
+    let deleted = still.azure.direct(Method::DELETE, &path, json!({}));
+    assert!(deleted.status.is_success(), "{deleted:?}");
+    // A change by a user lets the controller ask Azure at once.
+    let mut labelled = named("m");
+    labelled["metadata"]["labels"] = json!({"changed": "now"});
+    still.patch(labelled).await?;
+    still
+        .until("Deleting", |still| {
+            let machine = still.get(API, "machines", "m").unwrap_or_default();
+            machine["metadata"]["annotations"]["machine.openshift.io/instance-state"] == "Deleting"
+                && machine["status"]["providerStatus"]["vmState"] == "Deleting"
+        })
+        .await;
+    let failed = still.until_phase("m", "Failed").await;
+    assert_eq!(failed["status"]["errorMessage"], "can't find created instance");
+    Ok(())
+}
+
 fn nodes(still: &Still) -> Api<Node> {
     Api::all(still.server.client())
 }

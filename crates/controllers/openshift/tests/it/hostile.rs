@@ -178,7 +178,10 @@ async fn secrets_of_other_namespaces_are_not_used() -> Result<()> {
     let over = json!({"credentialsSecret": {"name": "azure-cloud-credentials", "namespace": other}});
     world.create(world.manifest(&name, over)).await?;
     let message = world.event(&name, "FailedCreate").await?;
-    assert!(message.contains("does not allow machines of namespace"), "{message}");
+    assert!(
+        message.contains("does not exist, or does not allow namespace"),
+        "{message}"
+    );
     assert!(world.calls().is_empty(), "{:?}", world.calls());
     let grant = json!({"metadata": {"annotations": {"capstan.dev/allowed-namespaces": world.namespace}}});
     theirs

@@ -78,7 +78,15 @@ async fn an_interface_joins_balancers_rules_groups_and_a_network_elsewhere() -> 
     assert_eq!(config["subnet"]["id"], format!("{far}/subnets/worker-subnet"));
     assert_eq!(
         config["loadBalancerBackendAddressPools"],
-        json!([{"id": format!("{public}/backendAddressPools/pool")}, {"id": format!("{internal}/backendAddressPools/pool")}])
+        json!(
+            [
+                (&public, "pool"),
+                (&public, "other"),
+                (&internal, "pool"),
+                (&internal, "other")
+            ]
+            .map(|(balancer, pool)| json!({"id": format!("{balancer}/backendAddressPools/{pool}")}))
+        )
     );
     assert_eq!(
         config["loadBalancerInboundNatRules"],
@@ -136,7 +144,7 @@ async fn in_a_dual_stack_subnet_an_interface_gets_an_ipv6_configuration_too() ->
         &inner,
         &json!({"location": "eastus", "sku": {"name": "Standard"}, "properties": {
             "frontendIPConfigurations": [frontend("v4", "IPv4"), frontend("v6", "IPv6")],
-            "backendAddressPools": [{"name": "four"}, {"name": "six"}, {"name": "spare"}],
+            "backendAddressPools": [{"name": "four"}, {"name": "six"}, {"name": "inner-v6"}],
         }}),
     );
     let name = world.name("m");
@@ -156,15 +164,27 @@ async fn in_a_dual_stack_subnet_an_interface_gets_an_ipv6_configuration_too() ->
             pool,
         )
     };
-    let pool = |name: &str| json!([{"id": format!("{inner}/backendAddressPools/{name}")}]);
+    let pool = |name: &str| json!({"id": format!("{inner}/backendAddressPools/{name}")});
     let (ipv4, ipv6) = (json!("IPv4"), json!("IPv6"));
     assert_eq!(
         of(0),
-        (json!("pipConfig"), ipv4, json!(true), json!(subnet), pool("four"))
+        (
+            json!("pipConfig"),
+            ipv4,
+            json!(true),
+            json!(subnet),
+            json!([pool("four")])
+        )
     );
     assert_eq!(
         of(1),
-        (json!("pipConfig-v6"), ipv6, json!(false), json!(subnet), pool("six"))
+        (
+            json!("pipConfig-v6"),
+            ipv6,
+            json!(false),
+            json!(subnet),
+            json!([pool("six"), pool("inner-v6")])
+        )
     );
     let addresses = machine.status.map(|status| status.addresses).unwrap_or_default();
     let internal: Vec<_> = addresses

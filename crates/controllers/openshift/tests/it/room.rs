@@ -450,6 +450,37 @@ async fn an_availability_set_of_another_cluster_is_neither_used_nor_deleted() ->
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_machine_waits_while_another_cluster_has_its_availability_set_and_says_so() -> Result<()> {
+    let still = in_the_west().await?;
+    given_set(&still, "c_workers-as", &json!({"kubernetes.io_cluster.other": "owned"}));
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(of_set(&still, "m")).await?;
+    still
+        .until("a reason", |still| {
+            reason(still, "m").contains("availability set c_workers-as in capstan is of cluster other")
+        })
+        .await;
+    assert!(still.resources("virtualMachines").is_empty());
+    assert!(
+        still.resources("networkInterfaces").is_empty(),
+        "nothing is made meanwhile"
+    );
+    // Both clusters share it on purpose, or nobody has said whose it is: it is used as it is.
+    for tags in [
+        json!({"kubernetes.io_cluster.other": "owned", "kubernetes.io_cluster.c": "owned"}),
+        json!({}),
+    ] {
+        let still = in_the_west().await?;
+        given_set(&still, "c_workers-as", &tags);
+        let _running = still.start(Some(NAMESPACE))?;
+        still.create(of_set(&still, "m")).await?;
+        still.until_phase("m", "Running").await;
+        assert_eq!(set_of(&still, "m"), "c_workers-as", "{tags}");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_machine_that_no_availability_set_takes_gets_none() -> Result<()> {
     let still = in_the_west().await?;
     let _running = still.start(Some(NAMESPACE))?;

@@ -153,3 +153,24 @@ async fn a_machine_on_a_dead_node_goes_within_seconds_whatever_grace_its_pods_ha
     assert!(began.elapsed() < MINUTE, "{:?}", began.elapsed());
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn labels_follow_a_virtual_machine_that_somebody_resizes() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let vm = still.id("Microsoft.Compute/virtualMachines", "m");
+    let size = json!({"properties": {"hardwareProfile": {"vmSize": "Standard_D8s_v3"}}});
+    let resized = still
+        .azure
+        .direct(http::Method::PATCH, &format!("{vm}?api-version=2024-07-01"), size);
+    assert!(resized.status.is_success(), "{resized:?}");
+    still
+        .until("the new size", |still| {
+            let machine = still.get("machine.openshift.io", "machines", "m").unwrap_or_default();
+            machine["metadata"]["labels"]["machine.openshift.io/instance-type"] == "Standard_D8s_v3"
+        })
+        .await;
+    Ok(())
+}

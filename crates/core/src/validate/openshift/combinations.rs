@@ -87,6 +87,13 @@ fn security(spec: &AzureMachineProviderSpec, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::invalid(ENCRYPTION_TYPE, unknown.as_str(), detail));
         return;
     }
+    if encryption.is_some() && spec.security_profile.is_none() {
+        errors.push(FieldError::required(
+            "providerSpec.securityProfile",
+            "securityProfile should be set when osDisk.managedDisk.securityProfile.securityEncryptionType is defined",
+        ));
+        return;
+    }
     match kind {
         Some(SecurityType::ConfidentialVm) => confidential(&profile, encryption, errors),
         Some(SecurityType::TrustedLaunch) if profile.settings.trusted_launch.is_none() => {

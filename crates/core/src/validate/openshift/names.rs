@@ -69,7 +69,7 @@ pub fn validate(machine_name: &str, spec: &AzureMachineProviderSpec, errors: &mu
     check(
         "providerSpec.capacityReservationGroupID",
         spec.capacity_reservation_group_id.as_deref(),
-        &check_id,
+        &check_reservation,
     );
     check(
         "providerSpec.image.resourceID",
@@ -101,6 +101,31 @@ fn check_id(id: &str) -> Result<(), String> {
         .ok()
         .filter(|()| rooted)
         .ok_or_else(|| "not a valid resource id: use the id that Azure shows, such as /subscriptions/…".to_owned())
+}
+
+/// Checks the id of a capacity reservation group, which may be in any subscription and group.
+fn check_reservation(id: &str) -> Result<(), String> {
+    check_id(id)?;
+    let lower = id.to_lowercase();
+    let parts: Vec<&str> = lower.split('/').collect();
+    match parts.as_slice() {
+        [
+            "",
+            "subscriptions",
+            _,
+            "resourcegroups",
+            _,
+            "providers",
+            "microsoft.compute",
+            "capacityreservationgroups",
+            _,
+        ] => Ok(()),
+        _ => Err(
+            "not the id of a capacity reservation group: use the id that Azure shows, such as \
+                  /subscriptions/…/resourceGroups/…/providers/Microsoft.Compute/capacityReservationGroups/…"
+                .to_owned(),
+        ),
+    }
 }
 
 /// Azure takes a region by its name or by its display name.

@@ -1,5 +1,7 @@
 //! The rules of machine-api-operator's own admission, as a table of facts: each case of its public tests for Azure
 //! (`pkg/webhooks/machine_webhook_test.go`), with the field that it refuses. Capstan has to accept and to refuse alike.
+//! Not here: a machine without a spec (`webhook/review.rs`), and a public address where the cluster's DNS has no public zone,
+//! which only the operator knows and refuses.
 
 use super::*;
 
@@ -103,6 +105,11 @@ fn complete_specs() -> Vec<Fact> {
             Some("osDisk.diskSizeGB"),
         ),
         (
+            "encryption type without a security profile",
+            json!({"osDisk": encrypted(guest)}),
+            Some("securityProfile"),
+        ),
+        (
             "ConfidentialVM without encryption type",
             json!({"securityProfile": {"settings": confidential(tpm.clone())}}),
             Some("osDisk.managedDisk.securityProfile.securityEncryptionType"),
@@ -147,6 +154,7 @@ fn complete_specs() -> Vec<Fact> {
         ),
         ("all that is required", json!({}), None),
         ("spot machines", json!({"spotVMOptions": {}}), None),
+        ("spot machines of a government", json!({"spotVMOptions": {}}), None),
         (
             "boot diagnostics of Azure",
             boot(json!({"storageAccountType": "AzureManaged"})),
@@ -199,10 +207,60 @@ fn defaulted_specs() -> Vec<Fact> {
         merge(&mut disk, &change);
         disks(json!([disk]))
     };
+    let os = |change: Value| {
+        let mut disk = json!({"diskSizeGB": 128});
+        merge(&mut disk, &change);
+        json!({"osDisk": disk})
+    };
+    let local = json!({"ephemeralStorageLocation": "Local"});
+    let group = "/providers/Microsoft.Compute/capacityReservationGroups/myCapacityReservationGroup";
+    let reserved = |id: String| json!({"capacityReservationGroupID": id});
     let long = "q".repeat(81);
     vec![
         ("no fields", json!({"osDisk": null}), Some("osDisk.diskSizeGB")),
         ("a size of the OS disk", json!({}), None),
+        (
+            "ephemeral storage",
+            os(json!({"cachingType": "ReadOnly", "diskSettings": local})),
+            None,
+        ),
+        (
+            "unknown ephemeral storage",
+            os(json!({"diskSettings": {"ephemeralStorageLocation": "INVALID"}})),
+            Some("osDisk.diskSettings.ephemeralStorageLocation"),
+        ),
+        ("a cache of the OS disk", os(json!({"cachingType": "ReadOnly"})), None),
+        (
+            "an unknown cache of the OS disk",
+            os(json!({"cachingType": "INVALID"})),
+            Some("osDisk.cachingType"),
+        ),
+        (
+            "ephemeral storage with a cache for writes",
+            os(json!({"cachingType": "ReadWrite", "diskSettings": local})),
+            Some("osDisk.cachingType"),
+        ),
+        ("no capacity reservation", reserved(String::new()), None),
+        (
+            "a capacity reservation",
+            reserved(format!(
+                "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/g{group}"
+            )),
+            None,
+        ),
+        (
+            "a capacity reservation that is no resource",
+            reserved(format!("/subscri/00000000-0000-0000-0000-000000000000/resour/g{group}")),
+            Some("capacityReservationGroupID"),
+        ),
+        ("one disk of the default type", disks(json!([one(json!({}))])), None),
+        (
+            "one Ultra disk",
+            disks(json!([one(
+                json!({"managedDisk": {"storageAccountType": "UltraSSD_LRS"}})
+            )])),
+            None,
+        ),
         (
             "one disk",
             disks(json!([one(
@@ -260,6 +318,7 @@ fn defaulted_specs() -> Vec<Fact> {
             ultra(json!({"cachingType": "ReadOnly"})),
             Some("dataDisks[0].cachingType"),
         ),
+        ("no capability", json!({"ultraSSDCapability": null}), None),
         ("the capability enabled", json!({"ultraSSDCapability": "Enabled"}), None),
         (
             "the capability disabled",
@@ -294,6 +353,61 @@ fn defaulted_specs() -> Vec<Fact> {
     ]
 }
 
+/// Changes of a machine whose spec has everything that the operator fills in, and an ephemeral disk.
+fn updates() -> Vec<Fact> {
+    vec![
+        ("no change", json!({}), None),
+        ("the size is removed", json!({"vmSize": null}), Some("vmSize")),
+        ("the subnet is removed", json!({"subnet": null}), Some("subnet")),
+        (
+            "the credentials secret is removed",
+            json!({"credentialsSecret": null}),
+            Some("credentialsSecret"),
+        ),
+        (
+            "the cache of the ephemeral disk is removed",
+            json!({"osDisk": {"cachingType": null}}),
+            Some("osDisk.cachingType"),
+        ),
+    ]
+}
+
+/// What the operator's own admission fills in for a machine of cluster `clusterID`.
+fn defaulted() -> Value {
+    json!({
+        "vmSize": "Standard_D4s_V3", "vnet": "clusterID-vnet", "subnet": "clusterID-worker-subnet",
+        "image": {"resourceID":
+            "/resourceGroups/clusterID-rg/providers/Microsoft.Compute/galleries/gallery_clusterID/images/clusterID/versions/latest"},
+        "userDataSecret": {"name": "worker-user-data"},
+        "credentialsSecret": {"name": "azure-cloud-credentials", "namespace": "openshift-machine-api"},
+    })
+}
+
+#[test]
+fn what_machine_api_operator_fills_in_is_filled_in_here() {
+    let parts =
+        json!({"image": {"offer": "test-offer", "sku": "test-sku", "publisher": "base-publisher", "version": "1"}});
+    for (given, kept) in [
+        (json!({}), None),
+        (parts, Some("image")),
+        (json!({"image": {"resourceID": IMAGE}}), Some("image")),
+        (json!({"networkResourceGroup": "nrg"}), None),
+        (json!({"credentialsSecret": {"namespace": "foo"}}), None),
+        (
+            json!({"userDataSecret": {"name": "foo"}, "credentialsSecret": {"name": "foo"}}),
+            None,
+        ),
+    ] {
+        let spec = AzureMachineProviderSpec::from_raw(&given).unwrap();
+        let mut expected = defaulted();
+        if let Some(field) = kept {
+            expected[field] = json!({});
+        }
+        merge(&mut expected, &given);
+        assert_eq!(with_defaults(&given, &spec, "clusterID"), expected, "{given}");
+    }
+}
+
 /// As a JSON merge patch does.
 fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
@@ -322,7 +436,13 @@ fn what_machine_api_operator_accepts_and_refuses_is_accepted_and_refused_here() 
     let defaulted = defaulted_specs()
         .into_iter()
         .map(|fact| (fact, begun.clone(), Some(CLUSTER)));
-    for ((case, change, field), mut value, cluster) in complete.chain(defaulted) {
+    let mut made = self::defaulted();
+    merge(
+        &mut made,
+        &json!({"osDisk": {"diskSizeGB": 2, "cachingType": "ReadOnly", "diskSettings": {"ephemeralStorageLocation": "Local"}}}),
+    );
+    let updated = updates().into_iter().map(|fact| (fact, made.clone(), None));
+    for ((case, change, field), mut value, cluster) in complete.chain(defaulted).chain(updated) {
         merge(&mut value, &change);
         let found = validate_raw("machine", &value, cluster).errors;
         let paths: Vec<&str> = found.iter().map(|error| error.path.as_str()).collect();

@@ -207,13 +207,14 @@ fn a_dual_stack_interface_has_a_second_configuration() {
 }
 
 #[rstest]
-#[case::no_frontends_told(json!([]), json!([{"id": "a"}, {"id": "b"}]), &["a"], &[])]
-#[case::one_frontend(json!([{}]), json!([{"id": "a"}, {"id": "b"}]), &["a"], &[])]
+#[case::no_frontends_told(json!([]), json!([{"id": "a"}, {"id": "b"}]), &["a", "b"], &[])]
+#[case::one_frontend(json!([{}]), json!([{"id": "a"}, {"id": "b"}]), &["a", "b"], &[])]
+#[case::ipv6_first(json!([{}]), json!([{"id": "b", "name": "ocp-v6"}, {"id": "a", "name": "ocp"}]), &["a"], &["b"])]
 #[case::two(json!([{}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["a", "b"], &[])]
 #[case::by_version(json!([{"properties": {"privateIPAddressVersion": "IPv6"}}, {}]), json!([{"id": "a"}, {"id": "b"}]), &["b"], &["a"])]
 #[case::by_name(json!([{}, {}]), json!([{"id": "a", "name": "c"}, {"id": "b", "name": "c-IPv6"}]), &["a"], &["b"])]
 #[case::as_installers_name_them(json!([{}]), json!([{"id": "a", "name": "ocp"}, {"id": "b", "name": "ocp-v6"}]), &["a"], &["b"])]
-fn a_pool_serves_the_frontend_of_its_place(
+fn interfaces_join_all_pools_each_with_the_address_of_its_family(
     #[case] frontends: Value,
     #[case] pools: Value,
     #[case] ipv4: &[&str],

@@ -92,3 +92,54 @@ fn the_state_is_what_is_done_to_it_or_else_how_it_runs(
     .unwrap();
     assert_eq!(state_of(&vm).as_deref(), state);
 }
+
+fn reported(machine: &Machine, notes: Vec<Note>) -> (Machine, Vec<&'static str>) {
+    let mut all = Notes::default();
+    notes.into_iter().for_each(|note| all.push(note));
+    let report = status(machine, Some(&all), NOW);
+    let events = report.events.iter().map(|event| event.reason).collect();
+    (report.object.unwrap_or_else(|| machine.clone()), events)
+}
+
+fn node() -> ObjectReference {
+    ObjectReference {
+        name: Some("node".to_owned()),
+        ..ObjectReference::default()
+    }
+}
+
+#[rstest]
+#[case::requested(vec![Note::Requested(Box::default())], "Provisioning", &[])]
+#[case::made_at_once(vec![Note::Requested(Box::default()), Note::Provisioned(None)], "Provisioned", &["Created"])]
+#[case::with_its_node(vec![Note::Provisioned(Some(node()))], "Running", &["Created"])]
+#[case::linked(vec![Note::Linked(node())], "Running", &[])]
+#[case::not_created(vec![Note::NotCreated("no room".to_owned())], "Provisioning", &["FailedCreate"])]
+#[case::failed(vec![Note::Failed(Failed { reason: "UpdateError", message: "gone".to_owned(), event: "FailedUpdate" })], "Failed", &["FailedUpdate"])]
+#[case::deleting(vec![Note::Deleting(Deletion::default())], "Deleting", &[])]
+#[case::not_deleted(vec![Note::OperationOver, Note::Deleting(Deletion { error: Some("why".to_owned()), ..Deletion::default() })], "Deleting", &["FailedDelete"])]
+fn steps_that_end_together_are_one_status(
+    #[case] notes: Vec<Note>,
+    #[case] phase: &str,
+    #[case] events: &[&'static str],
+) {
+    let (after, found) = reported(&Machine::new("m", Default::default()), notes);
+    assert_eq!(of(&after).phase.as_deref(), Some(phase));
+    assert_eq!(found, events);
+}
+
+#[test]
+fn a_virtual_machine_that_is_as_it_was_is_not_reported() {
+    let show = |updated| {
+        Note::Shown(Shown {
+            state: Some("Running".to_owned()),
+            addresses: Vec::new(),
+            updated,
+        })
+    };
+    let (first, events) = reported(&Machine::new("m", Default::default()), vec![show(false)]);
+    assert_eq!(events, ["Updated"]);
+    let (second, events) = reported(&first, vec![show(false)]);
+    assert_eq!((&second.status, events.len()), (&first.status, 0));
+    assert_eq!(reported(&first, vec![show(true)]).1, ["Updated"]);
+    assert!(status(&first, None, NOW).object.is_none(), "nothing was observed");
+}

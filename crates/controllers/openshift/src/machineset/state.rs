@@ -1,4 +1,4 @@
-//! Looks up what a machine of a set offers, in Azure's catalogue of sizes.
+//! The state of a MachineSet between reconciles: what a machine of it offers, looked up in Azure's catalogue of sizes.
 
 use std::time::Instant;
 

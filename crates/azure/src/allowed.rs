@@ -1,10 +1,11 @@
-//! What the operator lets the credentials of tenants use: files, and the identity of this process.
+//! What the operator lets the credentials of tenants use: files, and the identities of this process.
 //!
 //! Invariant: a file that a tenant names is opened only if it is a small regular file in one of the operator's folders, and
 //! a refusal tells nothing of files elsewhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use tokio::io::AsyncReadExt as _;
 
 /// Certificates, tokens and credential files are a few KiB.
@@ -29,11 +30,67 @@ impl Namespaces {
     }
 }
 
+/// The client ids that a namespace may name without a secret or a certificate of its own, because Capstan's token or machine is
+/// enough to sign in as them. Without any, every namespace may name every client id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientIds(BTreeMap<String, BTreeSet<String>>);
+
+/// One client id and the namespace that may name it; `*` stands for every namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIdOf {
+    namespace: String,
+    client_id: String,
+}
+
+impl FromStr for ClientIdOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text
+            .split_once('=')
+            .map(|(namespace, id)| (namespace.trim(), id.trim()));
+        match parts {
+            Some((namespace, id)) if !namespace.is_empty() && !id.is_empty() && !id.contains('=') => Ok(Self {
+                namespace: namespace.to_owned(),
+                client_id: id.to_ascii_lowercase(),
+            }),
+            _ => Err(format!("{text:?} is not NAMESPACE=CLIENT-ID")),
+        }
+    }
+}
+
+impl FromIterator<ClientIdOf> for ClientIds {
+    fn from_iter<I: IntoIterator<Item = ClientIdOf>>(all: I) -> Self {
+        let mut ids = BTreeMap::<_, BTreeSet<_>>::new();
+        for ClientIdOf { namespace, client_id } in all {
+            ids.entry(namespace).or_default().insert(client_id);
+        }
+        Self(ids)
+    }
+}
+
+impl ClientIds {
+    /// Refuses a client id that the operator does not allow for the namespace.
+    pub fn check(&self, namespace: &str, client_id: &str) -> Result<(), String> {
+        let id = client_id.to_ascii_lowercase();
+        let allowed = |name: &str| self.0.get(name).is_some_and(|ids| ids.contains(&id));
+        if self.0.is_empty() || allowed(namespace) || allowed("*") {
+            return Ok(());
+        }
+        Err(format!(
+            "client id {client_id:?} is not allowed for namespace {namespace}: name another one, or start capstan with \
+             --allow-client-ids={namespace}={client_id}"
+        ))
+    }
+}
+
 /// What the operator allows; read once, at start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// The namespaces whose objects may use the identity of this process.
     pub environment_identity: Namespaces,
+    /// The client ids that are used by the token or the machine of this process.
+    pub client_ids: ClientIds,
     /// The folders from which a tenant may name a file.
     pub folders: Vec<PathBuf>,
 }
@@ -89,6 +146,31 @@ impl Allowed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_namespace_names_the_client_ids_that_the_operator_allows() {
+        let read =
+            |texts: &[&str]| -> ClientIds { texts.iter().map(|text| text.parse::<ClientIdOf>().unwrap()).collect() };
+        assert_eq!(ClientIds::default().check("team-a", "any"), Ok(()));
+        let ids = read(&["team-a=AB-1", "team-a=ab-2", "team-b = ab-3", "*=ab-4"]);
+        for (namespace, id, expected) in [
+            ("team-a", "ab-1", true),
+            ("team-a", "AB-2", true),
+            ("team-a", "ab-3", false),
+            ("team-b", "ab-3", true),
+            ("team-b", "ab-1", false),
+            ("team-c", "ab-4", true),
+            ("team-c", "", false),
+            ("*", "ab-1", false),
+        ] {
+            assert_eq!(ids.check(namespace, id).is_ok(), expected, "{namespace} {id}");
+        }
+        let refusal = ids.check("team-b", "ab-1").unwrap_err();
+        assert!(refusal.ends_with("--allow-client-ids=team-b=ab-1"), "{refusal}");
+        for text in ["team-a", "=x", "team-a=", "team-a=x=y", ""] {
+            assert!(text.parse::<ClientIdOf>().is_err(), "{text}");
+        }
+    }
 
     #[tokio::test]
     async fn a_tenant_names_small_regular_files_of_the_operators_folders_only() {

@@ -6,19 +6,24 @@ use crate::budget::{Ask, Budget, StoppedFor, Throttled};
 use crate::error::{null_is_empty, optional};
 use crate::operation::retry_after;
 use crate::owned::{Owned, Resource};
-use crate::path::{Followed, Path};
+use crate::path::Path;
 use crate::skus::Catalogues;
 use crate::token::Tokens;
 use crate::{Allowed, ArmError, Cloud, Credential, Error, Operation, Progress, Settings};
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System, Verdict};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
+
+mod call;
+
+pub use call::When;
+pub(crate) use call::{Address, Answer, Call};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -163,119 +168,6 @@ pub struct Put<T> {
     pub value: T,
     /// The operation that Azure has started, if it is not over already.
     pub operation: Option<Operation>,
-}
-
-/// A precondition on the resource's version.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum When {
-    #[default]
-    Always,
-    /// Only if nothing of this name exists.
-    Absent,
-    /// Only if it still has this ETag.
-    Unchanged(String),
-}
-
-/// Where a request goes.
-#[derive(Clone, Debug)]
-pub(crate) enum Address {
-    /// Built by us. The api-version and the rest of the query are ours too.
-    Path(Path),
-    /// Given by Azure, with its own query. Only ever read.
-    Followed(Followed),
-}
-
-/// One request to be made.
-#[derive(Clone, Debug)]
-pub(crate) struct Call {
-    pub method: Method,
-    pub address: Address,
-    pub version: &'static str,
-    pub query: Vec<(&'static str, String)>,
-    pub body: Option<Bytes>,
-    pub when: When,
-    pub policy: Policy,
-}
-
-pub(crate) struct Answer {
-    pub status: u16,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-}
-
-impl Call {
-    pub(crate) fn new(method: Method, path: Path, version: &'static str, policy: Policy) -> Self {
-        Self {
-            method,
-            address: Address::Path(path),
-            version,
-            query: Vec::new(),
-            body: None,
-            when: When::Always,
-            policy,
-        }
-    }
-
-    /// Reads an address that Azure gave.
-    pub(crate) fn follow(address: &str, policy: Policy) -> Self {
-        Self {
-            method: Method::GET,
-            address: Address::Followed(Followed::new(address)),
-            version: "",
-            query: Vec::new(),
-            body: None,
-            when: When::Always,
-            policy,
-        }
-    }
-
-    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.query.push((name, value.into()));
-        self
-    }
-
-    pub(crate) fn when(mut self, when: When) -> Self {
-        self.when = when;
-        self
-    }
-
-    pub(crate) fn body<B: Serialize>(mut self, body: &B) -> Result<Self, Error> {
-        let bytes = serde_json::to_vec(body).map_err(|source| Error::Answer {
-            call: self.name(),
-            source,
-        })?;
-        self.body = Some(bytes.into());
-        Ok(self)
-    }
-
-    fn name(&self) -> String {
-        format!("{} {}", self.method, self.target())
-    }
-
-    /// The path, for people and for the budget.
-    fn target(&self) -> String {
-        match &self.address {
-            Address::Path(path) => path.to_string(),
-            Address::Followed(followed) => followed.path().to_owned(),
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        match self.method {
-            Method::GET | Method::HEAD => Kind::Read,
-            Method::DELETE => Kind::Delete,
-            _ => Kind::Write,
-        }
-    }
-
-    /// The resource without the action of a POST, as operations remember it.
-    fn resource(&self) -> String {
-        let resource = match (&self.address, &self.method) {
-            (Address::Path(path), &Method::POST) => path.parent().to_string(),
-            _ => self.target(),
-        };
-        format!("{resource}?api-version={}", self.version)
-    }
 }
 
 impl Client {

@@ -94,9 +94,13 @@ impl Client {
         self.get(self.availability_set(Method::GET, group, name)?).await
     }
 
-    pub async fn list_availability_sets(&self, group: &str) -> Result<Vec<AvailabilitySet>, Error> {
+    pub(crate) fn availability_sets(&self, group: &str) -> Result<Call, Error> {
         let path = self.compute(group)?.word("availabilitySets");
-        self.list(Call::new(Method::GET, path, COMPUTE, Policy::Other)).await
+        Ok(Call::new(Method::GET, path, COMPUTE, Policy::Other))
+    }
+
+    pub async fn list_availability_sets(&self, group: &str) -> Result<Vec<AvailabilitySet>, Error> {
+        self.list(self.availability_sets(group)?).await
     }
 
     pub async fn put_availability_set(

@@ -32,7 +32,7 @@ pub mod skus;
 mod token;
 pub mod usages;
 
-pub use allowed::{Allowed, Namespaces};
+pub use allowed::{Allowed, ClientIdOf, Namespaces};
 pub use capstan_core::Secret;
 pub use client::{Client, Clients, Put};
 pub use credential::{Credential, Identity};

@@ -27,9 +27,13 @@ impl Client {
         self.get(self.nic(Method::GET, group, name)?).await
     }
 
-    pub async fn list_nics(&self, group: &str) -> Result<Vec<NetworkInterface>, Error> {
+    pub(crate) fn nics(&self, group: &str) -> Result<Call, Error> {
         let path = self.network(group)?.word("networkInterfaces");
-        self.list(network_call(Method::GET, path)).await
+        Ok(network_call(Method::GET, path))
+    }
+
+    pub async fn list_nics(&self, group: &str) -> Result<Vec<NetworkInterface>, Error> {
+        self.list(self.nics(group)?).await
     }
 
     pub async fn put_nic(
@@ -59,9 +63,13 @@ impl Client {
         self.get(self.public_ip(Method::GET, group, name)?).await
     }
 
-    pub async fn list_public_ips(&self, group: &str) -> Result<Vec<PublicIpAddress>, Error> {
+    pub(crate) fn public_ips(&self, group: &str) -> Result<Call, Error> {
         let path = self.network(group)?.word("publicIPAddresses");
-        self.list(network_call(Method::GET, path)).await
+        Ok(network_call(Method::GET, path))
+    }
+
+    pub async fn list_public_ips(&self, group: &str) -> Result<Vec<PublicIpAddress>, Error> {
+        self.list(self.public_ips(group)?).await
     }
 
     pub async fn put_public_ip(

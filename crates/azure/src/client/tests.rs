@@ -18,7 +18,7 @@ fn client(subscription: &str) -> Client {
     CLIENTS.client(&credential, subscription)
 }
 
-/// Every request that the client can build, with the depth of its path.
+/// Every request that the client can build, with the depth of its path. A test below fails if one is missing.
 fn requests(client: &Client, group: &str, name: &str, second: &str) -> Vec<(usize, Result<Call, Error>)> {
     let methods = [Method::GET, Method::PUT, Method::PATCH, Method::DELETE];
     let mut all = Vec::new();
@@ -39,6 +39,10 @@ fn requests(client: &Client, group: &str, name: &str, second: &str) -> Vec<(usiz
     all.extend([
         (7, client.flexible_vms(group, second)),
         (7, client.disks(group)),
+        (7, client.availability_sets(group)),
+        (7, client.nics(group)),
+        (7, client.public_ips(group)),
+        (7, client.region_usages(second)),
         (10, client.subnet(group, name, second)),
         (8, client.load_balancer(group, name)),
         (9, client.scale_set_view(group, name)),
@@ -114,6 +118,50 @@ proptest! {
             };
             prop_assert_eq!(words(&url), words(&expected));
         }
+    }
+}
+
+/// The functions of this crate that make a `Call` of a path, each by its name and its text up to the call.
+fn builders() -> Vec<(String, String)> {
+    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
+    let sources = sources.map(|entry| entry.unwrap().path());
+    let texts: Vec<_> = sources
+        .filter(|path| path.is_file())
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    let mut found = Vec::new();
+    for text in &texts {
+        for (at, _) in text
+            .match_indices("Call::new(")
+            .chain(text.match_indices("network_call("))
+        {
+            let before = &text[..at];
+            let start = before.rfind("fn ").map_or(0, |start| start + 3);
+            let name = before[start..].split('(').next().unwrap_or_default();
+            found.push((name.to_owned(), before[start..].to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_builder_of_a_request_is_missing_from_the_property() {
+    let all = include_str!("tests.rs");
+    let builders = builders();
+    assert!(builders.len() > 15, "the sources are read");
+    for (name, text) in builders {
+        // The one function that others call, and its own name where it is declared.
+        if name.is_empty() || name == "network_call" {
+            continue;
+        }
+        assert!(
+            text.contains("-> Result<Call, Error>"),
+            "{name} hides its request from this test"
+        );
+        assert!(
+            all.contains(&format!("client.{name}(")),
+            "{name} is not in the property"
+        );
     }
 }
 

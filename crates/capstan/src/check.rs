@@ -18,6 +18,7 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
 
 use crate::manifest::{self, Object};
+use crate::plain::plain;
 use catalogue::{Catalogue, Verdict};
 
 /// Check manifests before you apply them
@@ -71,10 +72,11 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
         warnings += findings.warnings.len() + asked.warnings.len();
         let refusals = findings.errors.iter().map(ToString::to_string).chain(asked.refusals);
         for error in refusals {
-            writeln!(out, "{}: {error}", object.describe())?;
+            writeln!(out, "{}", plain(&format!("{}: {error}", object.describe())))?;
         }
         for warning in findings.warnings.iter().chain(&asked.warnings) {
-            writeln!(out, "{}: warning: {warning}", object.describe())?;
+            let text = format!("{}: warning: {warning}", object.describe());
+            writeln!(out, "{}", plain(&text))?;
         }
     }
     writeln!(out, "{checked} checked, {errors} errors, {warnings} warnings")?;

@@ -13,6 +13,7 @@ mod manager;
 mod manifest;
 mod orphans;
 mod peer_flags;
+mod plain;
 mod plan;
 mod run;
 mod serve;
@@ -91,7 +92,7 @@ fn main() -> ExitCode {
         // The reader of our output has closed it, as `head` does.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", explain(&error));
+            eprintln!("error: {}", plain::plain(&explain(&error)));
             ExitCode::FAILURE
         }
     }

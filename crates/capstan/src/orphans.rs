@@ -18,6 +18,7 @@ use kube::{ResourceExt as _, core::NamespaceResourceScope};
 use serde::Serialize;
 
 use crate::check::catalogue;
+use crate::plain::plain;
 
 /// The label with the name of a machine's set.
 const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
@@ -321,7 +322,8 @@ fn print(output: Output, rows: &[Row]) -> Result<()> {
     let widths = [width(0), width(1), width(2), width(3)];
     for [kind, group, name, result, reason] in &lines {
         let [a, b, c, d] = widths;
-        writeln!(out, "{kind:a$}  {group:b$}  {name:c$}  {result:d$}  {reason}")?;
+        let line = format!("{kind:a$}  {group:b$}  {name:c$}  {result:d$}  {reason}");
+        writeln!(out, "{}", plain(&line))?;
     }
     writeln!(out, "{} orphans", rows.len())?;
     Ok(())

@@ -1,12 +1,13 @@
 //! `capstan run`: the manager of a cluster.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_azure::{Allowed, Namespaces};
+use capstan_azure::{Allowed, ClientIdOf, Namespaces};
 use capstan_azure_pools::SignIn;
 use capstan_kube::lease::{self, Identity};
 use capstan_kube::serve::Server;
@@ -223,6 +224,10 @@ pub struct Azure {
     /// of this process, in these namespaces [without names: in all]
     #[arg(long, num_args = 0.., require_equals = true, default_missing_value = "*", value_delimiter = ',', value_name = "NAMESPACE,...")]
     allow_environment_identity: Vec<String>,
+    /// Let AzureClusterIdentities and credentials Secrets of a namespace name these client ids only, where the token or the machine
+    /// of this process is enough to sign in as them; "*" for every namespace [default: all client ids in all namespaces]
+    #[arg(long, value_delimiter = ',', value_name = "NAMESPACE=CLIENT-ID,...")]
+    allow_client_ids: Vec<ClientIdOf>,
     /// Folder from which AzureClusterIdentities and credentials Secrets of Machines may name certificates, tokens and credential
     /// files; repeat it for several [default: none]
     #[arg(long, value_name = "DIR")]
@@ -240,6 +245,7 @@ impl Azure {
         };
         Allowed {
             environment_identity,
+            client_ids: self.allow_client_ids.iter().cloned().collect(),
             folders: self.azure_credential_folder.clone(),
         }
     }
@@ -281,6 +287,12 @@ pub struct Vsphere {
     /// Accept every certificate of a vCenter for which neither a thumbprint nor a CA is given; conditions report it
     #[arg(long)]
     insecure_vcenter: bool,
+    /// Clones that may be under way in one vCenter at a time; the others wait, and namespaces take turns [default: any number]
+    #[arg(long, value_name = "NUMBER")]
+    vcenter_clones: Option<NonZeroUsize>,
+    /// Clones that may be under way on one datastore at a time [default: any number]
+    #[arg(long, value_name = "NUMBER")]
+    datastore_clones: Option<NonZeroUsize>,
 }
 
 impl Vsphere {
@@ -289,6 +301,10 @@ impl Vsphere {
         options.credentials.servers = self.vcenter_servers.clone();
         options.credentials.account_namespaces = self.vcenter_account_namespaces.clone();
         options.credentials.insecure = self.insecure_vcenter;
+        options.clones = capstan_vsphere_machines::CloneLimits {
+            per_vcenter: self.vcenter_clones.map(NonZeroUsize::get),
+            per_datastore: self.datastore_clones.map(NonZeroUsize::get),
+        };
         options
     }
 }
@@ -498,6 +514,28 @@ mod tests {
         assert_eq!(read(&[]), Namespaces::None);
         assert_eq!(read(&["--allow-environment-identity"]), Namespaces::All);
         assert_eq!(read(&["--allow-environment-identity=team-a,team-b"]), both);
+    }
+
+    #[test]
+    fn the_operator_names_the_client_ids_of_a_namespace() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            azure: Azure,
+        }
+        let read = |flags: &[&str]| <Line as clap::Parser>::try_parse_from(["capstan"].iter().chain(flags));
+        let line = read(&["--allow-client-ids=team-a=a,team-b=b", "--allow-client-ids=team-a=c"])
+            .unwrap_or_else(|e| panic!("{e}"));
+        let allowed = line.azure.settings().unwrap().allowed.client_ids;
+        for (namespace, id, expected) in [
+            ("team-a", "a", true),
+            ("team-a", "c", true),
+            ("team-b", "b", true),
+            ("team-b", "a", false),
+        ] {
+            assert_eq!(allowed.check(namespace, id).is_ok(), expected, "{namespace} {id}");
+        }
+        assert!(read(&["--allow-client-ids=team-a"]).is_err());
     }
 
     #[test]

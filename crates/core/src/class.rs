@@ -9,7 +9,7 @@ pub enum Class {
     Transient,
     /// The other side asked for a pause: retry no earlier than this.
     Throttled(Duration),
-    /// It stays until somebody changes the object: report it, do not retry in a loop.
+    /// It stays until a user changes the object: report it, do not retry in a loop.
     Terminal,
 }
 

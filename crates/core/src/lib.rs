@@ -1,13 +1,14 @@
 //! The decisions: pure, synchronous, total functions. No IO, no Kubernetes client, no HTTP.
 //!
 //! Beside them are the few parts that every client and controller shares: error classes, interceptors, the clock,
-//! backoff, memos and secrets.
+//! backoff, memos, turns and secrets.
 
 pub mod adopt;
 pub mod azure_names;
 pub mod backoff;
 pub mod class;
 pub mod clock;
+pub mod cluster;
 pub mod disks;
 pub mod drain;
 pub mod interceptor;
@@ -18,6 +19,7 @@ pub mod order;
 pub mod plan;
 pub mod pool;
 pub mod secret;
+pub mod turns;
 pub mod validate;
 pub mod vm;
 

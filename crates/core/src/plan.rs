@@ -42,7 +42,7 @@ impl<S> Plan<S> {
 pub enum Impact {
     /// It reads, or it writes a status.
     None,
-    /// Nothing more happens before somebody else acts.
+    /// Nothing more happens before another actor does its part.
     Waits,
     /// It compares, and writes only what differs: with all writes refused it shows whether something differs.
     Ensures,
@@ -67,7 +67,7 @@ impl Describe for std::convert::Infallible {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forecast {
-    /// What has to happen first, and nobody here does it.
+    /// What has to happen first, and Capstan does not do it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// In order; each waits until the one before is done.

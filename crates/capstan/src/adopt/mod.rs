@@ -18,6 +18,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::controllers::Name;
+use crate::plain::plain;
 use crate::plan::Output;
 use crate::run::cluster;
 
@@ -110,7 +111,7 @@ pub async fn run(args: Adopt) -> Result<ExitCode> {
         Output::Table => report.table(),
         Output::Json => serde_json::to_string_pretty(&report)?,
     };
-    writeln!(std::io::stdout(), "{}", text.trim_end())?;
+    writeln!(std::io::stdout(), "{}", plain(text.trim_end()))?;
     Ok(if left && !args.revert {
         ExitCode::from(LEFT)
     } else {

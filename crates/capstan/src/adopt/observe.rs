@@ -147,8 +147,8 @@ async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
     let by_name = names.map(|name| ListParams::default().fields(&format!("metadata.name={name}")));
     let mut found: Vec<Deployment> = Vec::new();
     for params in by_name.chain([ListParams::default().labels(LABEL)]) {
-        for listed in api.list(&params).await.context("cannot list Deployments")? {
-            let listed = deployment(&listed);
+        let listed = api.list(&params).await.context("cannot list Deployments")?;
+        for listed in listed.iter().filter_map(deployment) {
             let same = |other: &Deployment| (&other.namespace, &other.name) == (&listed.namespace, &listed.name);
             if !found.iter().any(same) {
                 found.push(listed);
@@ -158,21 +158,21 @@ async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
     Ok(found)
 }
 
-fn deployment(deployment: &apps::Deployment) -> Deployment {
+fn deployment(deployment: &apps::Deployment) -> Option<Deployment> {
     let spec = deployment.spec.as_ref();
     let status = deployment.status.clone().unwrap_or_default();
     let stopping = status.terminating_replicas.unwrap_or_default();
     let pods = status.replicas.unwrap_or_default();
     let observed = status.observed_generation >= deployment.metadata.generation;
-    Deployment {
+    Some(Deployment {
         pods: pods + stopping,
         rolled_out: observed && stopping == 0 && status.updated_replicas.unwrap_or_default() == pods,
-        namespace: deployment.namespace().unwrap_or_default(),
+        namespace: deployment.namespace()?,
         name: deployment.name_any(),
         // The API server's own default.
         replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
         args: spec.map(args).unwrap_or_default(),
-    }
+    })
 }
 
 /// Returns the arguments of the controller's container.

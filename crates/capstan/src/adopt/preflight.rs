@@ -37,7 +37,9 @@ pub async fn vsphere(
     };
     let mut found = Vec::new();
     for cluster in list(Api::<DynamicObject>::all_with(client.clone(), &resource)).await? {
-        let namespace = cluster.namespace().unwrap_or_default();
+        let Some(namespace) = cluster.namespace() else {
+            continue;
+        };
         let name = text(&cluster, "/spec/identityRef/name");
         let identity = match text(&cluster, "/spec/identityRef/kind").as_str() {
             "" => VsphereIdentity::Unset,
@@ -102,10 +104,12 @@ pub async fn azure(client: &Client) -> Result<Azure> {
         .iter()
         .filter(|identity| identity.spec.type_ == IdentityType::WorkloadIdentity);
     found.workload_identities = workload
-        .map(|identity| format!("{}/{}", identity.namespace().unwrap_or_default(), identity.name_any()))
+        .filter_map(|identity| Some(format!("{}/{}", identity.namespace()?, identity.name_any())))
         .collect();
     for pool in &pools {
-        let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
+        let (Some(namespace), name) = (pool.namespace(), pool.name_any()) else {
+            continue;
+        };
         let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
         let secret = secrets.get_metadata_opt(&format!("{name}-azure-json")).await;
         if secret.context("cannot read Secrets")?.is_none() {
@@ -119,7 +123,9 @@ pub async fn azure(client: &Client) -> Result<Azure> {
         .collect();
     let mut used = BTreeSet::new();
     for cluster in clusters {
-        let namespace = cluster.namespace().unwrap_or_default();
+        let Some(namespace) = cluster.namespace() else {
+            continue;
+        };
         let owner = cluster.labels().get(CLUSTER_NAME_LABEL).cloned();
         if !of_pools.contains(&(namespace.clone(), owner.unwrap_or_else(|| cluster.name_any()))) {
             continue;
@@ -149,7 +155,9 @@ pub async fn azure(client: &Client) -> Result<Azure> {
 /// Returns the identity if its Secret is in another namespace and not granted to it.
 async fn ungranted(client: &Client, identity: &AzureClusterIdentity) -> Result<Option<Ungranted>> {
     let spec = &identity.spec;
-    let own = identity.namespace().unwrap_or_default();
+    let Some(own) = identity.namespace() else {
+        return Ok(None);
+    };
     let home = spec.client_secret.namespace.clone().filter(|home| !home.is_empty());
     let reads = match spec.type_ {
         IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal => true,

@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::controllers::{self, Name};
+use crate::plain::plain;
 use crate::run::{Azure, Vsphere, cluster};
 use crate::{duration, logs, manager};
 use changes::Change;
@@ -98,7 +99,7 @@ pub async fn run(args: Plan) -> Result<ExitCode> {
         Output::Table => report.table(),
         Output::Json => report.json()?,
     };
-    writeln!(std::io::stdout(), "{}", text.trim_end())?;
+    writeln!(std::io::stdout(), "{}", plain(text.trim_end()))?;
     Ok(match report {
         report if report.changes() => ExitCode::from(CHANGES),
         report if report.is_complete() => ExitCode::SUCCESS,

@@ -55,9 +55,10 @@ impl Report {
         let planned = preview.planned();
         let complete = complete && planned.iter().all(|planned| planned.error.is_none());
         let is_planned = |change: &Change| {
-            let namespace = change.object.namespace().unwrap_or_default();
+            let namespace = change.object.namespace();
             let same = |planned: &Planned| {
-                (planned.kind.as_str(), &planned.namespace) == (change.kind(), &namespace)
+                let planned_namespace = Some(&planned.namespace).filter(|namespace| !namespace.is_empty());
+                (planned.kind.as_str(), planned_namespace) == (change.kind(), namespace.as_ref())
                     && planned.name == change.object.name_any()
             };
             planned.iter().any(same)

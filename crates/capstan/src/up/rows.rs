@@ -79,13 +79,17 @@ impl Rows {
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Apply(object) | Event::InitApply(object)) => {
-                    let row = row(KINDS[place].1, &object);
+                    let Some(row) = row(KINDS[place].1, &object) else {
+                        continue;
+                    };
                     let key = (place, row.namespace.clone(), row.name.clone());
                     self.lock().insert(key, row);
                 }
                 Ok(Event::Delete(object)) => {
-                    self.lock()
-                        .remove(&(place, object.namespace().unwrap_or_default(), object.name_any()));
+                    let Some(namespace) = object.namespace() else {
+                        continue;
+                    };
+                    self.lock().remove(&(place, namespace, object.name_any()));
                 }
                 Ok(Event::Init) => self.lock().retain(|key, _| key.0 != place),
                 Ok(Event::InitDone) | Err(_) => continue,
@@ -140,7 +144,9 @@ fn place(api_version: &str, kind: &str) -> Option<usize> {
 }
 
 fn owners(object: &DynamicObject) -> Vec<Key> {
-    let namespace = object.namespace().unwrap_or_default();
+    let Some(namespace) = object.namespace() else {
+        return Vec::new();
+    };
     let owners = object.owner_references().iter();
     owners
         .filter_map(|owner| {
@@ -154,7 +160,7 @@ fn owners(object: &DynamicObject) -> Vec<Key> {
 }
 
 /// How an object is shown, and whether it has become what it was to be.
-fn row(kind: &'static str, object: &DynamicObject) -> Row {
+fn row(kind: &'static str, object: &DynamicObject) -> Option<Row> {
     let (spec, status) = (&object.data["spec"], &object.data["status"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let phase = text(&status["phase"]);
@@ -191,16 +197,16 @@ fn row(kind: &'static str, object: &DynamicObject) -> Row {
     } else {
         node
     };
-    Row {
+    Some(Row {
         kind,
-        namespace: object.namespace().unwrap_or_default(),
+        namespace: object.namespace()?,
         name: object.name_any(),
         ready,
         state,
         detail,
         problem,
         owners: owners(object),
-    }
+    })
 }
 
 /// The part of a provider ID that tells machines apart on a screen.
@@ -246,7 +252,7 @@ mod tests {
             "apiVersion": "v1", "kind": kind, "metadata": {"name": "one", "namespace": "default"},
             "spec": spec, "status": status,
         });
-        let row = row(kind, &serde_json::from_value(object).unwrap());
+        let row = row(kind, &serde_json::from_value(object).unwrap()).unwrap();
         (row.state, row.ready)
     }
 
@@ -286,8 +292,10 @@ mod tests {
     #[test]
     fn a_row_tells_what_is_in_the_way_or_else_where_the_machine_is() {
         let detail = |spec: Value, status: Value| {
-            let object = json!({"metadata": {"name": "one"}, "spec": spec, "status": status});
-            row("AzureMachinePoolMachine", &serde_json::from_value(object).unwrap()).detail
+            let object = json!({"metadata": {"name": "one", "namespace": "ns"}, "spec": spec, "status": status});
+            row("AzureMachinePoolMachine", &serde_json::from_value(object).unwrap())
+                .unwrap()
+                .detail
         };
         let id = "azure:///subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/p/virtualMachines/0";
         let spec = json!({"providerID": id});
@@ -316,7 +324,7 @@ mod tests {
                 "metadata": {"name": name, "namespace": "ns", "ownerReferences": owners}});
             let object: DynamicObject = serde_json::from_value(object).unwrap();
             let key = key(&object, "default").unwrap();
-            rows.lock().insert(key.clone(), row(kind, &object));
+            rows.lock().insert(key.clone(), row(kind, &object).unwrap());
             key
         };
         let set = add("MachineSet", "workers", None);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures::StreamExt;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -66,10 +66,10 @@ async fn follow(part: Part, kind: &'static str, client: Client, kubeconfig: Stri
         for attempt in 1.. {
             let attended = match part {
                 Part::Core => attend(kind, &client, &resource, &object, &kubeconfig).await,
-                Part::ControlPlane => {
-                    let namespace = object.namespace().unwrap_or_default();
-                    give_kubeconfig(&client, &object, &namespace, &kubeconfig).await
-                }
+                Part::ControlPlane => match object.namespace() {
+                    Some(namespace) => give_kubeconfig(&client, &object, &namespace, &kubeconfig).await,
+                    None => Ok(()),
+                },
             };
             match attended {
                 Ok(()) => break,
@@ -92,7 +92,9 @@ async fn attend(
     object: &DynamicObject,
     kubeconfig: &str,
 ) -> Result<()> {
-    let namespace = object.namespace().unwrap_or_default();
+    let Some(namespace) = object.namespace() else {
+        return Ok(());
+    };
     if kind == "Cluster" {
         bring_up(client, resource, object, &namespace).await?;
         give_kubeconfig(client, object, &namespace, kubeconfig).await?;
@@ -204,7 +206,7 @@ async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str
     let Some(child) = wait_for(&api, name).await? else {
         return Ok(());
     };
-    let uid = owner.uid().unwrap_or_default();
+    let uid = owner.uid().context("an owner without a UID")?;
     if child.owner_references().iter().any(|reference| reference.uid == uid) {
         return Ok(());
     }

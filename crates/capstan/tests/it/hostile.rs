@@ -52,7 +52,6 @@ impl Drop for Peak {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "the bound is not kept yet: 130 MiB were measured"]
 async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result<()> {
     build_parts().await?;
     let plane = ControlPlane::shared().await?;
@@ -75,7 +74,6 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
             "--namespace",
             &tenant.namespace,
         ])
-        .env("MALLOC_ARENA_MAX", "1")
         .args(["--leader-elect=false", "--webhook", "0", "--log-format", "json"])
         .args(["--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--kubeconfig"])
         .arg(plane.kubeconfig())
@@ -109,6 +107,7 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
         tenant.vsphere_machine(&owner, 1).await?;
         servers.push((cluster, server));
     }
+    // Every page is large, and all 10,000 Nodes are read fast enough in a debug build on a busy machine, too.
     let nodes = Server::cluster(100_000, 10 << 10).await?;
     let access = AzureAccess {
         subscription: azure.subscription.clone(),

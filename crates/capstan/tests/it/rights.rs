@@ -17,7 +17,7 @@ const WEBHOOK: &str = include_str!("../../../../deploy/base/webhook.yaml");
 const READER: &str = "capstan-metrics-reader";
 
 /// Rights that these runs do not show, each with the reason.
-const UNSEEN: [(&str, &str, &str); 7] = [
+const UNSEEN: [(&str, &str, &str); 8] = [
     // The admission plugin OwnerReferencesPermissionEnforcement checks these when an owner reference blocks deletion.
     ("machine.openshift.io", "machinesets/finalizers", "update"),
     (
@@ -33,8 +33,14 @@ const UNSEEN: [(&str, &str, &str); 7] = [
     ("", "nodes", "delete"),
     // Capstan counts up an event that repeats, which depends on how long things take.
     ("", "events", "patch"),
-    // Capstan deletes the Machine where Cluster API has made one, and the AzureMachinePoolMachine elsewhere.
-    ("infrastructure.cluster.x-k8s.io", "azuremachinepoolmachines", "delete"),
+    // Capstan deletes several machines in one call, which depends on how many leave at once.
+    (
+        "infrastructure.cluster.x-k8s.io",
+        "azuremachinepoolmachines",
+        "deletecollection",
+    ),
+    // No drain times out here.
+    ("cluster.x-k8s.io", "machines", "patch"),
 ];
 
 /// API group, resource with its subresource, verb.

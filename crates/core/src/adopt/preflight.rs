@@ -1,4 +1,4 @@
-//! What Capstan refuses although its peers accept it. Whoever takes a cluster over learns it before anything is switched.
+//! What Capstan refuses although its peers accept it. `capstan adopt` reports it before anything is switched.
 
 use serde::Serialize;
 

@@ -6,7 +6,7 @@
     reason = "a test that cannot go on should say where"
 )]
 
-mod clock;
 mod pool_model;
 mod pool_properties;
+mod sources;
 mod world;

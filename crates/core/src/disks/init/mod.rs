@@ -1,4 +1,4 @@
-//! Disk initialisation: partition, format and mount data disks at first boot, so that nobody edits user data by hand.
+//! Disk initialisation: partition, format and mount data disks at first boot, so that users need not edit user data by hand.
 //!
 //! Invariants: nothing that is already in the user data is lost; doing it twice is doing it once; a disk that already
 //! carries a file system keeps it (a retained disk that comes back is mounted, never formatted again).

@@ -1,7 +1,7 @@
 //! Bounds on the answers of an API server that somebody else runs. Invariant: an answer that is read in full has at most
 //! [`ANSWER_BYTES`] and takes at most [`ANSWER_TIME`]; an event of a watch has at most [`EVENT_BYTES`]; and the number of
-//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of some hundred. Large answers
-//! and events take turns with those of all other servers, vCenters included; they wait for [`ANSWER_TIME`] at most.
+//! JSON objects, arrays and entries in them is bounded too, because an object or array of two bytes becomes some hundred. Large
+//! answers and events take turns with those of all other servers, vCenters included; they wait for [`ANSWER_TIME`] at most.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,18 +20,22 @@ use tower::{BoxError, Layer, Service};
 const ANSWER_BYTES: usize = 4 << 20;
 /// etcd takes objects up to 1.5 MiB.
 const EVENT_BYTES: usize = 2 << 20;
-/// JSON objects in one answer: a page of 50 Nodes has 5,000 to 15,000, most of them in managedFields. One with an entry takes
-/// some 700 bytes in memory.
-const ANSWER_OBJECTS: usize = 20_000;
-/// JSON objects in one event of a watch: a Node has a few hundred.
+/// JSON objects and arrays in one answer: a page of 50 Nodes has 5,000 to 15,000 objects, most of them in managedFields, and
+/// 3,000 arrays, most of them names of images. One with an entry takes some 700 bytes in memory.
+const ANSWER_OBJECTS: usize = 25_000;
+/// JSON objects and arrays in one event of a watch: a Node has a few hundred.
 const EVENT_OBJECTS: usize = 5_000;
+/// Entries of objects and arrays in one answer: a Node has some 500 to 1,000. One takes up to 200 bytes in memory.
+const ANSWER_ENTRIES: usize = 100_000;
+const EVENT_ENTRIES: usize = 20_000;
 /// Items in one list: no page that we ask for has more than 500.
 const ITEMS: usize = 1_000;
 /// An answer that is not complete after this long is given up; the wait for its beginning and for its turn have the same limit.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// An answer or an event with more bytes or objects is large. Any number of small ones is read at a time.
+/// An answer or an event with more bytes, objects or entries is large. Any number of small ones is read at a time.
 const SMALL: usize = 256 << 10;
 const SMALL_OBJECTS: usize = 2_000;
+const SMALL_ENTRIES: usize = 5_000;
 /// The rest of a large answer must come within this time, because others wait for it. It is enough at 1 MiB a second.
 const LARGE_TIME: Duration = Duration::from_secs(5);
 
@@ -39,7 +43,7 @@ const LARGE_TIME: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub bytes: usize,
-    /// JSON objects.
+    /// JSON objects and arrays.
     pub objects: usize,
     /// Entries of arrays and objects at any depth.
     pub entries: usize,
@@ -52,7 +56,7 @@ pub(crate) struct Limits {
 const ANSWER: Limits = Limits {
     bytes: ANSWER_BYTES,
     objects: ANSWER_OBJECTS,
-    entries: usize::MAX,
+    entries: ANSWER_ENTRIES,
     items: ITEMS,
     // The list is the outermost object, and `items` an array in it.
     depth: 2,
@@ -60,7 +64,7 @@ const ANSWER: Limits = Limits {
 const EVENT: Limits = Limits {
     bytes: EVENT_BYTES,
     objects: EVENT_OBJECTS,
-    entries: usize::MAX,
+    entries: EVENT_ENTRIES,
     items: usize::MAX,
     depth: 0,
 };
@@ -298,7 +302,7 @@ impl Scan {
 
     /// Whether the answer, or the event that is being read, takes a turn.
     fn is_large(&self) -> bool {
-        self.bytes > SMALL || self.objects > SMALL_OBJECTS
+        self.bytes > SMALL || self.objects > SMALL_OBJECTS || self.entries > SMALL_ENTRIES
     }
 
     fn read(&mut self, byte: u8) {
@@ -313,7 +317,7 @@ impl Scan {
             (true, b'"') => self.in_string = false,
             (true, _) => {}
             (false, b'"') => self.in_string = true,
-            (false, b'{') => {
+            (false, b'{' | b'[') => {
                 self.objects += 1;
                 self.depth += 1;
             }
@@ -322,7 +326,6 @@ impl Scan {
                 self.entries += 1;
                 self.items += usize::from(self.depth == self.limits.depth);
             }
-            (false, b'[') => self.depth += 1,
             (false, b'}' | b']') => self.depth = self.depth.saturating_sub(1),
             (false, _) => {}
         }
@@ -385,6 +388,10 @@ mod tests {
     #[case::text(r#"{"items": [{"metadata": {"name": ""#, "x", ANSWER_BYTES)]
     #[case::empty_items(r#"{"items": ["#, "{},", ITEMS * 3)]
     #[case::empty_objects_in_an_item(r#"{"items": [{"metadata": {"managedFields": ["#, "{},", ANSWER_OBJECTS * 3)]
+    #[case::arrays_in_an_item(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "[0],", ANSWER_OBJECTS * 4)]
+    #[case::nested_arrays(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "[[[[[[[[0]]]]]]]],", ANSWER_OBJECTS * 3)]
+    #[case::numbers_in_an_item(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "0,", ANSWER_ENTRIES * 2)]
+    #[case::texts_in_an_item(r#"{"items": [{"metadata": {"finalizers": ["#, r#""","#, ANSWER_ENTRIES * 3)]
     #[case::lines(r#"{"items": ["#, "\n", ANSWER_BYTES)]
     #[tokio::test]
     async fn an_answer_without_end_is_given_up(
@@ -416,7 +423,7 @@ mod tests {
         assert!((0..2 * EVENT_OBJECTS).all(|_| scan.is_within_bounds(&event)));
         let mut list = Scan::new(ANSWER);
         assert!(list.is_within_bounds(&[b"{\"items\": [".to_vec(), b"{\"x\": [{}]},".repeat(ITEMS)].concat()));
-        assert_eq!((list.items, list.objects, list.depth), (ITEMS, 2 * ITEMS + 1, 2));
+        assert_eq!((list.items, list.objects, list.depth), (ITEMS, 3 * ITEMS + 2, 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -549,3 +556,5 @@ mod tests {
         assert!(silence.is_err());
     }
 }
+    #[case::of_many_arrays("[".repeat(SMALL_OBJECTS + 1))]
+    #[case::of_many_entries("0,".repeat(SMALL_ENTRIES + 1))]

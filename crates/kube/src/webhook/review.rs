@@ -171,6 +171,8 @@ mod tests {
     #[case::a_large_one(format!("\"{}\"", "x".repeat(2 * SMALL)), StatusCode::OK)]
     #[case::many_bytes(" ".repeat(ADMISSION.bytes + 1), StatusCode::PAYLOAD_TOO_LARGE)]
     #[case::many_objects(format!("[{}", "{\"\":0},".repeat(ADMISSION.objects + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
+    #[case::many_arrays(format!("[{}", "[0],".repeat(ADMISSION.objects + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
+    #[case::deep_arrays(format!("[{}", format!("{}0{},", "[".repeat(100), "]".repeat(100)).repeat(100)), StatusCode::PAYLOAD_TOO_LARGE)]
     #[case::many_entries(format!("[{}", "0,".repeat(ADMISSION.entries + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
     #[tokio::test]
     async fn an_admission_review_that_would_fill_the_memory_is_refused(

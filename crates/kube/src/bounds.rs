@@ -82,25 +82,27 @@ pub enum Unbounded {
 #[derive(Clone)]
 pub(crate) struct Bounds {
     turns: Arc<Turns>,
+    tenant: Arc<str>,
     server: Arc<str>,
 }
 
 impl Bounds {
-    /// The bounds of the API server of a cluster that somebody else runs.
-    pub fn of(cluster: &str) -> Self {
-        Self::with(turns::of_answers(), cluster)
+    /// The bounds of the API server of a cluster that the owner of this namespace runs.
+    pub fn of(namespace: &str, cluster: &str) -> Self {
+        Self::with(turns::of_answers(), namespace, cluster)
     }
 
-    fn with(turns: &Arc<Turns>, server: &str) -> Self {
+    fn with(turns: &Arc<Turns>, tenant: &str, server: &str) -> Self {
         Self {
             turns: turns.clone(),
+            tenant: tenant.into(),
             server: server.into(),
         }
     }
 
     /// Waits for a turn, unless the API server gets none for now.
     async fn turn(self) -> Option<Turn> {
-        self.turns.take(Clock::system(), &self.server).await
+        self.turns.take(Clock::system(), &self.tenant, &self.server).await
     }
 }
 
@@ -179,9 +181,7 @@ impl<B> BoundedBody<B> {
 
     fn fail<T>(&mut self, error: Unbounded) -> Poll<Option<Result<T, BoxError>>> {
         self.failed = true;
-        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded)
-            && error == Unbounded::TooLong
-        {
+        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded) {
             turn.waste(Clock::system().instant());
         }
         Poll::Ready(Some(Err(error.into())))
@@ -343,7 +343,7 @@ mod tests {
 
     /// Bounds with turns of their own.
     fn bounds() -> Bounds {
-        Bounds::with(&Arc::default(), "server")
+        Bounds::with(&Arc::default(), "tenant", "server")
     }
 
     /// A body of the same part over and over, without end.
@@ -483,7 +483,7 @@ mod tests {
     async fn large_answers_take_turns_and_one_that_stalls_gives_its_turn_back() {
         let (turns, most) = (Arc::default(), Arc::default());
         let servers: Vec<_> = (0..6)
-            .map(|n| large(&Bounds::with(&turns, &n.to_string()), None, &most))
+            .map(|n| large(&Bounds::with(&turns, &n.to_string(), &n.to_string()), None, &most))
             .collect();
         let began = tokio::time::Instant::now();
         let ended = futures::future::join_all(servers.iter().map(list)).await;
@@ -494,8 +494,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_api_server_waits_for_one_turn_and_gets_none_for_a_while_after_it_lost_one() {
         let (turns, most) = (Arc::default(), Arc::default());
-        let bad = large(&Bounds::with(&turns, "bad"), None, &most);
-        let good = large(&Bounds::with(&turns, "good"), Some(3), &most);
+        let bad = large(&Bounds::with(&turns, "bad", "bad"), None, &most);
+        let good = large(&Bounds::with(&turns, "good", "good"), Some(3), &most);
         let began = tokio::time::Instant::now();
         let many = futures::future::join_all((0..6).map(|_| list(&bad)));
         let (many, one) = tokio::join!(many, list(&good));
@@ -515,11 +515,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_clusters_of_one_tenant_take_one_turn_together() {
+        let (turns, most) = (Arc::default(), Arc::default());
+        let stalling: Vec<_> = (0..20)
+            .map(|n| large(&Bounds::with(&turns, "bad", &n.to_string()), None, &most))
+            .collect();
+        let good = large(&Bounds::with(&turns, "good", "good"), Some(3), &most);
+        let many = futures::future::join_all(stalling.iter().map(list));
+        let one = async {
+            let began = tokio::time::Instant::now();
+            let listed = (list(&good).await, list(&good).await);
+            (listed, began.elapsed())
+        };
+        let (many, (listed, took)) = tokio::join!(many, one);
+        assert!(many.iter().all(Result::is_err));
+        assert_eq!(listed, (Ok(0), Ok(0)));
+        let most = 2 * (LARGE_TIME + Duration::from_secs(3));
+        assert!(took <= most, "one turn of the other before each: {took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_too_large_wastes_its_turn() {
+        use http_body_util::BodyExt;
+        let turns = Arc::default();
+        let text = vec!["x".repeat(SMALL + 1), "x".repeat(ANSWER_BYTES)];
+        let mut body = BoundedBody::new(parts(text), false, Bounds::with(&turns, "server", "server"));
+        assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
+        let end = body.frame().await.and_then(Result::err).map(|error| error.to_string());
+        assert_eq!(end, Some(Unbounded::TooLarge.to_string()));
+        assert!(turns.bars(Clock::system().instant(), "server"));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_answer_does_not_wait_for_its_turn_for_ever() {
         let turns = Arc::default();
-        let _taken = Bounds::with(&turns, "other").turn().await;
+        let _taken = Bounds::with(&turns, "other", "other").turn().await;
         let began = tokio::time::Instant::now();
-        let nodes = large(&Bounds::with(&turns, "server"), Some(1), &Arc::default());
+        let nodes = large(&Bounds::with(&turns, "server", "server"), Some(1), &Arc::default());
         assert_eq!(list(&nodes).await, Err(Unbounded::TooLong.to_string()));
         assert_eq!(began.elapsed(), ANSWER_TIME);
     }
@@ -533,13 +565,15 @@ mod tests {
     #[rstest]
     #[case::of_many_bytes("x".repeat(SMALL + 1))]
     #[case::of_many_objects("{}".repeat(SMALL_OBJECTS + 1))]
+    #[case::of_many_arrays("[".repeat(SMALL_OBJECTS + 1))]
+    #[case::of_many_entries("0,".repeat(SMALL_ENTRIES + 1))]
     #[tokio::test(start_paused = true)]
     async fn a_large_event_takes_a_turn_until_its_end(#[case] text: String) {
         use http_body_util::BodyExt;
         let turns = Arc::default();
-        let is_taken = || Bounds::with(&turns, "other").turn().now_or_never().is_none();
+        let is_taken = || Bounds::with(&turns, "other", "other").turn().now_or_never().is_none();
         let frames = vec![text.clone(), " ".into(), "\n".into(), text.clone(), " ".into()];
-        let mut body = BoundedBody::new(parts(frames), true, Bounds::with(&turns, "server"));
+        let mut body = BoundedBody::new(parts(frames), true, Bounds::with(&turns, "server", "server"));
         for taken in [false, true, false, false, true] {
             assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
             assert_eq!(is_taken(), taken);
@@ -550,11 +584,9 @@ mod tests {
         assert_eq!(began.elapsed(), LARGE_TIME);
         assert!(!is_taken() && turns.bars(Clock::system().instant(), "server"));
         // A watch in which little happens has all the time in the world.
-        let mut body = BoundedBody::new(parts(vec!["{}\n".into()]), true, Bounds::with(&turns, "quiet"));
+        let mut body = BoundedBody::new(parts(vec!["{}\n".into()]), true, Bounds::with(&turns, "quiet", "quiet"));
         assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
         let silence = tokio::time::timeout(ANSWER_TIME * 100, body.frame()).await;
         assert!(silence.is_err());
     }
 }
-    #[case::of_many_arrays("[".repeat(SMALL_OBJECTS + 1))]
-    #[case::of_many_entries("0,".repeat(SMALL_ENTRIES + 1))]

@@ -215,7 +215,7 @@ impl Vcenter {
 
     /// Reads an answer that is not longer than `limit`.
     pub(crate) async fn body(&self, method: &str, answer: Answer, limit: usize) -> Result<body::Text> {
-        match body::read(self.0.clock, &self.0.login.server, answer, limit).await {
+        match body::read(self.0.clock, &self.0.login, answer, limit).await {
             Ok(body::Body::Text(text)) => Ok(text),
             Ok(body::Body::TooLarge) => Err(Error::TooLarge {
                 server: self.0.login.server.clone(),

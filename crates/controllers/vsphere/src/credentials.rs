@@ -38,6 +38,8 @@ pub struct Account {
     pub username: String,
     pub password: capstan_core::Secret,
     pub ca: Option<String>,
+    /// The namespace whose owner has the account and chooses its servers.
+    pub tenant: Option<String>,
 }
 
 impl std::fmt::Debug for Account {
@@ -152,12 +154,12 @@ impl Credentials {
     }
 
     async fn sign_in(&self, account: Account, server: &str, thumbprint: Option<&str>) -> Result<Vcenter, Error> {
-        let Account { username, password, ca } = account;
         let login = Login {
             server: server.to_owned(),
-            username,
-            password,
-            trust: Trust::new(thumbprint, ca.as_deref(), self.policy.insecure),
+            username: account.username,
+            password: account.password,
+            trust: Trust::new(thumbprint, account.ca.as_deref(), self.policy.insecure),
+            tenant: account.tenant,
         };
         Ok(self.sessions.get(&login).await?)
     }
@@ -181,7 +183,11 @@ impl Credentials {
                     let whose = format!("Secret {namespace}/{}", identity.name);
                     check_server(&whose, &list(servers), server)?;
                 }
-                account_in(&secret, &namespace, &identity.name)
+                let account = account_in(&secret, &namespace, &identity.name)?;
+                Ok(Account {
+                    tenant: Some(namespace),
+                    ..account
+                })
             }
             VSphereIdentityKind::VSphereClusterIdentity => self.read_identity(&namespace, &identity.name, server).await,
             VSphereIdentityKind::Other(ref kind) => Err(Error::Invalid(format!(
@@ -370,6 +376,7 @@ fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, E
         password: field(PASSWORD)?.into(),
         ca: text(CA),
     })
+        tenant: None,
 }
 
 fn matches(selector: &LabelSelector, namespace: &Namespace) -> Result<bool, Error> {

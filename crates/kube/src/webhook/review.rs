@@ -91,7 +91,7 @@ impl Sent {
         let mut turn = None;
         if text.len() > SMALL {
             let client = client.map(|address| address.to_string()).unwrap_or_default();
-            let taken = timeout(TURN_WAIT, turns.take(Clock::system(), &client)).await;
+            let taken = timeout(TURN_WAIT, turns.take(Clock::system(), &client, &client)).await;
             let taken = taken.ok().flatten().ok_or(Refusal::Busy)?;
             match timeout(TURN_TIME, read(&mut text, usize::MAX)).await {
                 Ok(rest) => rest?,

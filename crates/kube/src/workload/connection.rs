@@ -66,7 +66,7 @@ impl Connection {
     ) -> Result<Arc<Self>, String> {
         let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
         let config = kubeconfig::config(text).await.map_err(refused)?;
-        let bounds = Bounds::of(&key.to_string());
+        let bounds = Bounds::of(&key.namespace, &key.to_string());
         let client = |profile| {
             let (interceptors, transport) = (&context.interceptors, context.transport.as_ref());
             let config = config.clone();

@@ -87,6 +87,7 @@ impl Server {
             password: "secret".into(),
             trust,
         };
+            tenant: None,
         let connected = tokio::time::timeout(PATIENCE, Vcenter::connect(login, Settings::default())).await;
         connected.context("no answer in time")
     }

@@ -89,6 +89,18 @@ impl Element {
         self.children.iter().filter(move |child| child.name == name)
     }
 
+    /// Returns about how many bytes of memory the tree takes.
+    pub fn weight(&self) -> usize {
+        let texts = [
+            Some(&self.name),
+            self.kind.as_ref(),
+            self.reference.as_ref(),
+            Some(&self.text),
+        ];
+        let own = size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>();
+        own + self.children.iter().map(Element::weight).sum::<usize>()
+    }
+
     /// Follows a dotted path of child names.
     pub fn at(&self, path: &str) -> Option<&Element> {
         path.split('.').try_fold(self, |element, name| element.child(name))
@@ -378,15 +390,15 @@ mod tests {
     }
 
     #[test]
-    fn a_very_deep_document_is_refused() {
-        let deep = "<a>".repeat(100_000);
-        assert!(matches!(Element::parse(&deep), Err(Error::Xml(_))));
-    }
-}
-    #[test]
     fn an_element_of_many_attributes_is_refused() {
         let attributes: String = (0..1_000_000).map(|n| format!(" a{n}=''")).collect();
         let refused = Element::parse(&format!("<a{attributes}/>")).unwrap_err().to_string();
         assert!(refused.contains("more than 64 attributes"), "{refused}");
     }
 
+    #[test]
+    fn a_very_deep_document_is_refused() {
+        let deep = "<a>".repeat(100_000);
+        assert!(matches!(Element::parse(&deep), Err(Error::Xml(_))));
+    }
+}

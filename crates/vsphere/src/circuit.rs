@@ -101,6 +101,7 @@ mod tests {
             username: "me".into(),
             password: "secret".into(),
             trust: Trust::System,
+            tenant: None,
         };
         let server = Arc::new(Server::default());
         let served = server.clone();

@@ -8,6 +8,9 @@ use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 
+/// Bytes of memory that the objects of all pages of one answer take at most: some thousand machines with what is listed of them.
+const MAX_RETRIEVED: usize = 24 << 20;
+
 /// Which properties of which type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want<'a> {
@@ -49,6 +52,12 @@ impl Object {
 
     pub fn moref(&self, path: &str) -> Option<MoRef> {
         self.get(path).and_then(Element::moref)
+    }
+
+    /// Returns about how many bytes of memory the object takes.
+    pub fn weight(&self) -> usize {
+        let values = self.values.iter();
+        values.map(|(name, value)| name.len() + value.weight()).sum::<usize>() + size_of::<Self>()
     }
 
     pub fn morefs(&self, path: &str) -> Vec<MoRef> {
@@ -117,13 +126,19 @@ impl Vcenter {
 
     async fn pages(&self, call: Call<'_>, collector: &MoRef) -> Result<Vec<Object>> {
         let mut answer = self.call(call).await?;
-        let mut objects = Vec::new();
+        let (mut objects, mut weight) = (Vec::new(), 0);
         loop {
             let Some(page) = answer.child("returnval") else {
                 return Ok(objects);
             };
             for object in page.all("objects") {
-                objects.push(read_object(object)?);
+                let object = read_object(object)?;
+                weight += object.weight();
+                objects.push(object);
+            }
+            // A server can send small pages without end.
+            if weight > MAX_RETRIEVED {
+                return Err(self.too_large("RetrievePropertiesEx", MAX_RETRIEVED));
             }
             let Some(token) = page.string_at("token") else {
                 return Ok(objects);

@@ -215,13 +215,9 @@ impl Vcenter {
 
     /// Reads an answer that is not longer than `limit`.
     pub(crate) async fn body(&self, method: &str, answer: Answer, limit: usize) -> Result<body::Text> {
-        match body::read(self.0.clock, &self.0.login.server, answer, limit).await {
+        match body::read(self.0.clock, &self.0.login, answer, limit).await {
             Ok(body::Body::Text(text)) => Ok(text),
-            Ok(body::Body::TooLarge) => Err(Error::TooLarge {
-                server: self.0.login.server.clone(),
-                method: method.to_owned(),
-                limit,
-            }),
+            Ok(body::Body::TooLarge) => Err(self.too_large(method, limit)),
             Ok(body::Body::TooSlow) => Err(Error::Unreachable {
                 server: self.0.login.server.clone(),
                 cause: format!("its answer to {method} does not end in time"),
@@ -231,6 +227,14 @@ impl Vcenter {
                 method: method.to_owned(),
             }),
             Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
+    pub(crate) fn too_large(&self, method: &str, limit: usize) -> Error {
+        Error::TooLarge {
+            server: self.0.login.server.clone(),
+            method: method.to_owned(),
+            limit,
         }
     }
 

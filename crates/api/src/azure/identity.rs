@@ -1,5 +1,6 @@
 //! AzureClusterIdentity: who signs in to Azure, and which namespaces may use it.
 
+use super::names;
 use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, is_default};
 use k8s_openapi::api::core::v1::SecretReference;
@@ -68,6 +69,7 @@ pub struct AzureClusterIdentitySpec {
     pub user_assigned_identity_credentials_cloud_type: Option<String>,
     /// Tenant to sign in to.
     #[serde(rename = "tenantID")]
+    #[schemars(extend("pattern" = names::TENANT))]
     pub tenant_id: String,
     /// Namespaces whose clusters may use the identity. Unset allows none, not even the identity's own namespace.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -38,6 +38,8 @@ pub struct Account {
     pub username: String,
     pub password: capstan_core::Secret,
     pub ca: Option<String>,
+    /// The namespace whose owner has the account and chooses its servers.
+    pub tenant: Option<String>,
 }
 
 impl std::fmt::Debug for Account {
@@ -57,6 +59,29 @@ pub struct Policy {
     pub servers: Vec<String>,
     /// Whether every certificate is accepted where a manifest gives neither a thumbprint nor a CA.
     pub insecure: bool,
+}
+
+impl Policy {
+    /// Returns the manager's own account if its flags allow that for this namespace and this server. Objects without a
+    /// namespace are those of administrators.
+    fn fallback(&self, namespace: Option<&str>, server: &str) -> Result<Account, Error> {
+        let Some(account) = &self.account else {
+            return Err(Error::Invalid(
+                "spec.identityRef is not set, and the manager has no account of its own: set spec.identityRef".into(),
+            ));
+        };
+        if let Some(namespace) = namespace {
+            let listed = |entry: &String| entry == "*" || entry == namespace;
+            if !self.account_namespaces.iter().any(listed) {
+                return Err(Error::Invalid(format!(
+                    "spec.identityRef is not set, and the manager's own account is not allowed for namespace \
+                     {namespace:?}: set spec.identityRef, or --vcenter-account-namespaces of the manager"
+                )));
+            }
+        }
+        check_server("the manager's own account", &self.servers, server)?;
+        Ok(account.clone())
+    }
 }
 
 /// Identity, its version, and namespace.
@@ -147,17 +172,17 @@ impl Credentials {
 
     /// Returns a session for an object that belongs to no cluster, by the manager's own account.
     pub async fn session_of_manager(&self, server: &str) -> Result<Vcenter, Error> {
-        let account = self.fallback(None, server)?;
+        let account = self.policy.fallback(None, server)?;
         self.sign_in(account, server, None).await
     }
 
     async fn sign_in(&self, account: Account, server: &str, thumbprint: Option<&str>) -> Result<Vcenter, Error> {
-        let Account { username, password, ca } = account;
         let login = Login {
             server: server.to_owned(),
-            username,
-            password,
-            trust: Trust::new(thumbprint, ca.as_deref(), self.policy.insecure),
+            username: account.username,
+            password: account.password,
+            trust: Trust::new(thumbprint, account.ca.as_deref(), self.policy.insecure),
+            tenant: account.tenant,
         };
         Ok(self.sessions.get(&login).await?)
     }
@@ -170,7 +195,7 @@ impl Credentials {
     async fn find_account(&self, cluster: &VSphereCluster, server: &str) -> Result<Account, Error> {
         let namespace = cluster.namespace();
         let Some(identity) = &cluster.spec.identity_ref else {
-            return self.fallback(namespace.as_deref(), server);
+            return self.policy.fallback(namespace.as_deref(), server);
         };
         let namespace = namespace.ok_or_else(|| Error::Invalid("a VSphereCluster without a namespace".into()))?;
         match identity.kind {
@@ -181,35 +206,17 @@ impl Credentials {
                     let whose = format!("Secret {namespace}/{}", identity.name);
                     check_server(&whose, &list(servers), server)?;
                 }
-                account_in(&secret, &namespace, &identity.name)
+                let account = account_in(&secret, &namespace, &identity.name)?;
+                Ok(Account {
+                    tenant: Some(namespace),
+                    ..account
+                })
             }
             VSphereIdentityKind::VSphereClusterIdentity => self.read_identity(&namespace, &identity.name, server).await,
             VSphereIdentityKind::Other(ref kind) => Err(Error::Invalid(format!(
                 "spec.identityRef.kind {kind:?}: use Secret or VSphereClusterIdentity"
             ))),
         }
-    }
-
-    /// Returns the manager's own account if its flags allow that for this namespace and this server. Objects without a
-    /// namespace are those of administrators.
-    fn fallback(&self, namespace: Option<&str>, server: &str) -> Result<Account, Error> {
-        let policy = &self.policy;
-        let Some(account) = &policy.account else {
-            return Err(Error::Invalid(
-                "spec.identityRef is not set, and the manager has no account of its own: set spec.identityRef".into(),
-            ));
-        };
-        if let Some(namespace) = namespace {
-            let listed = |entry: &String| entry == "*" || entry == namespace;
-            if !policy.account_namespaces.iter().any(listed) {
-                return Err(Error::Invalid(format!(
-                    "spec.identityRef is not set, and the manager's own account is not allowed for namespace \
-                     {namespace:?}: set spec.identityRef, or --vcenter-account-namespaces of the manager"
-                )));
-            }
-        }
-        check_server("the manager's own account", &policy.servers, server)?;
-        Ok(account.clone())
     }
 
     async fn read_identity(&self, namespace: &str, name: &str, server: &str) -> Result<Account, Error> {
@@ -369,6 +376,7 @@ fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, E
         username: field(USERNAME)?,
         password: field(PASSWORD)?.into(),
         ca: text(CA),
+        tenant: None,
     })
 }
 
@@ -440,6 +448,37 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("spec.server") && text.contains(named.unwrap()), "{text}");
         }
+    }
+
+    #[rstest]
+    #[case::of_an_allowed_namespace(Some("team-a"), "vc1", &["team-a"], None)]
+    #[case::of_any_namespace(Some("team-b"), "vc1", &["*"], None)]
+    #[case::of_an_administrator(None, "vc1", &[], None)]
+    #[case::by_default(Some("team-a"), "vc1", &[], Some("--vcenter-account-namespaces"))]
+    #[case::of_another_namespace(Some("team-b"), "vc1", &["team-a"], Some("\"team-b\""))]
+    #[case::for_another_server(Some("team-a"), "attacker.example", &["*"], Some("attacker.example"))]
+    fn the_managers_own_account_is_used_where_the_operator_allows_it(
+        #[case] namespace: Option<&str>,
+        #[case] server: &str,
+        #[case] namespaces: &[&str],
+        #[case] refused: Option<&str>,
+    ) {
+        let policy = Policy {
+            account: Some(Account {
+                username: "manager".into(),
+                ..Account::default()
+            }),
+            account_namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
+            servers: vec!["vc1".into()],
+            insecure: false,
+        };
+        let found = policy.fallback(namespace, server).map_err(|error| error.to_string());
+        match refused {
+            None => assert_eq!(found.unwrap().username, "manager"),
+            Some(text) => assert!(found.as_ref().is_err_and(|error| error.contains(text)), "{found:?}"),
+        }
+        let none = Policy::default().fallback(namespace, server).unwrap_err();
+        assert!(none.to_string().contains("spec.identityRef"), "{none}");
     }
 
     #[test]

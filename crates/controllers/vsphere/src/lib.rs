@@ -82,6 +82,7 @@ impl Options {
                     username,
                     password: password.into(),
                     ca: None,
+                    tenant: None,
                 }),
                 ..Policy::default()
             },

@@ -24,6 +24,7 @@ pub fn login(sim: &Vcsim, trust: Trust) -> Login {
         username: sim.username.clone(),
         password: sim.password.clone().into(),
         trust,
+        tenant: None,
     }
 }
 

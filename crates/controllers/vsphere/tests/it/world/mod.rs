@@ -363,6 +363,7 @@ impl World {
             username: self.vcsim.username.clone(),
             password: self.vcsim.password.clone().into(),
             trust: Trust::Thumbprint(self.vcsim.thumbprint.clone()),
+            tenant: None,
         };
         Ok(Vcenter::connect(login, Default::default()).await?)
     }

@@ -8,6 +8,12 @@ use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 
+/// So many objects are in one answer to a call that follows steps: below a folder there may be tens of thousands, and a large
+/// answer has to wait for its turn.
+const PAGE: u32 = 200;
+/// More pages than the largest vCenter has.
+const PAGES: usize = 1000;
+
 /// Which properties of which type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want<'a> {
@@ -101,7 +107,11 @@ impl Vcenter {
         let collector = self.content()?.property_collector.clone();
         let mut body = Writer::new();
         write_filter(&mut body, "specSet", wants, objects, steps);
-        body.nest("options", |_| {});
+        body.nest("options", |w| {
+            if !steps.is_empty() {
+                w.value("maxObjects", PAGE);
+            }
+        });
         let body = body.finish();
         for attempt in 0.. {
             let (generation, _) = self.session();
@@ -118,7 +128,7 @@ impl Vcenter {
     async fn pages(&self, call: Call<'_>, collector: &MoRef) -> Result<Vec<Object>> {
         let mut answer = self.call(call).await?;
         let mut objects = Vec::new();
-        loop {
+        for _ in 0..PAGES {
             let Some(page) = answer.child("returnval") else {
                 return Ok(objects);
             };
@@ -134,6 +144,10 @@ impl Vcenter {
                 .call(Call::read("ContinueRetrievePropertiesEx", collector, body.finish()))
                 .await?;
         }
+        Err(Error::Incomplete {
+            method: "ContinueRetrievePropertiesEx".to_owned(),
+            what: "a last page",
+        })
     }
 
     /// Properties of one object; an object that is gone is a `ManagedObjectNotFound` fault.

@@ -145,6 +145,12 @@ impl Credentials {
         self.sign_in(account, server, thumbprint).await
     }
 
+    /// Whether the certificate of a cluster's server is verified.
+    pub fn verifies(&self, cluster: &VSphereCluster) -> bool {
+        let pinned = cluster.spec.thumbprint.as_deref();
+        !self.policy.insecure || pinned.is_some_and(|text| !text.trim().is_empty())
+    }
+
     /// Returns a session for an object that belongs to no cluster, by the manager's own account.
     pub async fn session_of_manager(&self, server: &str) -> Result<Vcenter, Error> {
         let account = self.fallback(None, server)?;

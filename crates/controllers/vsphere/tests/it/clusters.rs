@@ -382,6 +382,24 @@ async fn a_new_thumbprint_of_the_cluster_reaches_its_machines() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_new_thumbprint_of_the_cluster_reaches_a_machine_that_is_being_deleted() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    let (clusters, right) = (world.api::<VSphereCluster>(), world.vcsim.thumbprint.clone());
+    let old = ["00"; 20].join(":");
+    merge(&clusters, "c", json!({"spec": {"thumbprint": old}})).await?;
+    let reached = move |vm: &VSphereVM| vm.spec.clone_spec.thumbprint.as_ref() == Some(&old);
+    world.until::<VSphereVM>("m", reached).await?;
+    let machines = world.api::<VSphereMachine>();
+    machines.delete("m", &Default::default()).await?;
+    world.condition_of_vm("m", "thumbprint").await?;
+    merge(&clusters, "c", json!({"spec": {"thumbprint": right}})).await?;
+    world.gone::<VSphereMachine>("m").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn objects_that_belong_to_nobody_go_when_they_are_deleted() -> Result<()> {
     let world = World::start(Options::default()).await?;
     let machine: VSphereMachine = serde_json::from_value(json!({

@@ -247,11 +247,11 @@ impl Controller {
     /// Returns when a failure is retried that the runtime's backoff does not retry soon enough: no event comes when a user
     /// corrects something in vCenter. `None`: the runtime's backoff decides.
     fn retry_after(&self, vm: &VSphereVM, state: &mut VmState, error: &Error) -> Option<Duration> {
+        state.give_up_turn();
         if !error.is_reported() {
             return None;
         }
         state.stale();
-        state.turn = None;
         let terminal = error.class() == Class::Terminal;
         if !terminal && !error.is_refusal() {
             return None;

@@ -34,7 +34,7 @@ where
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Result<()> {
-    let world = World::start(Options::default()).await?;
+    let world = World::start_alone(Options::default()).await?;
     world.until::<VSphereCluster>("c", available("")).await?;
     let name = format!("identity-{}", world.namespace);
     let home = Api::<Secret>::namespaced(world.client.clone(), &world.namespace);
@@ -69,7 +69,23 @@ async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Resu
             .any(|c| c.type_ == "VCenterAvailable" && c.status == "True")
     };
     world.until::<VSphereCluster>("c", settled).await?;
+    // Without the identity and its Secret no machine of the cluster could be deleted in vCenter.
+    let protected = |secret: &Secret| {
+        let mut owners = secret.owner_references().iter();
+        owners.any(|owner| owner.kind == "VSphereClusterIdentity") && secret.finalizers().len() == 1
+    };
+    world.until::<Secret>("vcenter", protected).await?;
     identities.delete(&name, &Default::default()).await?;
+    let text = world.event_of_all(&name, "StillInUse").await?;
+    assert!(text.contains(&format!("{}/c", world.namespace)), "{text}");
+    assert!(protected(&home.get("vcenter").await?));
+    let by_secret = json!({"spec": {"identityRef": {"kind": "Secret", "name": "vcenter"}}});
+    merge(&clusters, "c", by_secret).await?;
+    let gone =
+        kube::runtime::wait::await_condition(identities, &name, |i: Option<&VSphereClusterIdentity>| i.is_none());
+    tokio::time::timeout(world::PATIENCE, gone).await??;
+    let of_cluster = |secret: &Secret| holders(secret) == ["c"] && secret.finalizers().len() == 1;
+    world.until::<Secret>("vcenter", of_cluster).await?;
     Ok(())
 }
 

@@ -16,6 +16,8 @@ pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 pub const WATCH_FILTER_LABEL: &str = "cluster.x-k8s.io/watch-filter";
 /// Anything with this annotation is left alone.
 pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
+/// `clusterctl move` deletes the objects that it has moved with this annotation: what they stand for lives on.
+pub const DELETE_FOR_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotations that begin like this keep core from draining a Machine's node until somebody removes them.
 pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
 /// Keeps core from draining a Machine's node.

@@ -186,6 +186,13 @@ fn vsphere_disks(spec: &vsphere::VirtualMachineCloneSpec, template: Template) ->
     };
     let sized = i32::try_from(spec.additional_disks_gib.len())?;
     let template_disks = template.disks.unwrap_or(1 + sized);
+    if template.disks.is_none() && !spec.data_disks.is_empty() {
+        writeln!(
+            std::io::stderr(),
+            "warning: the manifest does not show how many disks the template has, so the units are those after {template_disks}: \
+             give the number with --template-disks"
+        )?;
+    }
     let own = (0..template_disks).map(|unit| units::Device {
         key: 2000 + unit,
         controller_key: CONTROLLER,

@@ -10,6 +10,11 @@ use capstan_core::vm::MoRef;
 
 /// Bytes of memory that the objects of all pages of one answer take at most: some thousand machines with what is listed of them.
 const MAX_RETRIEVED: usize = 24 << 20;
+/// So many objects are in one answer to a call that follows steps: below a folder there may be tens of thousands, and a large
+/// answer has to wait for its turn.
+const PAGE: u32 = 200;
+/// More pages than the largest vCenter has.
+const PAGES: usize = 1000;
 
 /// Which properties of which type.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +115,11 @@ impl Vcenter {
         let collector = self.content()?.property_collector.clone();
         let mut body = Writer::new();
         write_filter(&mut body, "specSet", wants, objects, steps);
-        body.nest("options", |_| {});
+        body.nest("options", |w| {
+            if !steps.is_empty() {
+                w.value("maxObjects", PAGE);
+            }
+        });
         let body = body.finish();
         for attempt in 0.. {
             let (generation, _) = self.session();
@@ -127,7 +136,7 @@ impl Vcenter {
     async fn pages(&self, call: Call<'_>, collector: &MoRef) -> Result<Vec<Object>> {
         let mut answer = self.call(call).await?;
         let (mut objects, mut weight) = (Vec::new(), 0);
-        loop {
+        for _ in 0..PAGES {
             let Some(page) = answer.child("returnval") else {
                 return Ok(objects);
             };
@@ -149,6 +158,10 @@ impl Vcenter {
                 .call(Call::read("ContinueRetrievePropertiesEx", collector, body.finish()))
                 .await?;
         }
+        Err(Error::Incomplete {
+            method: "ContinueRetrievePropertiesEx".to_owned(),
+            what: "a last page",
+        })
     }
 
     /// Properties of one object; an object that is gone is a `ManagedObjectNotFound` fault.

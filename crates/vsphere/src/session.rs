@@ -150,14 +150,23 @@ impl Slot {
         if let Some(error) = failed {
             return self.state.try_lock().map_err(|_| error);
         }
-        tokio::select! {
-            biased;
-            state = self.state.lock() => Ok(state),
-            () = self.clock.sleep(PATIENCE) => Err(Error::Unreachable {
-                server: server.to_owned(),
-                cause: format!("a login has taken longer than {} s", PATIENCE.as_secs()),
-            }),
-        }
+        turn(self.clock, server, &self.state).await
+    }
+}
+
+/// Waits until no other caller holds the lock for a login. After [`PATIENCE`] this is an error.
+pub(crate) async fn turn<'a, T>(
+    clock: Clock,
+    server: &str,
+    lock: &'a tokio::sync::Mutex<T>,
+) -> Result<tokio::sync::MutexGuard<'a, T>> {
+    tokio::select! {
+        biased;
+        guard = lock.lock() => Ok(guard),
+        () = clock.sleep(PATIENCE) => Err(Error::Unreachable {
+            server: server.to_owned(),
+            cause: format!("a login has taken longer than {} s", PATIENCE.as_secs()),
+        }),
     }
 }
 

@@ -135,6 +135,11 @@ fn the_disks_of_a_vsphere_template_are_counted_and_its_controller_is_known() {
         let args = [&["disks", "ignition", "-f", "-", "--mount", &mount], flags].concat();
         let out = capstan(&args, manifest);
         assert!(out.status.success(), "{}", text(&out.stderr));
+        let is_guess = !flags.contains(&"--template-disks");
+        assert_eq!(
+            text(&out.stderr).contains("give the number with --template-disks"),
+            is_guess
+        );
         text(&out.stdout)
     };
     let path = |slot: &str, unit: u32| format!("/dev/disk/by-path/pci-0000:{slot}:00.0-scsi-0:0:{unit}:0");

@@ -17,6 +17,7 @@ use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::{ListParams, PartialObjectMeta};
 use kube::{Api, ResourceExt};
 
 use crate::error::Error;
@@ -170,6 +171,12 @@ impl Credentials {
         self.sign_in(account, server, thumbprint).await
     }
 
+    /// Whether the certificate of a cluster's server is verified.
+    pub fn verifies(&self, cluster: &VSphereCluster) -> bool {
+        let pinned = cluster.spec.thumbprint.as_deref();
+        !self.policy.insecure || pinned.is_some_and(|text| !text.trim().is_empty())
+    }
+
     /// Returns a session for an object that belongs to no cluster, by the manager's own account.
     pub async fn session_of_manager(&self, server: &str) -> Result<Vcenter, Error> {
         let account = self.policy.fallback(None, server)?;
@@ -268,13 +275,28 @@ impl Credentials {
         self.secrets.get(namespace, name).await?.ok_or_else(missing)
     }
 
-    /// Reads the Secret of a VSphereClusterIdentity from the API server.
-    pub async fn read_identity_secret(&self, identity: &VSphereClusterIdentity) -> Result<Option<Secret>, Error> {
-        let Some((namespace, name)) = self.secret_of_identity(identity) else {
-            return Ok(None);
+    /// Returns the metadata of the Secrets that a VSphereClusterIdentity with this UID names or owns, from the API server. An
+    /// account that may not list Secrets there finds none.
+    pub async fn secrets_of_identity(
+        &self,
+        identity: &VSphereClusterIdentity,
+        uid: &str,
+    ) -> Result<Vec<Secret>, Error> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.home);
+        let all = match secrets.list_metadata(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => return Ok(Vec::new()),
+            all => all?.items,
         };
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &namespace);
-        Ok(secrets.get_opt(&name).await?)
+        let named = self.secret_of_identity(identity).map(|(_, name)| name);
+        let concerns = |secret: &NamedSecret| named.as_deref() == Some(secret.name()) || secret.is_owned_by(uid);
+        let read = |found: PartialObjectMeta<Secret>| Secret {
+            metadata: found.metadata,
+            ..Secret::default()
+        };
+        let all = all.into_iter().map(read);
+        Ok(all
+            .filter(|secret| concerns(&NamedSecret::new(secret.clone())))
+            .collect())
     }
 
     /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.

@@ -1,5 +1,6 @@
 //! Reads a VSphereDeploymentZone, and what vCenter has of its failure domain.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capstan_api::vsphere::{
@@ -19,6 +20,7 @@ use kube::ResourceExt;
 use super::{Controller, status};
 use crate::cluster::same_vcenter;
 use crate::error::Error;
+use crate::owner_cluster::paused;
 
 impl Controller {
     pub(super) async fn observe_zone(
@@ -26,8 +28,12 @@ impl Controller {
         scope: &Scope<VSphereDeploymentZone>,
     ) -> Result<Option<ObservedZone>, Error> {
         let own = scope.object.as_ref();
+        if let Some(reason) = paused(own, None) {
+            return Ok(Some(ObservedZone::Paused(reason)));
+        }
         if scope.is_deleting() {
-            return Ok(Some(ObservedZone::Deleting));
+            let users = self.users(&own.name_any());
+            return Ok(Some(ObservedZone::Deleting { users }));
         }
         if self.is_foreign(own) {
             return Ok(None);
@@ -41,6 +47,22 @@ impl Controller {
             failing: failing(own),
             resync: self.context.resync,
         }))
+    }
+
+    /// Returns the machines that are in a zone, with their namespaces.
+    fn users(&self, zone: &str) -> Vec<String> {
+        let named = |domain: &Option<String>| domain.as_deref() == Some(zone);
+        let name = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
+        let machines = self
+            .machines
+            .select(None, |machine| named(&machine.spec.failure_domain));
+        let machines = machines
+            .iter()
+            .map(|machine| name(machine.namespace(), machine.name_any()));
+        let owners = self.owners.select(None, |own| named(&own.spec.failure_domain));
+        let owners = owners.iter().map(|own| name(own.namespace(), own.name_any()));
+        let users: BTreeSet<String> = machines.chain(owners).collect();
+        users.into_iter().collect()
     }
 
     async fn compare(&self, own: &VSphereDeploymentZone) -> Found<ObservedTopology> {
@@ -236,7 +258,7 @@ async fn missing(vcenter: &Vcenter, datacenter: &Arc<Datacenter>, topology: &Top
         need!(found(network, not_found("NetworkNotFound"))?);
     }
     if let Some(datastore) = topology.datastore.as_deref().filter(|name| !name.is_empty()) {
-        let datastore = vcenter.datastore(datacenter, Some(datastore)).await;
+        let datastore = vcenter.datastores(datacenter, datastore).await;
         need!(found(datastore, not_found("DatastoreNotFound"))?);
     }
     Ok(Ok(()))

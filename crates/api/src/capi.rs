@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, time};
 
 pub const GROUP: &str = "cluster.x-k8s.io";
-/// Names the cluster that an object belongs to.
+/// Label with the name of the cluster that an object belongs to.
 pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 /// An instance of a provider with `--watch-filter` reconciles only objects whose label has that value.
 pub const WATCH_FILTER_LABEL: &str = "cluster.x-k8s.io/watch-filter";
-/// Anything with this annotation is left alone.
+/// Controllers do not reconcile an object with this annotation.
 pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
 /// `clusterctl move` deletes the objects that it has moved with this annotation: what they stand for lives on.
 pub const DELETE_FOR_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotations that begin like this keep core from draining a Machine's node until somebody removes them.
 pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
-/// Keeps core from draining a Machine's node.
+/// Core does not drain the node of a Machine with this annotation.
 pub const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
-/// Asks for this machine to be the first to go.
+/// A machine with this annotation is deleted first.
 pub const DELETE_MACHINE_ANNOTATION: &str = "cluster.x-k8s.io/delete-machine";
-/// Somebody else decides how many replicas a MachinePool has.
+/// A MachinePool with this annotation gets its replicas from its infrastructure provider or an autoscaler.
 pub const REPLICAS_MANAGED_BY_ANNOTATION: &str = "cluster.x-k8s.io/replicas-managed-by";
 
 /// The version of Cluster API that the management cluster serves.
@@ -48,13 +48,13 @@ impl Version {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reference {
-    /// v1beta2 has a group here, without a version.
+    /// The API group, without a version (v1beta2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_group: Option<String>,
-    /// v1beta1 has group and version here.
+    /// The API group and version (v1beta1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
-    /// Kind of the object.
+    /// Kind of the referenced object.
     #[serde(default)]
     pub kind: String,
     #[serde(default)]
@@ -64,7 +64,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// The API group, whichever way it was given.
+    /// Returns the API group, from the field of either version.
     pub fn group(&self) -> &str {
         match (&self.api_group, &self.api_version) {
             (Some(group), _) => group,
@@ -73,13 +73,13 @@ impl Reference {
         }
     }
 
-    /// True when this names an object of that group and kind.
+    /// Whether the reference names an object of that group and kind.
     pub fn is(&self, group: &str, kind: &str) -> bool {
         self.kind == kind && self.group() == group
     }
 }
 
-/// What has been brought up so far (v1beta2).
+/// The parts of an object that were initialized once (v1beta2).
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Initialization {
@@ -91,7 +91,7 @@ pub struct Initialization {
     pub bootstrap_data_secret_created: Option<bool>,
 }
 
-/// A condition of either version: severity is v1beta1's, observedGeneration v1beta2's.
+/// A condition of either version. `severity` exists in v1beta1 only, `observedGeneration` in v1beta2 only.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CoreCondition {
@@ -107,7 +107,7 @@ pub struct CoreCondition {
     pub message: Option<String>,
 }
 
-/// What Capstan reads of a cluster's spec.
+/// The fields of a Cluster's spec that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSpec {
@@ -121,17 +121,17 @@ pub struct ClusterSpec {
     pub control_plane_endpoint: crate::ApiEndpoint,
 }
 
-/// What Capstan reads of a cluster's status.
+/// The fields of a Cluster's status that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
-    /// v1beta1.
+    /// Set in v1beta1 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infrastructure_ready: Option<bool>,
-    /// v1beta1.
+    /// Set in v1beta1 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_plane_ready: Option<bool>,
-    /// v1beta2.
+    /// Set in v1beta2 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialization: Option<Initialization>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ pub struct ClusterStatus {
     pub conditions: Vec<CoreCondition>,
 }
 
-/// Where a machine's first boot data comes from.
+/// The source of a machine's bootstrap data.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Bootstrap {
@@ -150,7 +150,7 @@ pub struct Bootstrap {
     pub data_secret_name: Option<String>,
 }
 
-/// How a machine goes (v1beta2).
+/// Timeouts of a machine's deletion (v1beta2).
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineDeletion {
@@ -162,7 +162,7 @@ pub struct MachineDeletion {
     pub node_deletion_timeout_seconds: Option<i32>,
 }
 
-/// What Capstan reads of a machine's spec.
+/// The fields of a Machine's spec that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineSpec {
@@ -178,16 +178,16 @@ pub struct MachineSpec {
     pub provider_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
-    /// v1beta1.
+    /// Set in v1beta1 only.
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     pub node_drain_timeout: Option<Duration>,
-    /// v1beta2.
+    /// Set in v1beta2 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion: Option<MachineDeletion>,
 }
 
 impl MachineSpec {
-    /// How long a drain may take; none for no limit (0 means that too).
+    /// Returns the drain timeout. `None` is no limit; 0 means no limit, too.
     pub fn drain_timeout(&self) -> Option<time::Duration> {
         let seconds = self
             .deletion
@@ -202,7 +202,7 @@ impl MachineSpec {
     }
 }
 
-/// The node that a machine became.
+/// The Node of a machine.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReference {
@@ -210,7 +210,7 @@ pub struct NodeReference {
     pub name: String,
 }
 
-/// What Capstan reads of a machine's status.
+/// The fields of a Machine's status that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineStatus {
@@ -234,16 +234,16 @@ pub struct LaterConditions {
     pub conditions: Vec<CoreCondition>,
 }
 
-/// How far core has come with a machine's end.
+/// Progress of core in a machine's deletion.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineDeletionStatus {
-    /// Set once core drains the node; it does not drain every node.
+    /// Set when core starts to drain the node. Core does not drain every node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_drain_start_time: Option<String>,
 }
 
-/// What the machines of a pool are like.
+/// Template of a pool's machines.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineTemplate {
@@ -253,7 +253,7 @@ pub struct MachineTemplate {
     pub spec: MachineSpec,
 }
 
-/// What Capstan reads of a pool's spec.
+/// The fields of a MachinePool's spec that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachinePoolSpec {
@@ -269,7 +269,7 @@ pub struct MachinePoolSpec {
     pub provider_id_list: Vec<String>,
 }
 
-/// What Capstan reads of a pool's status.
+/// The fields of a MachinePool's status that Capstan reads.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachinePoolStatus {
@@ -301,7 +301,7 @@ macro_rules! core_resource {
         impl $name {
             pub const KIND: &'static str = stringify!($name);
 
-            /// For `Api::all_with`, watchers of `DynamicObject`s and discovery.
+            /// Returns the resource for `Api::all_with`, watchers of `DynamicObject`s and discovery.
             pub fn api_resource(version: Version) -> ApiResource {
                 ApiResource {
                     group: GROUP.to_owned(),
@@ -312,7 +312,7 @@ macro_rules! core_resource {
                 }
             }
 
-            /// True when the object itself asks to be left alone.
+            /// Whether the object itself has the paused annotation.
             pub fn has_paused_annotation(&self) -> bool {
                 let annotations = self.metadata.annotations.as_ref();
                 annotations.is_some_and(|all| all.contains_key(PAUSED_ANNOTATION))
@@ -351,15 +351,15 @@ macro_rules! core_resource {
 }
 
 core_resource! {
-    /// A cluster.
+    /// A Cluster of Cluster API.
     Cluster, ClusterSpec, ClusterStatus, "clusters"
 }
 core_resource! {
-    /// A machine of a cluster, whatever it runs on.
+    /// A Machine of Cluster API, on any infrastructure.
     Machine, MachineSpec, MachineStatus, "machines"
 }
 core_resource! {
-    /// A number of like machines that one provider object stands for.
+    /// A MachinePool of Cluster API: several machines that one infrastructure object represents.
     MachinePool, MachinePoolSpec, MachinePoolStatus, "machinepools"
 }
 
@@ -369,12 +369,12 @@ core_resource! {
 }
 
 impl Cluster {
-    /// Paused by its spec or by annotation.
+    /// Whether the spec or an annotation pauses the cluster.
     pub fn is_paused(&self) -> bool {
         self.spec.paused.unwrap_or_default() || self.has_paused_annotation()
     }
 
-    /// Whether the infrastructure is there, as either version says it.
+    /// Whether the infrastructure is provisioned, by the field of either version.
     pub fn infrastructure_provisioned(&self) -> bool {
         self.status.as_ref().is_some_and(|status| {
             let v1beta2 = status
@@ -385,7 +385,7 @@ impl Cluster {
         })
     }
 
-    /// Whether the control plane has once been up, as either version says it.
+    /// Whether the control plane was initialized, by the field of either version.
     pub fn control_plane_initialized(&self) -> bool {
         self.status.as_ref().is_some_and(|status| {
             let v1beta2 = status
@@ -404,12 +404,12 @@ impl Cluster {
 }
 
 impl MachinePool {
-    /// Desired replicas; one when unset, as core has it.
+    /// Returns the desired replicas; 1 when unset, as core does.
     pub fn replicas(&self) -> i32 {
         self.spec.replicas.unwrap_or(1)
     }
 
-    /// Whether somebody other than the spec decides on the replicas.
+    /// Whether another component than the user decides on the replicas.
     pub fn replicas_managed_externally(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
         annotations

@@ -18,7 +18,7 @@ pub(crate) struct Rule {
     reason: Option<&'static str>,
 }
 
-/// `expression` must hold, or `message` is the answer.
+/// Returns a rule: the API server answers with `message` where `expression` is false.
 pub(crate) fn rule(expression: impl Into<String>, message: impl Into<String>) -> Rule {
     Rule {
         rule: expression.into(),
@@ -30,7 +30,7 @@ pub(crate) fn rule(expression: impl Into<String>, message: impl Into<String>) ->
 }
 
 impl Rule {
-    /// Reports the error at a field below.
+    /// Reports the error at a field below the object.
     pub(crate) fn at(self, path: impl Into<String>) -> Self {
         Self {
             field_path: Some(path.into()),
@@ -38,7 +38,7 @@ impl Rule {
         }
     }
 
-    /// A message made from the object.
+    /// Takes the message from an expression over the object.
     pub(crate) fn saying(self, expression: &'static str) -> Self {
         Self {
             message_expression: Some(expression),
@@ -55,12 +55,13 @@ impl Rule {
     }
 }
 
-/// A value that stays as it was first given.
+/// Returns a rule that keeps a value as it was first set.
 pub(crate) fn immutable(message: &str) -> Rule {
     rule("self == oldSelf", message)
 }
 
-/// Freezes every property of an object schema, but for those named: a later addition to the type is frozen too.
+/// Makes every property of an object schema immutable, except those named. A property that is added later is immutable,
+/// too.
 pub(crate) fn freeze(schema: &mut Value, but: &[&str], message: &str) {
     let Some(Value::Object(properties)) = schema.get("properties") else {
         return;
@@ -74,12 +75,13 @@ pub(crate) fn freeze(schema: &mut Value, but: &[&str], message: &str) {
     add(schema, rules.collect());
 }
 
-/// Both have the field with the same value, or both lack it. (`.?` would be shorter, but has no bounded cost.)
+/// Returns an expression: both objects have the field with the same value, or both lack it. (`.?` would be shorter, but
+/// has no bounded cost.)
 pub(crate) fn same(a: &str, b: &str, field: &str) -> String {
     format!("has({a}.{field}) == has({b}.{field}) && (!has({a}.{field}) || {a}.{field} == {b}.{field})")
 }
 
-/// Adds rules to those that a schema has.
+/// Adds rules to those of a schema.
 pub(crate) fn add(schema: &mut Value, rules: Vec<Rule>) {
     let Some(node) = schema.as_object_mut() else { return };
     let list = node

@@ -5,32 +5,32 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
-/// Fields that this version does not know, kept so that nothing is lost on the way through.
+/// Fields that this version does not know. They are kept, so that a write loses no value.
 pub type Extra = BTreeMap<String, serde_json::Value>;
 
-/// A condition as Cluster API v1beta1 and the Machine API both have it.
+/// A condition in the form that Cluster API v1beta1 and the Machine API share.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What the condition is about, in CamelCase.
+    /// Type of the condition, in CamelCase.
     #[serde(rename = "type")]
     pub type_: String,
-    /// True, False or Unknown.
+    /// Status of the condition: True, False or Unknown.
     pub status: String,
-    /// How bad a False is: Error, Warning or Info; empty otherwise.
+    /// Severity of a condition that is False: Error, Warning or Info. Empty otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub severity: Option<String>,
-    /// When the status last changed.
+    /// Time at which the status last changed.
     pub last_transition_time: Time,
-    /// One word for programs.
+    /// Reason of the last change, one word in CamelCase for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// A sentence for people.
+    /// Description of the state, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// Conditions in the form that Cluster API v1beta2 reads.
+/// Conditions in the form of Cluster API v1beta2.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct V1Beta2Status {
@@ -40,26 +40,26 @@ pub struct V1Beta2Status {
     pub conditions: Vec<meta::Condition>,
 }
 
-/// Labels and annotations for objects made from a template.
+/// Labels and annotations of objects that are created from a template.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateMeta {
-    /// Labels of the object made.
+    /// Labels of the created object.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the object made.
+    /// Annotations of the created object.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Where a cluster's API server answers.
+/// Host and port of a cluster's API server.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiEndpoint {
-    /// Host name or address.
+    /// Host name or IP address of the API server.
     #[serde(default)]
     pub host: String,
-    /// TCP port.
+    /// TCP port of the API server.
     #[serde(default)]
     pub port: i32,
 }
@@ -68,21 +68,21 @@ pub struct ApiEndpoint {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineAddress {
-    /// Hostname, ExternalIP, InternalIP, ExternalDNS or InternalDNS.
+    /// Type of the address: Hostname, ExternalIP, InternalIP, ExternalDNS or InternalDNS.
     #[serde(rename = "type")]
     pub type_: String,
-    /// The address itself.
+    /// The address or the name.
     pub address: String,
 }
 
-/// A failure domain that an infrastructure cluster offers.
+/// A failure domain of an infrastructure cluster.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterFailureDomain {
-    /// Whether control plane machines may go there.
+    /// Whether control plane machines may be created in the failure domain.
     #[serde(default, skip_serializing_if = "is_false")]
     pub control_plane: bool,
-    /// Free-form facts about the domain.
+    /// Attributes of the failure domain, as free text by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }
@@ -162,7 +162,8 @@ impl JsonSchema for Quantity {
     }
 }
 
-/// What Go reads as a duration, and no larger than it can hold: anything else would stop every reader of the object.
+/// Pattern of the durations that Go can read and hold. A value that Go cannot read would stop every reader of the
+/// object.
 pub(crate) const DURATION: &str = r"^[-+]?(0|(([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(ns|us|µs|μs|ms|s|m|h)){1,8})$";
 
 pub(crate) fn is_false(value: &bool) -> bool {

@@ -1,7 +1,7 @@
-//! Words about Azure disks that machines and pools share.
+//! Enums of Azure disks that machines and pools share.
 
 string_enum! {
-    /// How the host caches a disk.
+    /// The host caching of a disk.
     pub enum CachingType {
         None = "None",
         ReadOnly = "ReadOnly",
@@ -10,7 +10,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What a managed disk is made of. Azure adds kinds from time to time, so any name is let through.
+    /// The storage account type of a managed disk. Azure adds types from time to time, so the schema allows any name.
     pub open enum StorageAccountType {
         StandardLrs = "Standard_LRS",
         StandardSsdLrs = "StandardSSD_LRS",
@@ -23,7 +23,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What becomes of a data disk when its machine goes.
+    /// The action on a data disk when its machine is deleted.
     pub enum DeletionPolicy {
         Delete = "Delete",
         Detach = "Detach",
@@ -31,7 +31,7 @@ string_enum! {
 }
 
 impl StorageAccountType {
-    /// Ultra and Premium v2 disks take IOPS and MB/s of their own, and no host caching.
+    /// Whether the disk is Ultra or Premium SSD v2. These take their own IOPS and MB/s, and no host caching.
     pub fn is_provisioned(&self) -> bool {
         matches!(self, Self::UltraSsdLrs | Self::PremiumV2Lrs)
     }

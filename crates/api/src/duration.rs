@@ -1,17 +1,17 @@
-//! Lengths of time as Go writes them (`1h30m`, `-1.5s`). Invariant: no text makes reading panic or an object unreadable;
-//! where the API server lets anything pass, one bad object must not stop the watch of all.
+//! Durations as Go writes them (`1h30m`, `-1.5s`). Invariant: no text causes a panic or makes an object unreadable. Where
+//! the API server accepts any text, one bad object must not stop the watch of all.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{borrow::Cow, fmt, str::FromStr, time};
 
-/// A length of time, signed as Go's is; more than Go can hold becomes the most that it can.
+/// A duration, signed as in Go. A value that Go cannot hold becomes the largest that it can.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Duration {
     nanos: i64,
 }
 
-/// Not a length of time.
+/// The text is not a duration.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unreadable(String);
 
@@ -41,7 +41,7 @@ impl From<time::Duration> for Duration {
     }
 }
 
-/// Without its sign.
+/// Drops the sign of the duration.
 impl From<Duration> for time::Duration {
     fn from(duration: Duration) -> Self {
         Self::from_nanos(duration.nanos.unsigned_abs())
@@ -73,7 +73,7 @@ impl FromStr for Duration {
     }
 }
 
-/// Reads one number with its unit, such as `1.5h`; gives its nanoseconds and what comes after it.
+/// Reads one number with its unit, such as `1.5h`. Returns its nanoseconds and the rest of the text.
 fn term(text: &str) -> Option<(i128, &str)> {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     let whole = digits(text);
@@ -98,7 +98,7 @@ fn term(text: &str) -> Option<(i128, &str)> {
         "h" => 3_600 * NANOS,
         _ => return None,
     };
-    // A number that does not fit is beyond the most there is, too.
+    // A number that does not fit exceeds the maximum, too.
     let whole: i128 = if number.is_empty() {
         0
     } else {
@@ -136,7 +136,8 @@ impl<'de> Deserialize<'de> for Duration {
     }
 }
 
-/// For fields: what is no duration counts as not set. Our own definitions refuse it; others' may not.
+/// Reads a field. A value that is no duration counts as unset: Capstan's own definitions reject it, other definitions
+/// may not.
 pub fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let value = Option::<serde_json::Value>::deserialize(deserializer)?;
     Ok(value.as_ref().and_then(|value| value.as_str()?.parse().ok()))

@@ -29,7 +29,7 @@ macro_rules! string_enum {
             /// The values that this version knows.
             pub const KNOWN: &'static [&'static str] = &[$($text),+];
 
-            /// The value as it is written.
+            /// Returns the value as it is written.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$variant => $text,)+
@@ -37,7 +37,7 @@ macro_rules! string_enum {
                 }
             }
 
-            /// False for a value that this version does not know.
+            /// Whether this version knows the value.
             pub fn is_known(&self) -> bool {
                 !matches!(self, Self::Other(_))
             }
@@ -129,7 +129,7 @@ macro_rules! resource {
             pub const KIND: &'static str = stringify!($name);
             pub const PLURAL: &'static str = $plural;
 
-            /// A new object; a namespace is added by `Api::create`'s own path.
+            /// Returns a new object. `Api::create` adds the namespace by its path.
             pub fn new(name: &str, spec: $spec) -> Self {
                 let metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
                     name: Some(name.to_owned()),

@@ -6,10 +6,10 @@
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value};
 
-/// Types of Kubernetes itself: their field descriptions are left to Kubernetes' own documentation.
+/// Prefix of the types of Kubernetes. Their field descriptions are left to the documentation of Kubernetes.
 const KUBERNETES_PREFIX: &str = "io.k8s.";
 
-/// Those of them that have one owner under server-side apply, half a reference being none.
+/// Types of Kubernetes that have one owner under server-side apply, because a part of a reference is useless.
 const WHOLE: [&str; 5] = [
     "LabelSelector",
     "ObjectReference",
@@ -30,7 +30,7 @@ pub(crate) trait Kind {
     fn status_schema() -> Option<Value>;
 }
 
-/// The schema of a type.
+/// Returns the schema of a type.
 pub(crate) fn plain<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.meta_schema = None);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
@@ -77,7 +77,7 @@ fn simplify(schema: &mut Value, definitions: &Map<String, Value>) {
     }
 }
 
-/// What a field says of itself goes before what its type says.
+/// Merges the schema of a type into that of a field. The field's own keywords win.
 fn merge(node: &mut Map<String, Value>, below: Map<String, Value>) {
     for (key, value) in below {
         node.entry(key).or_insert(value);
@@ -116,7 +116,7 @@ fn undescribe(definition: &mut Value) {
     }
 }
 
-/// `["string", "null"]` is a string, and null is no word of an enum.
+/// Removes null from types and enums: `["string", "null"]` becomes `"string"`.
 fn without_null(node: &mut Map<String, Value>) {
     if let Some(Value::Array(types)) = node.get("type") {
         let kept = types.iter().find(|name| *name != "null").cloned();
@@ -127,7 +127,7 @@ fn without_null(node: &mut Map<String, Value>) {
     }
 }
 
-/// The branch of an `Option`'s `anyOf` that is not null.
+/// Returns the branch of an `Option`'s `anyOf` that is not null.
 fn only_branch(branches: &Value) -> Option<Map<String, Value>> {
     let is_null = |branch: &&Value| branch.get("type").is_some_and(|name| name == "null");
     let mut kept = branches.as_array()?.iter().filter(|branch| !is_null(branch));

@@ -13,20 +13,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 resource! {
-    /// The Azure side of a cluster.
+    /// An AzureCluster describes a cluster's infrastructure on Azure: region, resource group, network and identity.
     pub struct AzureCluster { spec: AzureClusterSpec, status: AzureClusterStatus }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "azureclusters"
 }
 
 string_enum! {
-    /// What kind of extended location.
+    /// The kind of extended location. Azure has one kind, the edge zone.
     pub enum ExtendedLocationType {
         EdgeZone = "EdgeZone",
     }
 }
 
 string_enum! {
-    /// Which group of cloud provider calls a limit is for.
+    /// The group of the cloud provider's calls that a rate limit applies to.
     pub enum RateLimitName {
         DefaultRateLimit = "defaultRateLimit",
         RouteRateLimit = "routeRateLimit",
@@ -46,155 +46,155 @@ string_enum! {
     }
 }
 
-/// An edge zone beside a region.
+/// An edge zone, which extends an Azure region.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtendedLocationSpec {
     /// Name of the edge zone.
     pub name: String,
-    /// Kind of extended location.
+    /// Kind of the extended location. Must be EdgeZone.
     #[serde(rename = "type")]
     pub type_: ExtendedLocationType,
 }
 
-/// Limits of the cloud provider's calls to Azure.
+/// Rate limits for the calls that the cloud provider sends to Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimitConfig {
-    /// Whether calls are limited at all.
+    /// Whether the cloud provider limits the rate of its calls.
     #[serde(default, skip_serializing_if = "is_false")]
     pub cloud_provider_rate_limit: bool,
-    /// Reading calls per second.
+    /// Maximum read calls per second.
     #[serde(rename = "cloudProviderRateLimitQPS", skip_serializing_if = "Option::is_none")]
     pub cloud_provider_rate_limit_qps: Option<Quantity>,
-    /// Reading calls that may come at once.
+    /// Maximum read calls in a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_rate_limit_bucket: Option<i64>,
-    /// Writing calls per second.
+    /// Maximum write calls per second.
     #[serde(rename = "cloudProviderRateLimitQPSWrite", skip_serializing_if = "Option::is_none")]
     pub cloud_provider_rate_limit_qps_write: Option<Quantity>,
-    /// Writing calls that may come at once.
+    /// Maximum write calls in a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_rate_limit_bucket_write: Option<i64>,
 }
 
-/// Limits for one group of calls.
+/// Rate limits for one group of calls.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimitSpec {
-    /// The group of calls.
+    /// Name of the group of calls.
     pub name: RateLimitName,
-    /// Its limits.
+    /// Rate limits for this group of calls.
     #[serde(default, skip_serializing_if = "is_default")]
     pub config: RateLimitConfig,
 }
 
-/// How the cloud provider retries.
+/// Settings for the retries of the cloud provider.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackOffConfig {
-    /// Whether failed calls are tried again.
+    /// Whether the cloud provider retries failed calls.
     #[serde(default, skip_serializing_if = "is_false")]
     pub cloud_provider_backoff: bool,
-    /// How often.
+    /// Maximum number of retries of a failed call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_backoff_retries: Option<i64>,
-    /// By how much the wait grows each time.
+    /// Factor by which the wait grows after each retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_backoff_exponent: Option<Quantity>,
-    /// The first wait, in seconds.
+    /// Wait before the first retry, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_backoff_duration: Option<i64>,
-    /// How much the wait varies.
+    /// Random share that is added to each wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_backoff_jitter: Option<Quantity>,
 }
 
-/// Settings passed on to the cluster's cloud provider.
+/// Settings that are passed to the cluster's cloud provider.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudProviderConfigOverrides {
-    /// Limits by group of calls.
+    /// Rate limits, by group of calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rate_limits: Vec<RateLimitSpec>,
-    /// How failed calls are tried again.
+    /// Settings for the retries of failed calls.
     #[serde(default, skip_serializing_if = "is_default")]
     pub back_offs: BackOffConfig,
 }
 
-/// Where a cluster is on Azure.
+/// Desired state of a cluster's infrastructure on Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureClusterSpec {
-    /// Subscription that everything is made in.
+    /// ID of the subscription that holds the cluster's resources.
     #[serde(rename = "subscriptionID", skip_serializing_if = "Option::is_none")]
     #[schemars(
         extend("pattern" = names::SUBSCRIPTION),
         extend("x-kubernetes-validations" = [immutable("field is immutable")])
     )]
     pub subscription_id: Option<String>,
-    /// Azure region.
+    /// Azure region of the cluster.
     #[schemars(
         extend("pattern" = names::LOCATION),
         extend("x-kubernetes-validations" = [immutable("field is immutable")])
     )]
     pub location: String,
-    /// Edge zone to use instead of the region itself.
+    /// Edge zone in which machines are created, instead of in the region itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extended_location: Option<ExtendedLocationSpec>,
-    /// Tags for everything that is made in Azure.
+    /// Tags that are set on every Azure resource of the cluster, beside those of Cluster API.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub additional_tags: BTreeMap<String, String>,
-    /// The AzureClusterIdentity that signs in.
+    /// Reference to the AzureClusterIdentity with which controllers sign in to Azure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity_ref: Option<ObjectReference>,
-    /// Which Azure: AzurePublicCloud, AzureChinaCloud, AzureUSGovernmentCloud and so on.
+    /// Name of the Azure cloud, such as AzurePublicCloud, AzureChinaCloud or AzureUSGovernmentCloud.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub azure_environment: Option<String>,
-    /// Settings of the cluster's cloud provider.
+    /// Settings of the cluster's cloud provider that differ from the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_provider_config_overrides: Option<CloudProviderConfigOverrides>,
-    /// Zones to use; found out when unset.
+    /// Failure domains (availability zones) of the cluster. Read from Azure when unset.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failure_domains: BTreeMap<String, ClusterFailureDomain>,
-    /// The cluster's network.
+    /// Network of the cluster: virtual network, subnets, load balancers and private DNS.
     #[serde(default, skip_serializing_if = "is_default")]
     pub network_spec: NetworkSpec,
-    /// Resource group that it is in.
+    /// Resource group that holds the cluster's resources.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         extend("pattern" = names::RESOURCE_GROUP),
         extend("x-kubernetes-validations" = [immutable("field is immutable")])
     )]
     pub resource_group: Option<String>,
-    /// The way in for administrators.
+    /// Bastion host through which administrators reach the machines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub bastion_spec: BastionSpec,
-    /// False when the control plane is looked after elsewhere.
+    /// Whether this object manages the control plane. False when another provider manages it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = true))]
     pub control_plane_enabled: Option<bool>,
-    /// Where the API server answers.
+    /// Host and port at which clients reach the API server.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(extend("x-kubernetes-validations" = endpoint_rules()))]
     pub control_plane_endpoint: ApiEndpoint,
 }
 
-/// What has been found and done for a cluster.
+/// Observed state of a cluster's infrastructure on Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureClusterStatus {
-    /// Zones that machines can be put into.
+    /// Failure domains (availability zones) in which machines can be created.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failure_domains: BTreeMap<String, ClusterFailureDomain>,
-    /// Whether the network is there and machines can be made.
+    /// Whether the cluster's infrastructure is complete, so that machines can be created.
     #[serde(default)]
     pub ready: bool,
-    /// Conditions, one per type.
+    /// Conditions of the cluster, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Operations that Azure has not finished.
+    /// Operations that Azure has not completed yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub long_running_operation_states: Vec<Future>,
 }

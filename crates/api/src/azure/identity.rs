@@ -1,4 +1,4 @@
-//! AzureClusterIdentity: who signs in to Azure, and which namespaces may use it.
+//! AzureClusterIdentity: credentials for Azure, and the namespaces that may use them.
 
 use super::names;
 use crate::cel::{Rule, immutable, rule};
@@ -9,13 +9,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// Who Capstan is towards Azure.
+    /// An AzureClusterIdentity holds credentials for Azure, and the namespaces that may use them.
     pub struct AzureClusterIdentity { spec: AzureClusterIdentitySpec, status: AzureClusterIdentityStatus }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "azureclusteridentities"
 }
 
 string_enum! {
-    /// How to sign in to Azure.
+    /// The way in which an identity signs in to Azure.
     pub enum IdentityType {
         ServicePrincipal = "ServicePrincipal",
         UserAssignedMsi = "UserAssignedMSI",
@@ -31,56 +31,58 @@ string_enum! {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllowedNamespaces {
-    /// Names of namespaces.
+    /// Names of the allowed namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub list: Option<Vec<String>>,
-    /// Labels of namespaces.
+    /// Label selector of the allowed namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
 }
 
-/// Who signs in, and how.
+/// Desired state of an identity: its credentials, and the namespaces that may use it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = identity_rules()))]
 pub struct AzureClusterIdentitySpec {
-    /// How to sign in.
+    /// Type of the identity: the way in which it signs in to Azure.
     #[serde(rename = "type")]
     #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub type_: IdentityType,
-    /// Resource ID of a user assigned identity; deprecated with its type.
+    /// Deprecated: resource ID of a user-assigned managed identity. Used with type UserAssignedMSI only.
     #[serde(rename = "resourceID", skip_serializing_if = "Option::is_none")]
     pub resource_id: Option<String>,
-    /// Client ID of the application or managed identity.
+    /// Client ID of the application or of the managed identity.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// Secret with the password or certificate, in its key clientSecret. A Secret of another namespace must allow the
-    /// namespace of the identity by its annotation capstan.dev/allowed-namespaces.
+    /// Reference to the Secret that holds the password or the certificate under the key clientSecret. A Secret of
+    /// another namespace must allow the namespace of the identity by its annotation capstan.dev/allowed-namespaces.
     #[serde(default, skip_serializing_if = "is_default")]
     pub client_secret: SecretReference,
-    /// Path of a mounted certificate, in a folder that the operator of Capstan allows.
+    /// Path of a certificate file. The file must be in a folder that the operator of Capstan allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_path: Option<String>,
-    /// Path of the mounted credentials of a user assigned identity, in a folder that the operator of Capstan allows.
+    /// Path of a file with the credentials of a user-assigned identity. The file must be in a folder that the operator
+    /// of Capstan allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_assigned_identity_credentials_path: Option<String>,
-    /// Which Azure those credentials are for.
+    /// Azure cloud in which the credentials of userAssignedIdentityCredentialsPath are valid: public, china or
+    /// usgovernment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_assigned_identity_credentials_cloud_type: Option<String>,
-    /// Tenant to sign in to.
+    /// ID of the tenant to sign in to.
     #[serde(rename = "tenantID")]
     #[schemars(extend("pattern" = names::TENANT))]
     pub tenant_id: String,
-    /// Namespaces whose clusters may use the identity. Unset allows none, not even the identity's own namespace.
+    /// Namespaces whose clusters may use the identity. No namespace may when unset, not even the identity's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<AllowedNamespaces>,
 }
 
-/// What is known of an identity.
+/// Observed state of an identity.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureClusterIdentityStatus {
-    /// Conditions, one per type.
+    /// Conditions of the identity, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }

@@ -16,7 +16,8 @@ pub use pool::*;
 pub use pool_machine::*;
 pub use vm::*;
 
-/// Set on an AzureMachinePoolMachine by its pool: drain, then bring the instance to the newest model.
+/// Set on an AzureMachinePoolMachine by its pool. The controller drains the node, then updates the instance to the
+/// current model.
 pub const UPDATE_INSTANCE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/updateInstance";
 /// Names the pool of an AzureMachinePoolMachine.
 pub const MACHINE_POOL_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/machine-pool";

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 string_enum! {
-    /// A protocol that a security rule is for.
+    /// The protocol that a security rule matches.
     pub enum SecurityGroupProtocol {
         Tcp = "Tcp",
         Udp = "Udp",
@@ -18,7 +18,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Which way traffic goes.
+    /// The direction of the traffic that a security rule matches.
     pub enum SecurityRuleDirection {
         Inbound = "Inbound",
         Outbound = "Outbound",
@@ -26,7 +26,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What is done with traffic.
+    /// The action of a security rule.
     pub enum SecurityRuleAccess {
         Allow = "Allow",
         Deny = "Deny",
@@ -34,7 +34,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What a subnet is for.
+    /// The role of a subnet: the machines that are created in it.
     pub enum SubnetRole {
         Node = "node",
         ControlPlane = "control-plane",
@@ -44,7 +44,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Who looks after the private DNS zone.
+    /// Whether the cluster controller creates a private DNS zone (System) or creates none (None).
     pub enum PrivateDnsZoneMode {
         System = "System",
         None = "None",
@@ -52,46 +52,46 @@ string_enum! {
 }
 
 string_enum! {
-    /// Size of a bastion host.
+    /// The SKU of a bastion host.
     pub enum BastionHostSkuName {
         Basic = "Basic",
         Standard = "Standard",
     }
 }
 
-/// What one side of a peering lets through.
+/// Permissions of one direction of a peering between virtual networks.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetPeeringProperties {
-    /// Lets traffic through that was only passed on by the other side.
+    /// Whether traffic that the remote virtual network forwards, but does not send itself, is allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_forwarded_traffic: Option<bool>,
-    /// Lets the other side use our gateway.
+    /// Whether the remote virtual network may use this network's gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_gateway_transit: Option<bool>,
-    /// Lets machines reach each other.
+    /// Whether machines of both virtual networks can reach each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_virtual_network_access: Option<bool>,
-    /// Uses the other side's gateway.
+    /// Whether this virtual network uses the gateway of the remote one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_remote_gateways: Option<bool>,
 }
 
-/// A peering with another virtual network.
+/// A peering with a remote virtual network.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetPeeringSpec {
-    /// Resource group that it is in.
+    /// Resource group of the remote virtual network.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE_GROUP))]
     pub resource_group: Option<String>,
-    /// The other virtual network.
+    /// Name of the remote virtual network.
     #[schemars(extend("pattern" = names::VIRTUAL_NETWORK))]
     pub remote_vnet_name: String,
-    /// From us to the other.
+    /// Permissions of the peering from this virtual network to the remote one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forward_peering_properties: VnetPeeringProperties,
-    /// From the other to us.
+    /// Permissions of the peering from the remote virtual network to this one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reverse_peering_properties: VnetPeeringProperties,
 }
@@ -100,23 +100,23 @@ pub struct VnetPeeringSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetSpec {
-    /// Resource group that it is in.
+    /// Resource group of the virtual network.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE_GROUP))]
     pub resource_group: Option<String>,
-    /// Resource ID of a virtual network that exists already.
+    /// Resource ID of an existing virtual network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its name.
+    /// Name of the virtual network.
     #[schemars(extend("pattern" = names::VIRTUAL_NETWORK))]
     pub name: String,
-    /// Other virtual networks to connect with.
+    /// Peerings with other virtual networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peerings: Vec<VnetPeeringSpec>,
-    /// Address ranges.
+    /// Address ranges of the virtual network, in CIDR notation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cidr_blocks: Vec<String>,
-    /// Tags in Azure.
+    /// Azure tags of the virtual network.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
 }
@@ -125,133 +125,133 @@ pub struct VnetSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecurityRule {
-    /// Its name.
+    /// Name of the security rule.
     pub name: String,
-    /// What the rule is for.
+    /// Description of the security rule. At most 140 characters.
     pub description: String,
-    /// Protocol of the traffic.
+    /// Protocol that the rule matches.
     pub protocol: SecurityGroupProtocol,
-    /// Which way the traffic goes.
+    /// Direction of the traffic that the rule matches.
     pub direction: SecurityRuleDirection,
-    /// Rules with a lower number come first.
+    /// Priority of the rule. Azure evaluates rules with a lower number first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Ports that the traffic comes from.
+    /// Source port or range of ports. An asterisk matches all ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_ports: Option<String>,
-    /// Ports that the traffic goes to.
+    /// Destination port or range of ports. An asterisk matches all ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination_ports: Option<String>,
-    /// Addresses or tag that the traffic comes from.
+    /// Source of the traffic: an address range, a service tag or an asterisk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Several addresses that the traffic comes from.
+    /// Sources of the traffic: a list of address ranges.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// Addresses or tag that the traffic goes to.
+    /// Destination of the traffic: an address range, a service tag or an asterisk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination: Option<String>,
-    /// What is done with it.
+    /// Action of the rule: Allow or Deny.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Allow"))]
     pub action: Option<SecurityRuleAccess>,
 }
 
-/// A network security group.
+/// A network security group of a subnet.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecurityGroup {
-    /// Its resource ID.
+    /// Resource ID of the security group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its name.
+    /// Name of the security group.
     pub name: String,
-    /// Its rules.
+    /// Rules of the security group, unique by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["name"]))]
     pub security_rules: Vec<SecurityRule>,
-    /// Tags in Azure.
+    /// Azure tags of the security group.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
 }
 
-/// A route table.
+/// A route table of a subnet.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteTable {
-    /// Its resource ID.
+    /// Resource ID of the route table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its name.
+    /// Name of the route table.
     pub name: String,
 }
 
-/// A tag of a public address.
+/// A tag of a public IP address.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpTag {
-    /// Kind of tag.
+    /// Type of the tag, such as FirstPartyUsage.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Value of the tag.
+    /// Value of the tag, such as /Sql.
     pub tag: String,
 }
 
-/// A public address.
+/// A public IP address.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublicIpSpec {
-    /// Its name.
+    /// Name of the public IP address.
     pub name: String,
-    /// DNS name of the address.
+    /// DNS name of the public IP address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_name: Option<String>,
-    /// Tags of the address.
+    /// IP tags of the public IP address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ip_tags: Vec<IpTag>,
 }
 
-/// A NAT gateway for a subnet's way out.
+/// A NAT gateway, through which a subnet's machines reach the internet.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NatGateway {
-    /// Its resource ID.
+    /// Resource ID of the NAT gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Address that traffic leaves by.
+    /// Public IP address of the NAT gateway.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ip: PublicIpSpec,
-    /// Zones that the gateway is in.
+    /// Availability zones of the NAT gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
-    /// Its name.
+    /// Name of the NAT gateway.
     pub name: String,
 }
 
-/// A service that a subnet reaches directly.
+/// A service endpoint: an Azure service that machines of a subnet reach through Azure's own network.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceEndpointSpec {
-    /// The service, as in Microsoft.Storage.
+    /// Name of the service, such as Microsoft.Storage.
     pub service: String,
-    /// Regions of the service; * for all.
+    /// Regions of the service. An asterisk allows all regions.
     pub locations: Vec<String>,
 }
 
-/// A service behind a private endpoint.
+/// A connection of a private endpoint to a private link service.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PrivateLinkServiceConnection {
-    /// Its name.
+    /// Name of the connection to the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Resource ID of the service.
+    /// Resource ID of the private link service.
     #[serde(rename = "privateLinkServiceID", skip_serializing_if = "Option::is_none")]
     pub private_link_service_id: Option<String>,
-    /// Parts of the service.
+    /// Names of the service's subresources that the endpoint connects to.
     #[serde(rename = "groupIDs", default, skip_serializing_if = "Vec::is_empty")]
     pub group_ids: Vec<String>,
-    /// A word to whoever approves the connection.
+    /// Message to the owner of the service, who approves the connection. At most 140 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 140))]
     pub request_message: Option<String>,
@@ -261,24 +261,24 @@ pub struct PrivateLinkServiceConnection {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PrivateEndpointSpec {
-    /// Its name.
+    /// Name of the private endpoint.
     pub name: String,
-    /// Azure region.
+    /// Azure region of the private endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// Services behind the endpoint.
+    /// Connections of the endpoint to private link services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub private_link_service_connections: Vec<PrivateLinkServiceConnection>,
-    /// Name of its network interface.
+    /// Name of the network interface of the endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_network_interface_name: Option<String>,
-    /// Fixed addresses.
+    /// Static private IP addresses of the endpoint.
     #[serde(rename = "privateIPAddresses", default, skip_serializing_if = "Vec::is_empty")]
     pub private_ip_addresses: Vec<String>,
-    /// Application security groups that it belongs to.
+    /// Application security groups that the endpoint belongs to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub application_security_groups: Vec<String>,
-    /// Whether somebody has to approve the connection.
+    /// Whether the owner of the service must approve the connection by hand.
     #[serde(default, skip_serializing_if = "is_false")]
     pub manual_approval: bool,
 }
@@ -287,103 +287,103 @@ pub struct PrivateEndpointSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SubnetSpec {
-    /// Its resource ID.
+    /// Resource ID of the subnet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Security group of the subnet.
+    /// Network security group of the subnet.
     #[serde(default, skip_serializing_if = "is_default")]
     pub security_group: SecurityGroup,
     /// Route table of the subnet.
     #[serde(default, skip_serializing_if = "is_default")]
     pub route_table: RouteTable,
-    /// The way out.
+    /// NAT gateway through which the subnet's machines reach the internet.
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat_gateway: NatGateway,
-    /// Its name.
+    /// Name of the subnet.
     #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: String,
-    /// Which machines go there.
+    /// Role of the subnet: node, control-plane, bastion or cluster.
     pub role: SubnetRole,
-    /// Address ranges.
+    /// Address ranges of the subnet, in CIDR notation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cidr_blocks: Vec<String>,
-    /// Services reached directly.
+    /// Service endpoints of the subnet, unique by service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["service"]))]
     pub service_endpoints: Vec<ServiceEndpointSpec>,
-    /// Private endpoints in the subnet.
+    /// Private endpoints in the subnet, unique by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["name"]))]
     pub private_endpoints: Vec<PrivateEndpointSpec>,
 }
 
-/// An address that a load balancer answers on.
+/// A frontend IP address of a load balancer.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendIp {
-    /// Its name.
+    /// Name of the frontend IP address.
     #[schemars(extend("minLength" = 1))]
     pub name: String,
-    /// A public address.
+    /// Public IP address of the frontend.
     #[serde(rename = "publicIP", skip_serializing_if = "Option::is_none")]
     pub public_ip: Option<PublicIpSpec>,
-    /// A private address.
+    /// Private IP address of the frontend.
     #[serde(rename = "privateIP", skip_serializing_if = "Option::is_none")]
     pub private_ip: Option<String>,
 }
 
-/// The machines behind a load balancer.
+/// The backend pool of a load balancer: the machines that receive its traffic.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendPool {
-    /// Its name.
+    /// Name of the backend pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: Option<String>,
 }
 
-/// A load balancer.
+/// A load balancer of the cluster.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerSpec {
-    /// Its resource ID.
+    /// Resource ID of the load balancer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Its name.
+    /// Name of the load balancer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE))]
     pub name: Option<String>,
-    /// Addresses that it answers on.
+    /// Frontend IP addresses of the load balancer.
     #[serde(rename = "frontendIPs", default, skip_serializing_if = "Vec::is_empty")]
     pub frontend_ips: Vec<FrontendIp>,
-    /// How many addresses to make.
+    /// Number of frontend IP addresses to create.
     #[serde(rename = "frontendIPsCount", skip_serializing_if = "Option::is_none")]
     pub frontend_ips_count: Option<i32>,
-    /// The machines behind it.
+    /// Backend pool of the load balancer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub backend_pool: BackendPool,
-    /// Size of the load balancer.
+    /// SKU of the load balancer, such as Standard.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sku: Option<String>,
-    /// Public or Internal.
+    /// Type of the load balancer: Public or Internal.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// When an idle connection is closed.
+    /// Minutes after which the load balancer closes an idle TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_in_minutes: Option<i32>,
-    /// Zones that its addresses are in.
+    /// Availability zones of the frontend IP addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"), extend("maxItems" = 3))]
     pub availability_zones: Vec<String>,
 }
 
-/// A further port of the API server's load balancer.
+/// An additional port of the API server's load balancer.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerPort {
-    /// Its name.
+    /// Name of the additional port.
     pub name: String,
-    /// TCP port.
+    /// Number of the TCP port.
     pub port: i32,
 }
 
@@ -391,30 +391,30 @@ pub struct LoadBalancerPort {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// The virtual network.
+    /// Virtual network of the cluster.
     #[serde(default, skip_serializing_if = "is_default")]
     pub vnet: VnetSpec,
-    /// Its subnets.
+    /// Subnets of the virtual network, unique by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["name"]))]
     pub subnets: Vec<SubnetSpec>,
     /// Load balancer of the API server.
     #[serde(rename = "apiServerLB", skip_serializing_if = "Option::is_none")]
     pub api_server_lb: Option<LoadBalancerSpec>,
-    /// The nodes' way out.
+    /// Load balancer through which the nodes reach the internet.
     #[serde(rename = "nodeOutboundLB", skip_serializing_if = "Option::is_none")]
     pub node_outbound_lb: Option<LoadBalancerSpec>,
-    /// The control plane's way out, when the API server is private.
+    /// Load balancer through which control plane machines reach the internet, when the API server is private.
     #[serde(rename = "controlPlaneOutboundLB", skip_serializing_if = "Option::is_none")]
     pub control_plane_outbound_lb: Option<LoadBalancerSpec>,
-    /// Further ports of the API server's load balancer.
+    /// Additional ports of the API server's load balancer.
     #[serde(
         rename = "additionalAPIServerLBPorts",
         default,
         skip_serializing_if = "Vec::is_empty"
     )]
     pub additional_api_server_lb_ports: Vec<LoadBalancerPort>,
-    /// Who looks after the private DNS zone.
+    /// Management of the private DNS zone: System creates the zone, None creates no zone.
     #[serde(rename = "privateDNSZone", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [immutable("field is immutable")]))]
     pub private_dns_zone: Option<PrivateDnsZoneMode>,
@@ -431,34 +431,34 @@ pub struct NetworkSpec {
     pub private_dns_zone_resource_group: Option<String>,
 }
 
-/// A bastion host.
+/// A bastion host that Azure runs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureBastion {
-    /// Its name.
+    /// Name of the bastion host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Subnet of the bastion host.
     #[serde(default, skip_serializing_if = "is_default")]
     pub subnet: SubnetSpec,
-    /// Address of the bastion host.
+    /// Public IP address of the bastion host.
     #[serde(rename = "publicIP", default, skip_serializing_if = "is_default")]
     pub public_ip: PublicIpSpec,
-    /// Size of the bastion host.
+    /// SKU of the bastion host: Basic or Standard.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Basic"))]
     pub sku: Option<BastionHostSkuName>,
-    /// Whether native clients can be used.
+    /// Whether native clients can connect through the bastion host. Needs the SKU Standard.
     #[serde(default, skip_serializing_if = "is_false")]
     #[schemars(extend("x-default" = false))]
     pub enable_tunneling: bool,
 }
 
-/// The way in for administrators.
+/// Bastion host through which administrators reach the machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BastionSpec {
-    /// A bastion host run by Azure.
+    /// Bastion host that Azure runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub azure_bastion: Option<AzureBastion>,
 }

@@ -15,13 +15,13 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 resource! {
-    /// A scale set whose machines have a life of their own.
+    /// An AzureMachinePool is a scale set on Azure that Capstan updates machine by machine.
     pub struct AzureMachinePool { spec: AzureMachinePoolSpec, status: AzureMachinePoolStatus }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" / "azuremachinepools"
 }
 
 string_enum! {
-    /// How machines of an old model become machines of the new one.
+    /// The way in which an outdated machine gets the new model.
     pub enum RollingUpdateMode {
         Replace = "Replace",
         InPlace = "InPlace",
@@ -29,7 +29,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Which identity a machine has towards Azure.
+    /// The kind of managed identity that a machine has.
     pub enum VmIdentity {
         None = "None",
         SystemAssigned = "SystemAssigned",
@@ -38,7 +38,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// How a change of the model reaches the machines.
+    /// The strategy by which a new model reaches the machines.
     pub enum StrategyType {
         RollingUpdate = "RollingUpdate",
         OnDelete = "OnDelete",
@@ -46,7 +46,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Which machine goes first.
+    /// The order in which machines are deleted.
     pub enum DeletePolicy {
         Random = "Random",
         Newest = "Newest",
@@ -55,221 +55,221 @@ string_enum! {
 }
 
 string_enum! {
-    /// How Azure runs the scale set; Flexible instances are virtual machines of their own.
+    /// The orchestration mode of a scale set. Instances of mode Flexible are virtual machines of their own.
     pub enum OrchestrationMode {
         Flexible = "Flexible",
         Uniform = "Uniform",
     }
 }
 
-/// What the machines of a pool are like.
+/// Template of the machines of a pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = template_rules()))]
 pub struct AzureMachinePoolTemplate {
-    /// Azure's name of the machine size.
+    /// Azure VM size of the machines, such as Standard_D4s_v3.
     #[schemars(extend("pattern" = names::VM_SIZE))]
     pub vm_size: String,
-    /// What the machines start from; an image for the Kubernetes version when unset.
+    /// Image from which the machines boot. Capstan chooses an image for the Kubernetes version when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
-    /// The disk that the machine starts from.
+    /// OS disk of the machines.
     pub os_disk: OsDisk,
-    /// Disks beside the OS disk.
+    /// Data disks of the machines, beside the OS disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 64, "x-kubernetes-validations" = data_disks_rules()))]
     pub data_disks: Vec<DataDisk>,
-    /// Public key for SSH, in base64.
+    /// Public SSH key of the administrator, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<String>,
-    /// Deprecated: set it on a network interface.
+    /// Deprecated: set acceleratedNetworking of a network interface instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerated_networking: Option<bool>,
-    /// What else a host must be able to do.
+    /// Additional capabilities of the machines, such as Ultra disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub additional_capabilities: Option<AdditionalCapabilities>,
-    /// Diagnostics of the machine.
+    /// Diagnostics settings of the machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diagnostics: Option<Diagnostics>,
-    /// Minutes, 5 to 15, that a machine is told before it goes.
+    /// Minutes, 5 to 15, for which Azure announces the deletion to the machine before it deletes the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 5, "maximum" = 15))]
     pub terminate_notification_timeout: Option<i64>,
-    /// How it is protected.
+    /// Security settings of the machines: encryption at host, confidential VM and trusted launch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_profile: Option<SecurityProfile>,
-    /// Runs on spare capacity.
+    /// Settings of spot machines. The machines are ordinary ones when unset.
     #[serde(rename = "spotVMOptions", skip_serializing_if = "Option::is_none")]
     pub spot_vm_options: Option<SpotVmOptions>,
-    /// Deprecated: set it on a network interface.
+    /// Deprecated: set subnetName of a network interface instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE))]
     pub subnet_name: Option<String>,
-    /// Extensions that run on each machine.
+    /// Extensions that Azure installs on each machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vm_extensions: Vec<VmExtension>,
-    /// Leaves out the extension that reports how bootstrapping went.
+    /// Whether Capstan leaves out the VM extension that reports the result of bootstrapping.
     #[serde(rename = "disableVMBootstrapExtension", skip_serializing_if = "Option::is_none")]
     pub disable_vm_bootstrap_extension: Option<bool>,
-    /// Network interfaces; one in the node subnet when unset.
+    /// Network interfaces of the machines. One interface in the node subnet when unset.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub network_interfaces: Vec<NetworkInterface>,
 }
 
-/// How far a rolling update may go at once.
+/// Limits of a rolling update.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rolling_update_rules()))]
 pub struct RollingUpdate {
-    /// How many machines, or what share of them rounded down, may be unavailable.
+    /// Maximum number of machines, or percentage rounded down, that may be unavailable during an update.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 0))]
     #[schemars(extend("x-kubernetes-validations" = budget_rules()))]
     pub max_unavailable: Option<IntOrString>,
-    /// How many machines, or what share of them rounded up, there may be beyond those wanted.
+    /// Maximum number of machines, or percentage rounded up, that may exist above the desired number during an update.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 1))]
     #[schemars(extend("x-kubernetes-validations" = budget_rules()))]
     pub max_surge: Option<IntOrString>,
-    /// Which machine goes first.
+    /// Order in which machines are deleted: Random, Newest or Oldest.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Oldest"))]
     pub delete_policy: Option<DeletePolicy>,
-    /// Whether an old machine is replaced by a new one or updated where it is. Replace when unset.
+    /// Replace creates a new machine for an outdated one. InPlace updates the outdated machine. Replace when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<RollingUpdateMode>,
 }
 
-/// How old machines become new ones.
+/// Strategy by which outdated machines are brought to the new model.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Strategy {
-    /// OnDelete gives machines a new model only when they are deleted.
+    /// Type of the strategy. With OnDelete, only machines that replace deleted ones get the new model.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "RollingUpdate"))]
     pub type_: Option<StrategyType>,
-    /// How far it may go at once.
+    /// Limits of a rolling update. Used with type RollingUpdate only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<RollingUpdate>,
 }
 
-/// A pool as it is to be.
+/// Desired state of a machine pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = pool_rules()))]
 pub struct AzureMachinePoolSpec {
-    /// Azure region.
+    /// Azure region of the scale set.
     #[schemars(extend("pattern" = names::LOCATION))]
     pub location: String,
-    /// What the machines are like.
+    /// Template of the machines.
     pub template: AzureMachinePoolTemplate,
-    /// Tags for everything that is made in Azure.
+    /// Tags that are set on every Azure resource of the pool, beside those of the cluster.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub additional_tags: BTreeMap<String, String>,
-    /// Resource ID of the scale set.
+    /// Resource ID of the scale set, as a provider ID.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Provider IDs of the machines.
+    /// Provider IDs of the machines of the pool.
     #[serde(rename = "providerIDList", default, skip_serializing_if = "Vec::is_empty")]
     pub provider_id_list: Vec<String>,
-    /// Which identity the machines have.
+    /// Kind of managed identity of the machines: None, SystemAssigned or UserAssigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "None"))]
     pub identity: Option<VmIdentity>,
-    /// Role of a system assigned identity.
+    /// Role and scope of the system-assigned identity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_assigned_identity_role: Option<SystemAssignedIdentityRole>,
-    /// Identities that exist already.
+    /// User-assigned identities of the machines. Used with identity UserAssigned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user_assigned_identities: Vec<UserAssignedIdentity>,
-    /// Deprecated: set systemAssignedIdentityRole.name.
+    /// Deprecated: set systemAssignedIdentityRole.name instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role_assignment_name: Option<String>,
-    /// How a change of the model reaches the machines.
+    /// Strategy by which a change of the template reaches the machines.
     #[serde(default, skip_serializing_if = "is_default")]
     #[schemars(extend("x-default" = default_strategy()))]
     pub strategy: Strategy,
-    /// How Azure runs the scale set.
+    /// Orchestration mode of the scale set: Uniform or Flexible.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Uniform"))]
     #[schemars(extend("x-kubernetes-validations" = [immutable("orchestrationMode is immutable")]))]
     pub orchestration_mode: Option<OrchestrationMode>,
-    /// Fault domains that instances are spread over.
+    /// Number of fault domains over which Azure spreads the instances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform_fault_domain_count: Option<i32>,
-    /// Whether Azure must keep the zones even.
+    /// Whether Azure must keep the same number of instances in each zone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone_balance: Option<bool>,
-    /// How long a drain may take before the machine goes anyway; unset or 0 is without limit. The MachinePool's
-    /// own setting comes first.
+    /// Maximum duration of a node's drain, after which the machine is deleted anyway. No limit when unset or 0. The
+    /// timeout of the MachinePool takes precedence.
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub node_drain_timeout: Option<Duration>,
-    /// How long a machine may run without a node before it is replaced; 20m when unset, 0 is without limit.
+    /// Maximum time that a machine may run without a node before Capstan replaces it. 20m when unset, no limit when 0.
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub node_startup_timeout: Option<Duration>,
 }
 
-/// An instance as older controllers listed it; kept so that nothing is lost.
+/// An instance as older controllers listed it in the status of the pool. Kept so that no value is lost.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceStatus {
     /// Kubernetes version of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Azure's provisioning state.
+    /// Provisioning state that Azure reports for the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioning_state: Option<String>,
     /// Provider ID of the instance.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Number of the instance within the scale set.
+    /// ID of the instance within the scale set.
     #[serde(rename = "instanceID", skip_serializing_if = "Option::is_none")]
     pub instance_id: Option<String>,
     /// Azure's name of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance_name: Option<String>,
-    /// Whether the instance has the newest model.
+    /// Whether the instance has the current model of the scale set.
     pub latest_model_applied: bool,
 }
 
-/// A pool as it is.
+/// Observed state of a machine pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureMachinePoolStatus {
-    /// Whether the scale set is there and its machines are being looked after.
+    /// Whether the scale set exists and Azure has completed its creation.
     #[serde(default)]
     pub ready: bool,
-    /// How many machines are ready.
+    /// Number of machines that are ready.
     #[serde(default)]
     pub replicas: i32,
     /// No longer written: each instance has an AzureMachinePoolMachine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<InstanceStatus>,
-    /// The image in use.
+    /// Image that the scale set uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = Vec::<Rule>::new()))]
     pub image: Option<Image>,
-    /// The Kubernetes version in use.
+    /// Kubernetes version of the machines in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Azure's provisioning state.
+    /// Provisioning state that Azure reports for the scale set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioning_state: Option<String>,
-    /// One word for why it failed for good.
+    /// Reason of a failure that needs a user to act, in CamelCase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// Why it failed for good.
+    /// Description of a failure that needs a user to act.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the pool, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Operations that Azure has not finished.
+    /// Operations that Azure has not completed yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub long_running_operation_states: Vec<Future>,
-    /// The kind that stands for one machine.
+    /// Kind of the objects that represent the pool's machines: AzureMachinePoolMachine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infrastructure_machine_kind: Option<String>,
 }

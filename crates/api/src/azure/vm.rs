@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 string_enum! {
-    /// What of a confidential machine is encrypted.
+    /// The parts of a confidential VM that Azure encrypts: the guest state, or the guest state and the OS disk.
     pub enum SecurityEncryptionType {
         VmGuestStateOnly = "VMGuestStateOnly",
         DiskWithVmGuestState = "DiskWithVMGuestState",
@@ -17,14 +17,14 @@ string_enum! {
 }
 
 string_enum! {
-    /// How an ephemeral disk is kept.
+    /// The option of an ephemeral OS disk.
     pub enum DiffDiskOption {
         Local = "Local",
     }
 }
 
 string_enum! {
-    /// Where on the host an ephemeral disk is kept.
+    /// The storage of the host that holds an ephemeral OS disk.
     pub enum DiffDiskPlacement {
         CacheDisk = "CacheDisk",
         NvmeDisk = "NvmeDisk",
@@ -33,7 +33,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Where boot diagnostics go.
+    /// The storage account that receives boot diagnostics.
     pub enum BootDiagnosticsStorage {
         Managed = "Managed",
         UserManaged = "UserManaged",
@@ -42,7 +42,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What kind of protected machine.
+    /// The security type of a virtual machine.
     pub enum SecurityType {
         ConfidentialVm = "ConfidentialVM",
         TrustedLaunch = "TrustedLaunch",
@@ -50,106 +50,106 @@ string_enum! {
 }
 
 string_enum! {
-    /// What becomes of an evicted spot machine.
+    /// The action of Azure when it evicts a spot machine.
     pub enum SpotEvictionPolicy {
         Deallocate = "Deallocate",
         Delete = "Delete",
     }
 }
 
-/// An image of a gallery that is shared with us.
+/// An image of a shared image gallery.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SharedGalleryImage {
-    /// Subscription that it is in.
+    /// ID of the subscription of the gallery.
     #[serde(rename = "subscriptionID")]
     #[schemars(extend("minLength" = 1))]
     pub subscription_id: String,
-    /// Resource group that it is in.
+    /// Resource group of the gallery.
     #[schemars(extend("minLength" = 1))]
     pub resource_group: String,
     /// Name of the gallery.
     #[schemars(extend("minLength" = 1))]
     pub gallery: String,
-    /// Its name.
+    /// Name of the image definition.
     #[schemars(extend("minLength" = 1))]
     pub name: String,
-    /// Version of the image.
+    /// Version of the image, or latest.
     #[schemars(extend("minLength" = 1))]
     pub version: String,
-    /// Who publishes it.
+    /// Publisher of the image's plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publisher: Option<String>,
-    /// The publisher's offer.
+    /// Offer of the image's plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offer: Option<String>,
-    /// Variant of the offer.
+    /// SKU of the image's plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sku: Option<String>,
 }
 
-/// An image of the marketplace.
+/// An image of the Azure Marketplace.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MarketplaceImage {
-    /// Who publishes it.
+    /// Publisher of the image.
     #[schemars(extend("minLength" = 1))]
     pub publisher: String,
-    /// The publisher's offer.
+    /// Offer of the publisher.
     #[schemars(extend("minLength" = 1))]
     pub offer: String,
-    /// Variant of the offer.
+    /// SKU within the offer.
     #[schemars(extend("minLength" = 1))]
     pub sku: String,
-    /// Version of the image.
+    /// Version of the image, or latest.
     #[schemars(extend("minLength" = 1))]
     pub version: String,
-    /// Whether it is bought under a plan.
+    /// Whether the image has a purchase plan, which the machine must then name.
     #[serde(default)]
     #[schemars(extend("x-default" = false))]
     pub third_party_image: bool,
 }
 
-/// The plan under which an image is bought.
+/// The purchase plan of an image.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePlan {
-    /// Who publishes it.
+    /// Publisher of the plan.
     #[schemars(extend("minLength" = 1))]
     pub publisher: String,
-    /// The publisher's offer.
+    /// Offer of the publisher.
     #[schemars(extend("minLength" = 1))]
     pub offer: String,
-    /// Variant of the offer.
+    /// SKU within the offer.
     #[schemars(extend("minLength" = 1))]
     pub sku: String,
 }
 
-/// An image of a compute gallery.
+/// An image of an Azure Compute Gallery.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ComputeGalleryImage {
     /// Name of the gallery.
     #[schemars(extend("minLength" = 1))]
     pub gallery: String,
-    /// Its name.
+    /// Name of the image definition.
     #[schemars(extend("minLength" = 1))]
     pub name: String,
-    /// Version of the image.
+    /// Version of the image, or latest.
     #[schemars(extend("minLength" = 1))]
     pub version: String,
-    /// Subscription of a private gallery.
+    /// ID of the subscription of the gallery. Leave it out for a community gallery.
     #[serde(rename = "subscriptionID", skip_serializing_if = "Option::is_none")]
     pub subscription_id: Option<String>,
-    /// Resource group of a private gallery.
+    /// Resource group of the gallery. Leave it out for a community gallery.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_group: Option<String>,
-    /// The plan under which it is bought.
+    /// Purchase plan of the image, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<ImagePlan>,
 }
 
-/// The image that machines start from, given in one of four ways.
+/// The image from which machines boot. Set exactly one field.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = image_rules()))]
@@ -157,18 +157,18 @@ pub struct Image {
     /// Resource ID of an image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Deprecated: an image of a shared gallery.
+    /// Deprecated: image of a shared image gallery. Use computeGallery instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_gallery: Option<SharedGalleryImage>,
-    /// An image of the marketplace.
+    /// Image of the Azure Marketplace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marketplace: Option<MarketplaceImage>,
-    /// An image of a compute gallery.
+    /// Image of an Azure Compute Gallery.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_gallery: Option<ComputeGalleryImage>,
 }
 
-/// The keys that a disk is encrypted with.
+/// A disk encryption set, which holds the key that encrypts a disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskEncryptionSet {
@@ -177,30 +177,30 @@ pub struct DiskEncryptionSet {
     pub id: Option<String>,
 }
 
-/// How a confidential machine's disk is encrypted.
+/// Security settings of a confidential VM's disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskSecurityProfile {
-    /// Keys that it is encrypted with.
+    /// Disk encryption set whose key encrypts the disk and the guest state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set: Option<DiskEncryptionSet>,
-    /// What is encrypted.
+    /// Parts that Azure encrypts: VMGuestStateOnly or DiskWithVMGuestState.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_encryption_type: Option<SecurityEncryptionType>,
 }
 
-/// What a managed disk is made of.
+/// Settings of a managed disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedDisk {
-    /// What the disk is made of, as in Premium_LRS.
+    /// Storage account type of the disk, such as Premium_LRS.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 64))]
     pub storage_account_type: Option<StorageAccountType>,
-    /// Keys that it is encrypted with.
+    /// Disk encryption set whose key encrypts the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set: Option<DiskEncryptionSet>,
-    /// How it is protected.
+    /// Security settings of the disk. Used for confidential VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_profile: Option<DiskSecurityProfile>,
 }
@@ -209,80 +209,80 @@ pub struct ManagedDisk {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiffDiskSettings {
-    /// How the disk is kept.
+    /// Local makes the OS disk ephemeral.
     pub option: DiffDiskOption,
-    /// Where on the host.
+    /// Storage of the host that holds the disk: CacheDisk, NvmeDisk or ResourceDisk. Azure chooses when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<DiffDiskPlacement>,
 }
 
-/// The disk that a machine starts from.
+/// The OS disk of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = os_disk_rules()))]
 pub struct OsDisk {
-    /// Linux or Windows.
+    /// Operating system on the disk: Linux or Windows.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "Linux"))]
     pub os_type: Option<String>,
-    /// Size in GB.
+    /// Size of the disk in GB.
     #[serde(rename = "diskSizeGB", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 2048))]
     pub disk_size_gb: Option<i32>,
-    /// What it is made of.
+    /// Settings of the managed disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_disk: Option<ManagedDisk>,
-    /// Makes the disk ephemeral.
+    /// Settings of an ephemeral OS disk. The disk is persistent when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diff_disk_settings: Option<DiffDiskSettings>,
-    /// How the host caches it.
+    /// Host caching of the disk: None, ReadOnly or ReadWrite.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "None"))]
     pub caching_type: Option<CachingType>,
 }
 
-/// A disk beside the OS disk.
+/// A data disk of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = data_disk_rules()))]
 pub struct DataDisk {
-    /// What the disk is called after its machine's name; unique within the machine.
+    /// Suffix of the disk's name, after the name of the machine. Must be unique within the machine.
     #[schemars(extend("minLength" = 1, "maxLength" = 80))]
     pub name_suffix: String,
-    /// Size in GB.
+    /// Size of the disk in GB.
     #[serde(rename = "diskSizeGB")]
     #[schemars(extend("minimum" = 4, "maximum" = 65536))]
     pub disk_size_gb: i32,
-    /// What it is made of.
+    /// Settings of the managed disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_disk: Option<ManagedDisk>,
-    /// Logical unit number, 0 to 63; unique within the machine.
+    /// Logical unit number of the disk, 0 to 63. Must be unique within the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 63))]
     pub lun: Option<i32>,
-    /// How the host caches it.
+    /// Host caching of the disk: None, ReadOnly or ReadWrite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caching_type: Option<CachingType>,
-    /// Input/output operations per second of an Ultra or Premium v2 disk.
+    /// I/O operations per second of an Ultra or Premium SSD v2 disk.
     #[serde(rename = "diskIOPSReadWrite", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub disk_iops_read_write: Option<i64>,
-    /// Throughput in MB/s of an Ultra or Premium v2 disk.
+    /// Throughput in MB/s of an Ultra or Premium SSD v2 disk.
     #[serde(rename = "diskMBpsReadWrite", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub disk_mbps_read_write: Option<i64>,
 }
 
-/// What else a machine's host must be able to do.
+/// Additional capabilities of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdditionalCapabilities {
-    /// Whether Ultra disks can be attached; found out from the disks when unset.
+    /// Whether Ultra disks can be attached to the machine. Derived from the data disks when unset.
     #[serde(rename = "ultraSSDEnabled", skip_serializing_if = "Option::is_none")]
     pub ultra_ssd_enabled: Option<bool>,
 }
 
-/// A storage account of one's own for boot diagnostics.
+/// A storage account of the user that receives boot diagnostics.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserManagedBootDiagnostics {
@@ -292,139 +292,139 @@ pub struct UserManagedBootDiagnostics {
     pub storage_account_uri: String,
 }
 
-/// Console output and screenshots of a machine that starts.
+/// Boot diagnostics: console output and screenshots of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = boot_diagnostics_rules()))]
 pub struct BootDiagnostics {
-    /// Where they are kept.
+    /// Storage that receives the boot diagnostics: Managed, UserManaged or Disabled.
     pub storage_account_type: BootDiagnosticsStorage,
-    /// The storage account, with UserManaged.
+    /// Storage account of the user. Used with storageAccountType UserManaged only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_managed: Option<UserManagedBootDiagnostics>,
 }
 
-/// Diagnostics of a machine.
+/// Diagnostics settings of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnostics {
-    /// Console output and screenshots.
+    /// Boot diagnostics settings of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootDiagnostics>,
 }
 
-/// Secure boot and virtual TPM.
+/// Secure boot and virtual TPM settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UefiSettings {
-    /// Whether only signed software boots.
+    /// Whether the machine boots only signed software (secure boot).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secure_boot_enabled: Option<bool>,
-    /// Whether there is a virtual TPM.
+    /// Whether the machine has a virtual TPM.
     #[serde(rename = "vTpmEnabled", skip_serializing_if = "Option::is_none")]
     pub vtpm_enabled: Option<bool>,
 }
 
-/// How a machine is protected.
+/// Security settings of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecurityProfile {
-    /// Whether disks are encrypted on the host too.
+    /// Whether the host encrypts temporary disks and caches, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encryption_at_host: Option<bool>,
-    /// What kind of protected machine.
+    /// Security type of the machine: ConfidentialVM or TrustedLaunch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_type: Option<SecurityType>,
-    /// Secure boot and virtual TPM.
+    /// Secure boot and virtual TPM settings. Used with a securityType only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uefi_settings: Option<UefiSettings>,
 }
 
-/// Runs the machine on spare capacity.
+/// Settings of a spot machine, which runs on spare capacity of Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpotVmOptions {
-    /// Highest price per hour in dollars; the normal price when unset.
+    /// Maximum price per hour in US dollars. Azure charges at most the price of an ordinary machine when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_price: Option<Quantity>,
-    /// What becomes of an evicted machine.
+    /// Action of Azure when it evicts the machine: Deallocate or Delete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_policy: Option<SpotEvictionPolicy>,
 }
 
-/// An extension that runs on the machine.
+/// A VM extension that Azure installs on the machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VmExtension {
-    /// Its name.
+    /// Name of the extension.
     pub name: String,
-    /// Who publishes it.
+    /// Publisher of the extension.
     pub publisher: String,
-    /// Version of the image.
+    /// Version of the extension.
     pub version: String,
-    /// Settings in the open.
+    /// Settings of the extension. Azure shows them to every reader of the VM.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// Settings that Azure keeps secret.
+    /// Settings of the extension that Azure encrypts and never shows.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub protected_settings: BTreeMap<String, String>,
 }
 
-/// A network interface.
+/// A network interface of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkInterface {
-    /// Subnet that it is in.
+    /// Name of the subnet of the interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = names::RESOURCE))]
     pub subnet_name: Option<String>,
-    /// How many private addresses it has; 1 when unset.
+    /// Number of private IP addresses of the interface. 1 when unset.
     #[serde(rename = "privateIPConfigs", skip_serializing_if = "Option::is_none")]
     pub private_ip_configs: Option<i64>,
-    /// Whether packets bypass the host; where the size can when unset.
+    /// Whether the interface uses accelerated networking. Enabled when unset and the VM size supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerated_networking: Option<bool>,
 }
 
-/// The role that a system assigned identity gets.
+/// The role of a system-assigned identity.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SystemAssignedIdentityRole {
     /// Name of the role assignment, a UUID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Resource ID of the role.
+    /// Resource ID of the role definition.
     #[serde(rename = "definitionID", skip_serializing_if = "Option::is_none")]
     pub definition_id: Option<String>,
-    /// Where the role holds.
+    /// Scope at which the role is assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
 }
 
-/// An identity that exists already.
+/// An existing user-assigned identity.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserAssignedIdentity {
-    /// The identity, as azure:/// and its resource ID.
+    /// Provider ID of the identity: azure:/// followed by its resource ID.
     #[serde(rename = "providerID")]
     pub provider_id: String,
 }
 
-/// An operation that Azure has not finished, so that a restart can go on waiting for it.
+/// An operation that Azure has not completed yet. A controller that restarts uses it to continue to wait.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Future {
-    /// PUT, PATCH or DELETE.
+    /// HTTP method of the operation: PUT, PATCH or DELETE.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Resource group that it is in.
+    /// Resource group of the resource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_group: Option<String>,
-    /// What kind of resource.
+    /// Azure service of the resource.
     pub service_name: String,
     /// Name of the resource.
     pub name: String,
-    /// What is needed to ask again, in base64.
+    /// Data with which a controller polls the operation, in base64.
     pub data: String,
 }
 

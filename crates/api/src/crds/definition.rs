@@ -14,10 +14,10 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-const API_VERSION_TEXT: &str = "Group and version of this object's schema.";
-const KIND_TEXT: &str = "What this object is.";
+const API_VERSION_TEXT: &str = "API group and version of the object.";
+const KIND_TEXT: &str = "Kind of the object, such as Machine.";
 
-/// A definition being put together.
+/// Builds a definition.
 pub(super) struct Definition {
     kind: &'static str,
     plural: &'static str,
@@ -70,12 +70,12 @@ impl Definition {
         self
     }
 
-    /// A column that `kubectl get` shows.
+    /// Adds a column that `kubectl get` shows.
     pub(super) fn column(self, name: &str, type_: &str, path: &str) -> Self {
         self.with_column(name, type_, path, None)
     }
 
-    /// A column that `kubectl get -o wide` shows.
+    /// Adds a column that `kubectl get -o wide` shows.
     pub(super) fn wide(self, name: &str, type_: &str, path: &str) -> Self {
         self.with_column(name, type_, path, Some(1))
     }
@@ -96,13 +96,13 @@ impl Definition {
         self
     }
 
-    /// Changes the schema of `spec`, for rules that a type cannot say of itself.
+    /// Changes the schema of `spec`, for rules that a type cannot carry itself.
     pub(super) fn spec(mut self, change: impl FnOnce(&mut Value)) -> Self {
         change(&mut self.spec);
         self
     }
 
-    /// A rule on the whole object.
+    /// Adds a rule on the whole object.
     pub(super) fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self

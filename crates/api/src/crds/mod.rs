@@ -8,21 +8,21 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use serde_json::Value;
 pub use template_policy::template_policy;
 
-/// Every definition, in the order in which they are listed in the documentation.
+/// Returns every definition, in the order of the documentation.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let all = kinds::all().into_iter().map(definition::Definition::build).collect();
     crate::vsphere::v1beta2::serve_v1beta2(all)
 }
 
-/// The file that a definition is kept in under `deploy/crds`.
+/// Returns the name of the file in `deploy/crds` that holds the definition.
 pub fn file_name(crd: &CustomResourceDefinition) -> String {
     format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural)
 }
 
-/// A definition, or what goes with it, as a manifest, as `kubectl apply` takes it.
+/// Returns an object as a manifest for `kubectl apply`.
 pub fn manifest(object: &impl serde::Serialize) -> Result<String, serde_saphyr::ser::Error> {
-    // Serde's JSON of a definition of our own types does not fail; if it did, the manifest would be empty and the
-    // drift test would say so.
+    // Serde's JSON of a definition of our own types does not fail. If it did, the manifest would be empty and the drift
+    // test would fail.
     let mut value = serde_json::to_value(object).unwrap_or_default();
     whole_numbers(&mut value);
     serde_saphyr::to_string(&value)

@@ -1,8 +1,8 @@
 //! The admission policy that keeps VSphereMachineTemplates unchanged.
 //!
-//! For clusters with a ClusterClass, Cluster API finds out whether a template has to be replaced by applying the new one to the old
-//! one as a dry run. A rule in the schema would refuse that as it refuses every change: it sees neither that it is a dry run nor the
-//! annotation that says whose. An admission policy sees both.
+//! Cluster API finds out whether the template of a ClusterClass must be replaced: it applies the new template to the old one as a
+//! dry run. A rule in the schema would reject that, as it rejects every change: a rule sees neither the dry run nor the annotation
+//! of the topology controller. An admission policy sees both.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,

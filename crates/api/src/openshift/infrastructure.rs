@@ -4,60 +4,60 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// The cluster's infrastructure; there is one, named `cluster`.
+    /// The infrastructure of the cluster. There is one object, named `cluster`.
     pub struct Infrastructure { spec: InfrastructureSpec, status: InfrastructureStatus }
     ClusterResourceScope "config.openshift.io" / "v1" / "infrastructures"
 }
 
-/// Nothing of the spec is read.
+/// The spec, of which Capstan reads no field.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct InfrastructureSpec {}
 
-/// The facts.
+/// Observed facts about the cluster's infrastructure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InfrastructureStatus {
-    /// The name that resources of the cluster begin with.
+    /// Prefix of the names of the cluster's resources.
     pub infrastructure_name: String,
-    /// The platform, as older clusters have it.
+    /// Name of the platform, as older clusters have it.
     pub platform: String,
-    /// The platform.
+    /// Facts about the platform.
     pub platform_status: Option<PlatformStatus>,
 }
 
-/// The facts about a cluster's platform.
+/// Facts about the cluster's platform.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PlatformStatus {
-    /// The platform's name.
+    /// Name of the platform.
     #[serde(rename = "type")]
     pub type_: String,
-    /// The facts about Azure.
+    /// Facts about the cluster on Azure.
     pub azure: Option<AzurePlatformStatus>,
 }
 
-/// The facts about a cluster on Azure.
+/// Facts about a cluster on Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AzurePlatformStatus {
-    /// The resource group of the cluster.
+    /// Resource group of the cluster.
     pub resource_group_name: String,
-    /// The resource group of the cluster's network.
+    /// Resource group of the cluster's network.
     pub network_resource_group_name: String,
-    /// The Azure that the cluster is in.
+    /// Name of the Azure cloud.
     pub cloud_name: String,
-    /// The address of the Resource Manager, where it is not the cloud's own.
+    /// URL of Azure Resource Manager, where it is not that of the cloud.
     pub arm_endpoint: String,
-    /// Tags of every resource of the cluster.
+    /// Tags of every Azure resource of the cluster.
     pub resource_tags: Vec<ResourceTag>,
 }
 
-/// A tag.
+/// An Azure tag.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default)]
 pub struct ResourceTag {
-    /// Its name.
+    /// Name of the tag.
     pub key: String,
-    /// Its value.
+    /// Value of the tag.
     pub value: String,
 }

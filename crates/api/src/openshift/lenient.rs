@@ -11,11 +11,11 @@ use std::fmt;
 /// A field whose value cannot be read.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FieldError {
-    /// Where, as in `providerSpec.value.dataDisks[1].lun`.
+    /// Path of the field, as in `providerSpec.value.dataDisks[1].lun`.
     pub path: String,
-    /// The value found, shortened.
+    /// Value of the field, shortened.
     pub value: String,
-    /// What would have been read.
+    /// Description of a valid value.
     pub expected: &'static str,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for FieldError {
 impl std::error::Error for FieldError {}
 
 impl FieldError {
-    /// The outermost field that it is about: `dataDisks` of `providerSpec.value.dataDisks[1].lun`.
+    /// Returns the outermost field of the path: `dataDisks` of `providerSpec.value.dataDisks[1].lun`.
     pub fn field(&self) -> &str {
         let inner = self.path.strip_prefix("providerSpec.value.").unwrap_or_default();
         inner.split(['.', '[']).next().unwrap_or_default()
@@ -53,7 +53,7 @@ impl FieldError {
     }
 }
 
-/// Brings `value` into the exact form that `schema` (of the type to be read) asks for.
+/// Converts `value` to the exact form that `schema` requires.
 pub(crate) fn normalise(value: &Value, schema: &Value, path: &str) -> Result<Value, FieldError> {
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
         return object(value, properties, path);
@@ -82,7 +82,7 @@ pub(crate) fn normalise(value: &Value, schema: &Value, path: &str) -> Result<Val
     Err(FieldError::new(path, value, expected))
 }
 
-/// Manifests say `zone: 1` and mean `"1"`; what is written back is the word.
+/// Converts a number or boolean to text: manifests contain `zone: 1` and mean `"1"`. Capstan writes the text back.
 fn word(value: &Value) -> Option<Value> {
     match value {
         Value::String(_) => Some(value.clone()),
@@ -111,7 +111,7 @@ fn object(value: &Value, properties: &Map<String, Value>, path: &str) -> Result<
             out.insert(key.clone(), value.clone());
             continue;
         };
-        // As in Go, null leaves a field alone, and an exact spelling is never overruled by a sloppy one.
+        // As in Go, null leaves a field unset, and an exact key takes precedence over one in another case.
         let unset = value.is_null() || value.as_str().is_some_and(str::is_empty);
         if unset || (exact.is_none() && fields.contains_key(name)) {
             continue;

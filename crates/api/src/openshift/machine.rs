@@ -9,13 +9,13 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 resource! {
-    /// One machine of a cluster.
+    /// A Machine is one machine of a cluster.
     pub struct Machine { spec: MachineSpec, status: MachineStatus }
     NamespaceResourceScope "machine.openshift.io" / "v1beta1" / "machines"
 }
 
 string_enum! {
-    /// Which API has the say over a machine.
+    /// The API that is authoritative for a machine.
     pub enum MachineAuthority {
         MachineApi = "MachineAPI",
         ClusterApi = "ClusterAPI",
@@ -24,158 +24,158 @@ string_enum! {
 }
 
 string_enum! {
-    /// Which API was last copied from.
+    /// The API from which the last synchronization copied.
     pub enum SynchronizedApi {
         MachineApi = "MachineAPI",
         ClusterApi = "ClusterAPI",
     }
 }
 
-/// Metadata for machines, or for a machine's node.
+/// Metadata of machines, or of a machine's node.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineMeta {
-    /// Its name.
+    /// Name of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Beginning of a name to be made up.
+    /// Prefix of a name that the API server generates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generate_name: Option<String>,
-    /// Its namespace.
+    /// Namespace of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its labels.
+    /// Labels of the object.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the object.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Owners of the object.
+    /// Owner references of the object.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["uid"]))]
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// Something that must be done before a machine may go on being deleted.
+/// A hook that stops the deletion of a machine at one point until the hook's owner removes it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LifecycleHook {
-    /// What must be done.
+    /// Name of the hook, unique within its list.
     #[schemars(extend("pattern" = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"), extend("minLength" = 3), extend("maxLength" = 256))]
     pub name: String,
-    /// Who does it.
+    /// Owner of the hook: the component or person that removes it.
     #[schemars(extend("minLength" = 3), extend("maxLength" = 512))]
     pub owner: String,
 }
 
-/// Hooks that hold up deletion.
+/// Hooks that stop the deletion of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LifecycleHooks {
-    /// Held up before the node is drained.
+    /// Hooks that stop the deletion before the node is drained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["name"]))]
     pub pre_drain: Vec<LifecycleHook>,
-    /// Held up before the machine is deleted on its cloud.
+    /// Hooks that stop the deletion before the machine is deleted in its cloud.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["name"]))]
     pub pre_terminate: Vec<LifecycleHook>,
 }
 
-/// What a machine is to be on its cloud.
+/// Settings of a machine in its cloud.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderSpec {
-    /// Content that the provider defines; on Azure an AzureMachineProviderSpec.
+    /// Content that the provider defines. On Azure, an AzureMachineProviderSpec.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub value: Option<Value>,
 }
 
-/// A machine as it is to be.
+/// Desired state of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineSpec {
-    /// Labels and annotations for the node.
+    /// Labels and annotations that are copied to the node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metadata: MachineMeta,
-    /// Hooks that hold up deletion.
+    /// Hooks that stop the deletion of the machine.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lifecycle_hooks: LifecycleHooks,
-    /// Taints for the node, beside its own.
+    /// Taints that are added to those of the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub taints: Vec<Taint>,
-    /// What the machine is to be on its cloud.
+    /// Settings of the machine in its cloud.
     #[serde(default)]
     pub provider_spec: ProviderSpec,
-    /// Which machine of the cloud this is; matches the node's.
+    /// Provider ID of the machine, equal to that of its node.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Which API has the say.
+    /// API that is authoritative for the machine: MachineAPI or ClusterAPI.
     #[serde(rename = "authoritativeAPI", skip_serializing_if = "Option::is_none")]
     pub authoritative_api: Option<MachineAuthority>,
 }
 
-/// What was last done with the machine.
+/// The last operation on the machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LastOperation {
-    /// What was done.
+    /// Description of the last operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// When it was last seen to change.
+    /// Time at which the operation last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_updated: Option<Time>,
-    /// How it stands.
+    /// State of the last operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Kind of operation.
+    /// Type of the last operation.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
 }
 
-/// A machine as it is.
+/// Observed state of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineStatus {
-    /// The node that it became.
+    /// Reference to the Node of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_ref: Option<ObjectReference>,
-    /// When it was last seen to change.
+    /// Time at which the status last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_updated: Option<Time>,
-    /// One word for why the machine failed for good.
+    /// Reason of a failure that needs a user to act, in CamelCase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_reason: Option<String>,
-    /// Why the machine failed for good.
+    /// Description of a failure that needs a user to act.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
-    /// What the provider knows; on Azure an AzureMachineProviderStatus.
+    /// Status that the provider writes. On Azure, an AzureMachineProviderStatus.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub provider_status: Option<Value>,
-    /// Its addresses.
+    /// Addresses of the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub addresses: Vec<NodeAddress>,
-    /// What was last done.
+    /// Last operation on the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
-    /// Provisioning, Provisioned, Running, Deleting or Failed.
+    /// Phase of the machine: Provisioning, Provisioned, Running, Deleting or Failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the machine, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Which API has the say.
+    /// API that is authoritative for the machine now, or Migrating while this changes.
     #[serde(rename = "authoritativeAPI", skip_serializing_if = "Option::is_none")]
     pub authoritative_api: Option<MachineAuthority>,
-    /// Which API was last copied from.
+    /// API from which the last synchronization copied.
     #[serde(rename = "synchronizedAPI", skip_serializing_if = "Option::is_none")]
     pub synchronized_api: Option<SynchronizedApi>,
-    /// Generation that was last copied.
+    /// Generation of the authoritative object that was last synchronized.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub synchronized_generation: Option<i64>,

@@ -8,13 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// A number of like machines.
+    /// A MachineSet keeps a number of machines of the same template.
     pub struct MachineSet { spec: MachineSetSpec, status: MachineSetStatus }
     NamespaceResourceScope "machine.openshift.io" / "v1beta1" / "machinesets"
 }
 
 string_enum! {
-    /// Which machine goes first.
+    /// The order in which machines are deleted.
     pub enum DeletePolicy {
         Random = "Random",
         Newest = "Newest",
@@ -22,84 +22,84 @@ string_enum! {
     }
 }
 
-/// What the machines of a set are like.
+/// Template of the machines of a set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineTemplateSpec {
     /// Labels and annotations of the machines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metadata: MachineMeta,
-    /// The machines themselves.
+    /// Spec of the machines that the set creates.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spec: MachineSpec,
 }
 
-/// A set as it is to be.
+/// Desired state of a set of machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = set_rules()))]
 pub struct MachineSetSpec {
-    /// How many machines; 1 when unset.
+    /// Desired number of machines. 1 when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = 1))]
     pub replicas: Option<i32>,
-    /// How long a machine must be ready to count as available.
+    /// Seconds that a node must be ready before its machine counts as available.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// Which machine goes first; Random when unset.
+    /// Order in which machines are deleted: Random, Newest or Oldest. Random when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_policy: Option<DeletePolicy>,
-    /// Which machines belong to the set.
+    /// Label selector of the machines that belong to the set.
     #[serde(default)]
     pub selector: LabelSelector,
-    /// What new machines are like.
+    /// Template of new machines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub template: MachineTemplateSpec,
-    /// Which API has the say.
+    /// API that is authoritative for the set: MachineAPI or ClusterAPI.
     #[serde(rename = "authoritativeAPI", skip_serializing_if = "Option::is_none")]
     pub authoritative_api: Option<MachineAuthority>,
 }
 
-/// A set as it is.
+/// Observed state of a set of machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineSetStatus {
-    /// How many machines there are.
+    /// Number of machines of the set.
     #[serde(default)]
     pub replicas: i32,
-    /// How many have all labels of the template.
+    /// Number of machines that have all labels of the template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fully_labeled_replicas: Option<i32>,
-    /// How many have a node that is ready.
+    /// Number of machines whose node is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// How many have been ready for minReadySeconds.
+    /// Number of machines whose node has been ready for minReadySeconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_replicas: Option<i32>,
-    /// Generation that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The selector as text, for the scale subresource.
+    /// Label selector as text, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1), extend("maxLength" = 4096))]
     pub label_selector: Option<String>,
-    /// One word for what is wrong with the set.
+    /// Reason of a problem that needs a user to act, in CamelCase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_reason: Option<String>,
-    /// What is wrong with the set.
+    /// Description of a problem that needs a user to act.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the set, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Which API has the say.
+    /// API that is authoritative for the set now, or Migrating while this changes.
     #[serde(rename = "authoritativeAPI", skip_serializing_if = "Option::is_none")]
     pub authoritative_api: Option<MachineAuthority>,
-    /// Which API was last copied from.
+    /// API from which the last synchronization copied.
     #[serde(rename = "synchronizedAPI", skip_serializing_if = "Option::is_none")]
     pub synchronized_api: Option<SynchronizedApi>,
-    /// Generation that was last copied.
+    /// Generation of the authoritative object that was last synchronized.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub synchronized_generation: Option<i64>,
@@ -117,7 +117,7 @@ fn set_rules() -> [Rule; 2] {
     ]
 }
 
-/// No selector has more labels, and no label is longer: the API server wants to know before it takes the rule.
+/// Bounds the labels of the selector: the API server needs the bounds to compute the cost of the rule.
 pub(crate) fn bound_selector(spec: &mut serde_json::Value) {
     let labels = &mut spec["properties"]["selector"]["properties"]["matchLabels"];
     labels["maxProperties"] = 64.into();

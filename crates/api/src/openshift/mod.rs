@@ -1,4 +1,4 @@
-//! `machine.openshift.io/v1beta1`: the Machine API's machines, and what a machine is on Azure.
+//! `machine.openshift.io/v1beta1`: the Machine API's machines, and their settings on Azure.
 
 mod infrastructure;
 mod lenient;
@@ -13,7 +13,7 @@ pub use machine::*;
 pub use machineset::*;
 pub use provider::*;
 
-/// Keeps a Machine until its cloud resources are gone.
+/// Keeps a Machine until its cloud resources are deleted.
 pub const MACHINE_FINALIZER: &str = "machine.machine.openshift.io";
-/// Says which cluster a Machine belongs to.
+/// Label with the ID of the cluster that a Machine belongs to.
 pub const CLUSTER_ID_LABEL: &str = "machine.openshift.io/cluster-api-cluster";

@@ -1,4 +1,4 @@
-//! AzureMachineProviderSpec: what a machine is to be on Azure, the content of `providerSpec.value`.
+//! AzureMachineProviderSpec: the settings of a machine on Azure, the content of `providerSpec.value`.
 
 use super::lenient::{FieldError, normalise};
 use crate::common::{Extra, Quantity, is_default, is_false};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::{collections::BTreeMap, sync::LazyLock};
 
 string_enum! {
-    /// How an image is licensed.
+    /// The type of an image: by resource ID, or of the marketplace without or with a purchase plan.
     pub enum ImageType {
         Id = "ID",
         MarketplaceNoPlan = "MarketplaceNoPlan",
@@ -20,7 +20,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What of a confidential machine is encrypted.
+    /// The parts of a confidential VM that Azure encrypts: the guest state, or the guest state and the OS disk.
     pub enum SecurityEncryptionType {
         VmGuestStateOnly = "VMGuestStateOnly",
         DiskWithVmGuestState = "DiskWithVMGuestState",
@@ -28,14 +28,14 @@ string_enum! {
 }
 
 string_enum! {
-    /// Where an ephemeral OS disk is kept.
+    /// The location of an ephemeral OS disk.
     pub enum EphemeralStorageLocation {
         Local = "Local",
     }
 }
 
 string_enum! {
-    /// The part of the host that keeps an ephemeral OS disk.
+    /// The storage of the host that holds an ephemeral OS disk.
     pub enum EphemeralPlacement {
         CacheDisk = "CacheDisk",
         ResourceDisk = "ResourceDisk",
@@ -44,7 +44,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// What kind of protected machine.
+    /// The security type of a virtual machine.
     pub enum SecurityType {
         ConfidentialVm = "ConfidentialVM",
         TrustedLaunch = "TrustedLaunch",
@@ -52,7 +52,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Whether only signed software boots.
+    /// Whether the machine boots only signed software (secure boot).
     pub enum SecureBootPolicy {
         Enabled = "Enabled",
         Disabled = "Disabled",
@@ -76,33 +76,33 @@ string_enum! {
 }
 
 string_enum! {
-    /// Where boot diagnostics go.
+    /// The storage account that receives boot diagnostics.
     pub enum BootDiagnosticsStorage {
         AzureManaged = "AzureManaged",
         CustomerManaged = "CustomerManaged",
     }
 }
 
-/// The image that a machine starts from: by resource ID, or by publisher, offer, SKU and version.
+/// The image from which a machine boots: by resource ID, or by publisher, offer, SKU and version.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Image {
-    /// Who publishes it.
+    /// Publisher of the image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub publisher: String,
-    /// The publisher's offer.
+    /// Offer of the publisher.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub offer: String,
-    /// Variant of the offer.
+    /// SKU within the offer.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sku: String,
-    /// Version of the image.
+    /// Version of the image, or latest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// Resource ID of an image; leave the others out with it.
+    /// Resource ID of the image. Leave out the other fields with it.
     #[serde(rename = "resourceID", default, skip_serializing_if = "String::is_empty")]
     pub resource_id: String,
-    /// How the image is licensed.
+    /// Type of the image: ID, MarketplaceNoPlan or MarketplaceWithPlan.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ImageType>,
     /// Fields that this version does not know.
@@ -110,7 +110,7 @@ pub struct Image {
     pub extra: Extra,
 }
 
-/// The keys that a disk is encrypted with.
+/// A disk encryption set, which holds the key that encrypts a disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskEncryptionSet {
@@ -122,14 +122,14 @@ pub struct DiskEncryptionSet {
     pub extra: Extra,
 }
 
-/// How a confidential machine's disk is encrypted.
+/// Security settings of a confidential VM's disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskSecurityProfile {
-    /// Keys that it is encrypted with.
+    /// Disk encryption set whose key encrypts the disk and the guest state.
     #[serde(default, skip_serializing_if = "is_default")]
     pub disk_encryption_set: DiskEncryptionSet,
-    /// What is encrypted.
+    /// Parts that Azure encrypts: VMGuestStateOnly or DiskWithVMGuestState.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_encryption_type: Option<SecurityEncryptionType>,
     /// Fields that this version does not know.
@@ -137,17 +137,17 @@ pub struct DiskSecurityProfile {
     pub extra: Extra,
 }
 
-/// What the OS disk is made of.
+/// Settings of the OS disk as a managed disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OsDiskManagedDisk {
-    /// What the disk is made of, as in Premium_LRS.
+    /// Storage account type of the disk, such as Premium_LRS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_account_type: Option<StorageAccountType>,
-    /// Keys that it is encrypted with.
+    /// Disk encryption set whose key encrypts the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set: Option<DiskEncryptionSet>,
-    /// How it is protected.
+    /// Security settings of the disk. Used for confidential VMs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub security_profile: DiskSecurityProfile,
     /// Fields that this version does not know.
@@ -159,10 +159,10 @@ pub struct OsDiskManagedDisk {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskSettings {
-    /// Local makes the disk ephemeral.
+    /// Local makes the OS disk ephemeral.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ephemeral_storage_location: Option<EphemeralStorageLocation>,
-    /// The part of the host that keeps an ephemeral disk. Azure chooses one that the size has where this is left out.
+    /// Storage of the host that holds an ephemeral disk. Azure chooses one that the VM size has when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<EphemeralPlacement>,
     /// Fields that this version does not know.
@@ -170,23 +170,23 @@ pub struct DiskSettings {
     pub extra: Extra,
 }
 
-/// The disk that a machine starts from.
+/// The OS disk of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OsDisk {
-    /// Linux or Windows.
+    /// Operating system on the disk: Linux or Windows.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub os_type: String,
-    /// What it is made of.
+    /// Settings of the managed disk.
     #[serde(default)]
     pub managed_disk: OsDiskManagedDisk,
-    /// Size in GB.
+    /// Size of the disk in GB.
     #[serde(rename = "diskSizeGB", default)]
     pub disk_size_gb: i32,
-    /// Makes the disk ephemeral.
+    /// Settings of an ephemeral OS disk.
     #[serde(default, skip_serializing_if = "is_default")]
     pub disk_settings: DiskSettings,
-    /// How the host caches it.
+    /// Host caching of the disk: None, ReadOnly or ReadWrite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caching_type: Option<CachingType>,
     /// Fields that this version does not know.
@@ -194,14 +194,14 @@ pub struct OsDisk {
     pub extra: Extra,
 }
 
-/// What a data disk is made of.
+/// Settings of a data disk as a managed disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDiskManagedDisk {
-    /// What the disk is made of, as in Premium_LRS.
+    /// Storage account type of the disk, such as Premium_LRS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_account_type: Option<StorageAccountType>,
-    /// Keys that it is encrypted with.
+    /// Disk encryption set whose key encrypts the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set: Option<DiskEncryptionSet>,
     /// Fields that this version does not know.
@@ -209,32 +209,32 @@ pub struct DataDiskManagedDisk {
     pub extra: Extra,
 }
 
-/// A disk beside the OS disk, with a life that its deletion policy decides.
+/// A data disk of a machine. The deletion policy decides whether it outlives the machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDisk {
-    /// What the disk is called after its machine's name; unique within the machine.
+    /// Suffix of the disk's name, after the name of the machine. Must be unique within the machine.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name_suffix: String,
-    /// Size in GB.
+    /// Size of the disk in GB.
     #[serde(rename = "diskSizeGB", default)]
     pub disk_size_gb: i32,
-    /// What it is made of.
+    /// Settings of the managed disk.
     #[serde(default, skip_serializing_if = "is_default")]
     pub managed_disk: DataDiskManagedDisk,
-    /// Logical unit number, 0 to 63; unique within the machine.
+    /// Logical unit number of the disk, 0 to 63. Must be unique within the machine.
     #[serde(default)]
     pub lun: i32,
-    /// How the host caches it.
+    /// Host caching of the disk: None, ReadOnly or ReadWrite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caching_type: Option<CachingType>,
-    /// What becomes of the disk when the machine goes.
+    /// Action on the disk when the machine is deleted: Delete or Detach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<DeletionPolicy>,
-    /// Input/output operations per second of an Ultra or Premium v2 disk.
+    /// I/O operations per second of an Ultra or Premium SSD v2 disk.
     #[serde(rename = "diskIOPSReadWrite", skip_serializing_if = "Option::is_none")]
     pub disk_iops_read_write: Option<i64>,
-    /// Throughput in MB/s of an Ultra or Premium v2 disk.
+    /// Throughput in MB/s of an Ultra or Premium SSD v2 disk.
     #[serde(rename = "diskMBpsReadWrite", skip_serializing_if = "Option::is_none")]
     pub disk_mbps_read_write: Option<i64>,
     /// Fields that this version does not know.
@@ -242,11 +242,11 @@ pub struct DataDisk {
     pub extra: Extra,
 }
 
-/// Runs the machine on spare capacity.
+/// Settings of a spot machine, which runs on spare capacity of Azure.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpotVmOptions {
-    /// Highest price per hour in dollars; the normal price when unset.
+    /// Maximum price per hour in US dollars. Azure charges at most the price of an ordinary machine when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_price: Option<Quantity>,
     /// Fields that this version does not know.
@@ -254,14 +254,14 @@ pub struct SpotVmOptions {
     pub extra: Extra,
 }
 
-/// Secure boot and virtual TPM.
+/// Secure boot and virtual TPM settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UefiSettings {
-    /// Whether only signed software boots.
+    /// Whether the machine boots only signed software (secure boot).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<SecureBootPolicy>,
-    /// Whether there is a virtual TPM.
+    /// Whether the machine has a virtual TPM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtualized_trusted_platform_module: Option<VirtualizedTpmPolicy>,
     /// Fields that this version does not know.
@@ -269,11 +269,11 @@ pub struct UefiSettings {
     pub extra: Extra,
 }
 
-/// Settings of a confidential machine.
+/// Settings of a confidential VM.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfidentialVm {
-    /// Secure boot and virtual TPM.
+    /// Secure boot and virtual TPM settings.
     #[serde(default)]
     pub uefi_settings: UefiSettings,
     /// Fields that this version does not know.
@@ -281,11 +281,11 @@ pub struct ConfidentialVm {
     pub extra: Extra,
 }
 
-/// Settings of a trusted launch.
+/// Settings of a machine with trusted launch.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrustedLaunch {
-    /// Secure boot and virtual TPM.
+    /// Secure boot and virtual TPM settings.
     #[serde(default)]
     pub uefi_settings: UefiSettings,
     /// Fields that this version does not know.
@@ -293,17 +293,17 @@ pub struct TrustedLaunch {
     pub extra: Extra,
 }
 
-/// Settings of a protected machine.
+/// Security type of a machine, with its settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecuritySettings {
-    /// What kind of protected machine.
+    /// Security type of the machine: ConfidentialVM or TrustedLaunch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_type: Option<SecurityType>,
-    /// For a confidential machine.
+    /// Settings of a confidential VM. Used with securityType ConfidentialVM only.
     #[serde(rename = "confidentialVM", skip_serializing_if = "Option::is_none")]
     pub confidential_vm: Option<ConfidentialVm>,
-    /// For a trusted launch.
+    /// Settings of trusted launch. Used with securityType TrustedLaunch only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trusted_launch: Option<TrustedLaunch>,
     /// Fields that this version does not know.
@@ -311,14 +311,14 @@ pub struct SecuritySettings {
     pub extra: Extra,
 }
 
-/// How a machine is protected.
+/// Security settings of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecurityProfile {
-    /// Whether disks are encrypted on the host too.
+    /// Whether the host encrypts temporary disks and caches, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encryption_at_host: Option<bool>,
-    /// Settings of a protected machine.
+    /// Security type of the machine, with its settings.
     #[serde(default, skip_serializing_if = "is_default")]
     pub settings: SecuritySettings,
     /// Fields that this version does not know.
@@ -326,7 +326,7 @@ pub struct SecurityProfile {
     pub extra: Extra,
 }
 
-/// A storage account of one's own for boot diagnostics.
+/// A storage account of the user that receives boot diagnostics.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomerManagedBootDiagnostics {
@@ -338,14 +338,14 @@ pub struct CustomerManagedBootDiagnostics {
     pub extra: Extra,
 }
 
-/// Console output and screenshots of a machine that starts.
+/// Boot diagnostics: console output and screenshots of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BootDiagnostics {
-    /// Where they are kept.
+    /// Storage that receives the boot diagnostics: AzureManaged or CustomerManaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_account_type: Option<BootDiagnosticsStorage>,
-    /// The storage account, with CustomerManaged.
+    /// Storage account of the user. Used with storageAccountType CustomerManaged only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub customer_managed: Option<CustomerManagedBootDiagnostics>,
     /// Fields that this version does not know.
@@ -353,11 +353,11 @@ pub struct BootDiagnostics {
     pub extra: Extra,
 }
 
-/// Diagnostics of a machine.
+/// Diagnostics settings of a machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnostics {
-    /// Console output and screenshots.
+    /// Boot diagnostics settings of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootDiagnostics>,
     /// Fields that this version does not know.
@@ -365,7 +365,7 @@ pub struct Diagnostics {
     pub extra: Extra,
 }
 
-/// What a machine is to be on Azure.
+/// Settings of a machine on Azure: the typed content of `providerSpec.value`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureMachineProviderSpec {
@@ -375,91 +375,91 @@ pub struct AzureMachineProviderSpec {
     /// Kind of this content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Kept as it is; nothing is read from it.
+    /// Metadata of this content. Capstan keeps it and does not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Value>,
-    /// Secret with the first boot's data, in its key userData.
+    /// Reference to the Secret that holds the bootstrap data under the key userData.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_data_secret: Option<SecretReference>,
-    /// Secret to sign in to Azure with.
+    /// Reference to the Secret with the credentials for Azure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret: Option<SecretReference>,
-    /// Azure region.
+    /// Azure region of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// Azure's name of the machine size.
+    /// Azure VM size of the machine, such as Standard_D4s_v3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_size: Option<String>,
-    /// What the machine starts from.
+    /// Image from which the machine boots.
     #[serde(default)]
     pub image: Image,
-    /// The disk that the machine starts from.
+    /// OS disk of the machine.
     #[serde(default)]
     pub os_disk: OsDisk,
-    /// Disks beside the OS disk.
+    /// Data disks of the machine, beside the OS disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_disks: Vec<DataDisk>,
-    /// Public key for SSH, in base64.
+    /// Public SSH key of the administrator, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<String>,
-    /// Whether the machine has a public address.
+    /// Whether the machine has a public IP address.
     #[serde(rename = "publicIP", default)]
     pub public_ip: bool,
-    /// Tags in Azure.
+    /// Azure tags of the machine's resources.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
-    /// Network security group of its network interface.
+    /// Network security group of the machine's network interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_group: Option<String>,
-    /// Application security groups of its network interface.
+    /// Application security groups of the machine's network interface.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub application_security_groups: Vec<String>,
-    /// Subnet that it is in.
+    /// Name of the subnet of the machine.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subnet: String,
-    /// Public load balancer that it is behind.
+    /// Public load balancer whose backend pool includes the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub public_load_balancer: Option<String>,
-    /// Internal load balancer that it is behind.
+    /// Internal load balancer whose backend pool includes the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub internal_load_balancer: Option<String>,
-    /// Index of the load balancer's inbound NAT rule.
+    /// Index of the load balancer's inbound NAT rule for the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nat_rule: Option<i64>,
-    /// User assigned identity of the machine.
+    /// User-assigned identity of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_identity: Option<String>,
-    /// Virtual network that it is in.
+    /// Name of the virtual network of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
-    /// Availability zone; none when unset.
+    /// Availability zone of the machine. No zone when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
-    /// Resource group of the network.
+    /// Resource group of the virtual network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_resource_group: Option<String>,
-    /// Resource group that it is in.
+    /// Resource group of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_group: Option<String>,
-    /// Runs on spare capacity.
+    /// Settings of a spot machine. The machine is an ordinary one when unset.
     #[serde(rename = "spotVMOptions", skip_serializing_if = "Option::is_none")]
     pub spot_vm_options: Option<SpotVmOptions>,
-    /// How it is protected.
+    /// Security settings of the machine: encryption at host, confidential VM and trusted launch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_profile: Option<SecurityProfile>,
-    /// Whether Ultra disks can be attached; found out from the disks when unset.
+    /// Whether Ultra disks can be attached to the machine. Derived from the data disks when unset.
     #[serde(rename = "ultraSSDCapability", skip_serializing_if = "Option::is_none")]
     pub ultra_ssd_capability: Option<UltraSsdCapability>,
-    /// Whether packets bypass the host; where the size can when unset.
+    /// Whether the network interface uses accelerated networking.
     #[serde(default, skip_serializing_if = "is_false")]
     pub accelerated_networking: bool,
-    /// Availability set to put the machine into.
+    /// Availability set that the machine belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub availability_set: Option<String>,
-    /// Diagnostics of the machine.
+    /// Diagnostics settings of the machine.
     #[serde(default, skip_serializing_if = "is_default")]
     pub diagnostics: Diagnostics,
-    /// Resource ID of a capacity reservation group.
+    /// Resource ID of the capacity reservation group of the machine.
     #[serde(rename = "capacityReservationGroupID", skip_serializing_if = "Option::is_none")]
     pub capacity_reservation_group_id: Option<String>,
     /// Fields that this version does not know.
@@ -467,7 +467,7 @@ pub struct AzureMachineProviderSpec {
     pub extra: Extra,
 }
 
-/// What the Azure provider knows of a machine: the typed content of `status.providerStatus`.
+/// Observed state of a machine on Azure: the typed content of `status.providerStatus`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AzureMachineProviderStatus {
@@ -477,16 +477,16 @@ pub struct AzureMachineProviderStatus {
     /// Kind of this content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Kept as it is.
+    /// Metadata of this content. Capstan keeps it and does not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Value>,
     /// Resource ID of the virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_id: Option<String>,
-    /// The virtual machine's state.
+    /// State of the virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_state: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the virtual machine, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<meta::Condition>,
     /// Fields that this version does not know.
@@ -498,13 +498,13 @@ impl AzureMachineProviderSpec {
     pub const API_VERSION: &'static str = "machine.openshift.io/v1beta1";
     pub const KIND: &'static str = "AzureMachineProviderSpec";
 
-    /// Reads the content of `providerSpec.value`, as lenient as Go is; errors name the field's path.
+    /// Reads the content of `providerSpec.value` as leniently as Go. An error names the path of the field.
     pub fn from_raw(value: &Value) -> Result<Self, FieldError> {
         static SCHEMA: LazyLock<Value> = LazyLock::new(crate::schema::plain::<AzureMachineProviderSpec>);
         read(value, &SCHEMA, "providerSpec.value")
     }
 
-    /// The content without the fields that cannot be read, and what is wrong with those.
+    /// Returns the content without the fields that cannot be read, and the errors of those fields.
     pub fn legible(value: &Value) -> (Value, Vec<FieldError>) {
         let (mut left, mut errors) = (value.clone(), Vec::new());
         while let Err(error) = Self::from_raw(&left) {
@@ -519,7 +519,7 @@ impl AzureMachineProviderSpec {
         (left, errors)
     }
 
-    /// The exact form, for `providerSpec.value`.
+    /// Returns the exact form for `providerSpec.value`.
     pub fn to_raw(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
@@ -535,7 +535,7 @@ impl AzureMachineProviderStatus {
         read(value, &SCHEMA, "providerStatus")
     }
 
-    /// The exact form, for `status.providerStatus`.
+    /// Returns the exact form for `status.providerStatus`.
     pub fn to_raw(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }

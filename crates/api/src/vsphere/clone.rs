@@ -1,4 +1,4 @@
-//! What a virtual machine is cloned from and into; shared by VSphereMachine and VSphereVM.
+//! The template and the settings of a virtual machine, shared by VSphereMachine and VSphereVM.
 
 use crate::cel::{Rule, rule};
 use crate::common::{Quantity, is_default, is_false};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 string_enum! {
-    /// How a disk's space is set aside: on demand, at once, or at once and wiped.
+    /// The provisioning of a disk's space: on demand, at creation, or at creation and filled with zeros.
     pub enum ProvisioningMode {
         Thin = "Thin",
         Thick = "Thick",
@@ -17,7 +17,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Encryption of fault tolerance traffic.
+    /// The encryption of fault tolerance traffic.
     pub enum FtEncryptionMode {
         Disabled = "ftEncryptionDisabled",
         Opportunistic = "ftEncryptionOpportunistic",
@@ -26,7 +26,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// Encryption of a machine that is being migrated.
+    /// The encryption of a virtual machine's migration (vMotion).
     pub enum MigrateEncryption {
         Disabled = "disabled",
         Opportunistic = "opportunistic",
@@ -34,116 +34,116 @@ string_enum! {
     }
 }
 
-/// A static route.
+/// A static route of a guest.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkRouteSpec {
-    /// Where to, in CIDR form.
+    /// Destination of the route, in CIDR notation.
     pub to: String,
-    /// Through which gateway.
+    /// IP address of the gateway.
     pub via: String,
-    /// Which route is preferred: the lower.
+    /// Metric of the route. The guest prefers the lower one.
     pub metric: i32,
 }
 
-/// What to take over from DHCP.
+/// Settings of the guest's DHCP client that differ from its defaults.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DhcpOverrides {
-    /// Host name to send.
+    /// Host name that the guest sends, instead of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// Metric of the routes received.
+    /// Metric of the routes that DHCP provides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route_metric: Option<i64>,
-    /// Whether the host name is sent.
+    /// Whether the guest sends its host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_hostname: Option<bool>,
-    /// Whether name servers are taken over.
+    /// Whether the guest uses the DNS servers that DHCP provides.
     #[serde(rename = "useDNS", skip_serializing_if = "Option::is_none")]
     pub use_dns: Option<bool>,
-    /// Whether search domains are taken over: true, false or route.
+    /// Whether the guest uses the DNS domains that DHCP provides: true, false or route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_domains: Option<String>,
-    /// Whether the host name is taken over.
+    /// Whether the guest uses the host name that DHCP provides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_hostname: Option<bool>,
-    /// Whether the MTU is taken over.
+    /// Whether the guest uses the MTU that DHCP provides.
     #[serde(rename = "useMTU", skip_serializing_if = "Option::is_none")]
     pub use_mtu: Option<bool>,
-    /// Whether time servers are taken over.
+    /// Whether the guest uses the NTP servers that DHCP provides.
     #[serde(rename = "useNTP", skip_serializing_if = "Option::is_none")]
     pub use_ntp: Option<bool>,
-    /// Whether routes are taken over: true, false or gateway.
+    /// Whether the guest uses the routes that DHCP provides: true, false or gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_routes: Option<String>,
 }
 
-/// A network card and its addresses.
+/// A network device of a virtual machine, with its addresses.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkDeviceSpec {
-    /// Network that it is connected to.
+    /// Name of the vSphere network that the device is connected to.
     pub network_name: String,
-    /// Name of the card in the guest.
+    /// Name of the device in the guest. Derived from the order of the devices when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
-    /// Whether IPv4 addresses come from DHCP.
+    /// Whether the device gets IPv4 addresses from DHCP.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dhcp4: bool,
-    /// Whether IPv6 addresses come from DHCP.
+    /// Whether the device gets IPv6 addresses from DHCP.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dhcp6: bool,
-    /// Gateway for IPv4, with static addresses.
+    /// IPv4 gateway of the device. Needed with static IPv4 addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway4: Option<String>,
-    /// Gateway for IPv6, with static addresses.
+    /// IPv6 gateway of the device. Needed with static IPv6 addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<String>,
-    /// Static addresses, in CIDR form.
+    /// Static IP addresses of the device, in CIDR notation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 64, "items" = short_text(), "x-kubernetes-validations" = address_rules()))]
     pub ip_addrs: Vec<String>,
-    /// Largest packet.
+    /// Maximum transmission unit (MTU) of the device, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<i64>,
-    /// Hardware address; made up by vCenter when unset.
+    /// MAC address of the device. vCenter generates one when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_addr: Option<String>,
-    /// DNS servers.
+    /// DNS servers of the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
-    /// Static routes of this card.
+    /// Static routes of the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<NetworkRouteSpec>,
-    /// DNS search domains.
+    /// DNS search domains of the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search_domains: Vec<String>,
-    /// IP pools that addresses are claimed from.
+    /// IP pools from which IPAddressClaims of the device get addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses_from_pools: Vec<TypedLocalObjectReference>,
-    /// What to take over from DHCP for IPv4.
+    /// DHCP client settings of the device for IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp4_overrides: Option<DhcpOverrides>,
-    /// What to take over from DHCP for IPv6.
+    /// DHCP client settings of the device for IPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp6_overrides: Option<DhcpOverrides>,
-    /// Leaves addresses to somebody else.
+    /// Whether the device needs no IP address, from DHCP, IP pools or static configuration.
     #[serde(rename = "skipIPAllocation", default, skip_serializing_if = "is_false")]
     pub skip_ip_allocation: bool,
 }
 
-/// The network of a virtual machine.
+/// Network settings of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// Its network cards.
+    /// Network devices of the virtual machine.
     #[schemars(extend("maxItems" = 64))]
     pub devices: Vec<NetworkDeviceSpec>,
-    /// Static routes.
+    /// Static routes of the virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<NetworkRouteSpec>,
-    /// Which address the API server listens on, when there are several.
+    /// Address range, in CIDR notation, from which the API server of this machine prefers its address.
     #[serde(rename = "preferredAPIServerCidr", skip_serializing_if = "Option::is_none")]
     pub preferred_api_server_cidr: Option<String>,
 }
@@ -152,158 +152,159 @@ pub struct NetworkSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResourceSpec {
-    /// CPU.
+    /// CPU frequency in hertz, such as 2G for 2 GHz.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Quantity>,
-    /// Memory.
+    /// Amount of memory, such as 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Quantity>,
 }
 
-/// Relative weight of CPU and memory when a host is short of them.
+/// Relative priority for CPU and memory when a host is short of them.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResourceShares {
-    /// CPU.
+    /// Number of CPU shares.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub cpu: Option<i32>,
-    /// Memory.
+    /// Number of memory shares.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1))]
     pub memory: Option<i32>,
 }
 
-/// Reservations, limits and shares.
+/// Reservations, limits and shares of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineResources {
-    /// What is kept free for the machine.
+    /// CPU and memory that the host reserves for the virtual machine.
     #[serde(default, skip_serializing_if = "is_default")]
     pub requests: VirtualMachineResourceSpec,
-    /// What the machine cannot go beyond.
+    /// CPU and memory that the virtual machine cannot exceed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub limits: VirtualMachineResourceSpec,
-    /// Its weight against other machines.
+    /// Shares of CPU and memory, relative to other virtual machines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shares: VirtualMachineResourceShares,
 }
 
-/// A device of the host passed through, by ids or by vGPU profile.
+/// A PCI device of the host that is passed through to the virtual machine, by IDs or by vGPU profile.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = pci_rules()))]
 pub struct PciDevice {
-    /// Device ID.
+    /// Device ID of the PCI device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<i32>,
-    /// Vendor ID.
+    /// Vendor ID of the PCI device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor_id: Option<i32>,
-    /// Profile of a virtual GPU.
+    /// Profile name of a virtual GPU.
     #[serde(rename = "vGPUProfile", skip_serializing_if = "Option::is_none")]
     pub vgpu_profile: Option<String>,
-    /// A label by which the device is found.
+    /// Hardware label of the PCI device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_label: Option<String>,
 }
 
-/// What a virtual machine is cloned from and what it becomes.
+/// Template and settings of a virtual machine that is cloned.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineCloneSpec {
     /// Template or virtual machine to clone, by name, inventory path or UUID.
     #[schemars(extend("minLength" = 1))]
     pub template: String,
-    /// Linked when there is a snapshot and nothing is said; else full.
+    /// Clone mode: linkedClone or fullClone. Linked when unset and the template has a snapshot, full otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clone_mode: Option<CloneMode>,
-    /// Snapshot to clone from; the current one when unset.
+    /// Name of the snapshot to clone from. The current snapshot when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// vCenter's address.
+    /// Host name or IP address of vCenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// SHA-1 thumbprint of vCenter's certificate; unchecked against a CA when given.
+    /// SHA-1 or SHA-256 thumbprint of vCenter's certificate. When set, Capstan accepts only that certificate and does
+    /// not verify its CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thumbprint: Option<String>,
-    /// Datacenter.
+    /// Datacenter of the virtual machine, by name or inventory path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datacenter: Option<String>,
-    /// Folder of the machine.
+    /// Folder of the virtual machine, by name or inventory path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
-    /// Datastore of the machine.
+    /// Datastore of the virtual machine, by name or inventory path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// Storage policy of the machine; picks a datastore when none is given.
+    /// Storage policy of the virtual machine. Selects the datastore when datastore is unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_policy_name: Option<String>,
-    /// Resource pool of the machine.
+    /// Resource pool of the virtual machine, by name or inventory path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_pool: Option<String>,
-    /// Its network.
+    /// Network settings of the virtual machine.
     pub network: NetworkSpec,
-    /// Number of CPUs; 2 when unset or less.
+    /// Number of virtual CPUs. 2 when unset or lower.
     #[serde(rename = "numCPUs", skip_serializing_if = "Option::is_none")]
     pub num_cpus: Option<i32>,
-    /// Cores per socket; the template's when unset.
+    /// Number of cores per CPU socket. That of the template when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_cores_per_socket: Option<i32>,
-    /// Reservations, limits and shares.
+    /// Reservations, limits and shares of CPU and memory.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resources: VirtualMachineResources,
-    /// Memory in MiB; 2048 when unset.
+    /// Memory of the virtual machine in MiB. 2048 when unset.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<i64>,
-    /// Size of the first disk in GiB; the template's when unset, never less than it.
+    /// Size of the first disk in GiB. That of the template when unset; it cannot be smaller.
     #[serde(rename = "diskGiB", skip_serializing_if = "Option::is_none")]
     pub disk_gib: Option<i32>,
-    /// Sizes of the template's further disks in GiB.
+    /// Sizes in GiB of the template's disks after the first one.
     #[serde(rename = "additionalDisksGiB", default, skip_serializing_if = "Vec::is_empty")]
     pub additional_disks_gib: Vec<i32>,
-    /// Further VMX settings.
+    /// Additional VMX keys (extraConfig) of the virtual machine.
     #[serde(rename = "customVMXKeys", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub custom_vmx_keys: BTreeMap<String, String>,
-    /// Tags to attach.
+    /// IDs of the vSphere tags to attach to the virtual machine.
     #[serde(rename = "tagIDs", default, skip_serializing_if = "Vec::is_empty")]
     pub tag_ids: Vec<String>,
-    /// Devices of the host passed through.
+    /// PCI devices of the host that are passed through to the virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pci_devices: Vec<PciDevice>,
-    /// Family of the guest's operating system; Linux when unset.
+    /// Operating system of the guest: Linux or Windows. Linux when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub os: Option<Os>,
-    /// Virtual hardware, as in vmx-17; never lower than the template's.
+    /// Hardware version of the virtual machine, such as vmx-17. Never lower than that of the template.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = hardware_rules()))]
     pub hardware_version: Option<String>,
-    /// Disks made with the machine, after those of the template and in this order.
+    /// Data disks that are created with the virtual machine, after the disks of the template and in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 256))]
     #[schemars(extend("x-kubernetes-validations" = data_disks_rules()))]
     pub data_disks: Vec<DataDisk>,
-    /// Whether the guest can run virtual machines itself.
+    /// Whether the guest can run virtual machines itself (nested virtualization).
     #[serde(rename = "nestedHV", skip_serializing_if = "Option::is_none")]
     pub nested_hv: Option<bool>,
-    /// Encryption of fault tolerance traffic.
+    /// Encryption of the virtual machine's fault tolerance traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ft_encryption_mode: Option<FtEncryptionMode>,
-    /// Encryption while the machine is being migrated.
+    /// Encryption of the virtual machine's migration (vMotion).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migrate_encryption: Option<MigrateEncryption>,
-    /// Key that the machine is encrypted with.
+    /// ID of the key that encrypts the virtual machine.
     #[serde(rename = "cryptoKeyID", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1), extend("maxLength" = 128))]
     pub crypto_key_id: Option<String>,
-    /// Storage policy that the machine is encrypted by.
+    /// Storage policy that encrypts the virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1), extend("maxLength" = 128))]
     pub crypto_profile: Option<String>,
 }
 
 string_enum! {
-    /// Whether a clone has disks of its own or grows from a snapshot.
+    /// The clone mode: with disks of its own (fullClone), or based on a snapshot (linkedClone).
     pub open enum CloneMode {
         FullClone = "fullClone",
         LinkedClone = "linkedClone",
@@ -311,7 +312,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// The guest's family of operating systems.
+    /// The operating system of a guest.
     pub open enum Os {
         Linux = "Linux",
         Windows = "Windows",
@@ -319,7 +320,7 @@ string_enum! {
 }
 
 string_enum! {
-    /// A kind of disk controller.
+    /// The type of a disk controller.
     pub enum ControllerType {
         Pvscsi = "PVSCSI",
         LsiLogic = "LSILogic",
@@ -331,54 +332,54 @@ string_enum! {
     }
 }
 
-/// The controller that a data disk goes to; it is made when the machine does not have it.
+/// The controller of a data disk. Capstan adds it when the virtual machine does not have it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDiskController {
-    /// The kind of controller; the primary disk's own kind when unset.
+    /// Type of the controller. The type of the first disk's controller when unset.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ControllerType>,
-    /// Bus number among controllers of the kind; 0 when unset.
+    /// Bus number of the controller, among those of the same type. 0 when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 3))]
     pub bus: Option<i32>,
 }
 
-/// A disk that is made with the machine, beside those of its template.
+/// A disk that is created with the virtual machine, beside the disks of its template.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = data_disk_rules()))]
 pub struct DataDisk {
-    /// What the disk is called in status and guestinfo; free to be empty or shared.
+    /// Name of the disk in the status and in guestinfo. It may be empty, and several disks may share it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 1024))]
     pub name: Option<String>,
-    /// Size in GiB.
+    /// Size of the disk in GiB.
     #[serde(rename = "sizeGiB")]
     #[schemars(extend("minimum" = 1))]
     pub size_gib: i32,
-    /// How space is set aside; what the storage policy says when unset.
+    /// Provisioning of the disk's space: Thin, Thick or EagerlyZeroed. The storage policy decides when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioning_mode: Option<ProvisioningMode>,
-    /// Not a field: known only so that the API server can name the right one, `provisioningMode`.
+    /// Not a valid field: the API server rejects it and names the valid one, `provisioningMode`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioning_type: Option<String>,
-    /// The controller to attach to; the primary disk's when unset.
+    /// Controller of the disk. The controller of the first disk when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<DataDiskController>,
-    /// Unit number on the controller; the next free one when unset.
+    /// Unit number of the disk on its controller. The next free number when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 63))]
     pub unit_number: Option<i32>,
-    /// Datastore of this disk; the primary disk's when unset.
+    /// Datastore of the disk. That of the first disk when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// Storage policy of this disk.
+    /// Storage policy of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_policy_name: Option<String>,
 }
 
-/// An address with its prefix length is never longer.
+/// Bounds the length of an address with its prefix length.
 fn short_text() -> serde_json::Value {
     serde_json::json!({ "type": "string", "maxLength": 64 })
 }
@@ -424,7 +425,7 @@ fn data_disks_rules() -> [Rule; 1] {
     )]
 }
 
-/// Waiting for a guest makes sense in one mode only; for VSphereMachine and VSphereVM.
+/// Returns the rule of VSphereMachine and VSphereVM: a timeout for the guest is valid in one power-off mode only.
 pub(super) fn power_rules() -> [Rule; 1] {
     const SOFT: &str = "self.?guestSoftPowerOffTimeout.orValue('0s') == '0s' || \
         self.?powerOffMode.orValue('hard') == 'trySoft'";

@@ -1,12 +1,12 @@
-//! What may change on a machine that exists: little, since most of it is settled by the clone.
+//! The fields of an existing machine that may change. They are few: the clone settles the others.
 
 use crate::cel::{Rule, add, freeze, rule, same};
 use serde_json::Value;
 
 const FROZEN: &str = "cannot be modified";
-/// Fields of a VSphereMachine that may change; of `network` only the devices.
+/// Fields of a VSphereMachine that may change. Of `network`, only the devices may.
 const MACHINE_MUTABLE: &[&str] = &["providerID", "powerOffMode", "guestSoftPowerOffTimeout", "network"];
-/// Fields of a VSphereVM that may change; `os` and `biosUUID` once, when they are first set.
+/// Fields of a VSphereVM that may change. `os` and `biosUUID` may change once, when they are first set.
 const VM_MUTABLE: &[&str] = &[
     "bootstrapRef",
     "thumbprint",
@@ -45,7 +45,7 @@ fn once(name: &str) -> Rule {
     rule(expression, FROZEN).at(format!(".{name}")).forbidden()
 }
 
-/// NetBIOS gives a Windows guest 15 characters.
+/// Returns the rule that a Windows guest's name has at most 15 characters, the limit of NetBIOS.
 pub(crate) fn vm_name_rule() -> Rule {
     rule(
         "self.?spec.?os.orValue('') != 'Windows' || size(self.metadata.name) < 16",

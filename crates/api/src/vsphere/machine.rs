@@ -8,19 +8,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// One machine of a cluster on vSphere.
+    /// A VSphereMachine is one machine of a cluster on vSphere.
     pub struct VSphereMachine { spec: VSphereMachineSpec, status: VSphereMachineStatus }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheremachines"
 }
 
 resource! {
-    /// A template that machines are made from.
+    /// A VSphereMachineTemplate is a template from which VSphereMachines are created.
     pub struct VSphereMachineTemplate { spec: VSphereMachineTemplateSpec }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheremachinetemplates"
 }
 
 string_enum! {
-    /// How a machine is turned off: at once, by its guest, or by its guest and then at once.
+    /// The way in which a virtual machine is powered off: at once, by its guest, or by its guest and after a timeout at
+    /// once.
     pub enum PowerOffMode {
         Hard = "hard",
         Soft = "soft",
@@ -28,103 +29,104 @@ string_enum! {
     }
 }
 
-/// How virtual machines are called.
+/// The naming of virtual machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereVMNamingStrategy {
-    /// Go template of the name, with .machine.name and random.
+    /// Go template of the virtual machine's name. It can use .machine.name and the function random.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
 }
 
-/// A machine as it is to be.
+/// Desired state of a machine on vSphere.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = power_rules()))]
 pub struct VSphereMachineSpec {
-    /// What it is cloned from and what it becomes.
+    /// Template and settings of the virtual machine.
     #[serde(flatten)]
     pub clone_spec: VirtualMachineCloneSpec,
-    /// Which machine this is, as vsphere:// and its BIOS UUID.
+    /// Provider ID of the machine: vsphere:// followed by its BIOS UUID.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Failure domain that it is in.
+    /// Name of the machine's failure domain, a VSphereDeploymentZone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
-    /// How it is turned off.
+    /// Way in which the virtual machine is powered off: hard, soft or trySoft.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "hard"))]
     pub power_off_mode: Option<PowerOffMode>,
-    /// How long its guest may take to shut down, with trySoft; 5 minutes when unset.
+    /// Time that the guest has to shut down before Capstan powers the virtual machine off, with trySoft. 5 minutes when
+    /// unset.
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub guest_soft_power_off_timeout: Option<Duration>,
-    /// How the virtual machine is called; as the machine when unset.
+    /// Naming of the virtual machine. The name of the machine when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub naming_strategy: Option<VSphereVMNamingStrategy>,
 }
 
-/// A network card as it is.
+/// Observed state of a network device.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkStatus {
-    /// Whether it is connected.
+    /// Whether the device is connected.
     #[serde(default)]
     pub connected: bool,
-    /// Its addresses.
+    /// IP addresses of the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ip_addrs: Vec<String>,
-    /// Hardware address.
+    /// MAC address of the device.
     pub mac_addr: String,
-    /// Network that it is connected to.
+    /// Name of the vSphere network that the device is connected to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
 }
 
-/// A machine as it is.
+/// Observed state of a machine on vSphere.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereMachineStatus {
-    /// Whether the machine is up and has an address.
+    /// Whether the virtual machine runs and has an IP address.
     #[serde(default)]
     pub ready: bool,
-    /// Its addresses.
+    /// Addresses of the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<MachineAddress>,
-    /// Its network cards.
+    /// Network devices of the virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub network: Vec<NetworkStatus>,
-    /// One word for why it failed for good.
+    /// Reason of a failure that needs a user to act, in CamelCase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// Why it failed for good.
+    /// Description of a failure that needs a user to act.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the machine, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// The same as Cluster API v1beta2 wants it.
+    /// Conditions in the form of Cluster API v1beta2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub v1beta2: Option<V1Beta2Status>,
 }
 
-/// The machine to be made.
+/// Template of a VSphereMachine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereMachineTemplateResource {
-    /// Labels and annotations of the machine.
+    /// Labels and annotations of the created machine.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metadata: TemplateMeta,
-    /// The machine's spec.
+    /// Spec of the created machine.
     #[schemars(extend("x-kubernetes-validations" = template_rules()))]
     pub spec: VSphereMachineSpec,
 }
 
-/// A template of machines.
+/// Desired state of a VSphereMachineTemplate.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereMachineTemplateSpec {
-    /// The machine to be made.
+    /// Template of the machines.
     pub template: VSphereMachineTemplateResource,
 }
 

@@ -15,6 +15,6 @@ pub use machine::*;
 pub use topology::*;
 pub use vm::*;
 
-/// Answer to a change of a template.
+/// The answer of the API server to a change of a template.
 pub const TEMPLATE_FROZEN: &str =
     "VSphereMachineTemplate spec.template.spec field is immutable. Please create a new resource instead.";

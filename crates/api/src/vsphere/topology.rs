@@ -8,19 +8,19 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// A place in vCenter that fails as one.
+    /// A VSphereFailureDomain describes a region and a zone of vCenter, and the resources in them.
     pub struct VSphereFailureDomain { spec: VSphereFailureDomainSpec }
     ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspherefailuredomains"
 }
 
 resource! {
-    /// A failure domain that machines may be put into.
+    /// A VSphereDeploymentZone makes a failure domain available to clusters, with the place for machines in it.
     pub struct VSphereDeploymentZone { spec: VSphereDeploymentZoneSpec, status: VSphereDeploymentZoneStatus }
     ClusterResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspheredeploymentzones"
 }
 
 string_enum! {
-    /// What in vCenter makes up a failure domain.
+    /// The kind of vCenter object that carries the tag of a failure domain.
     pub enum FailureDomainType {
         Datacenter = "Datacenter",
         ComputeCluster = "ComputeCluster",
@@ -28,77 +28,77 @@ string_enum! {
     }
 }
 
-/// A region or zone, marked by a tag.
+/// A region or a zone, which a vSphere tag marks.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureDomain {
     /// Name of the tag.
     pub name: String,
-    /// What carries the tag.
+    /// Kind of the objects that carry the tag: Datacenter, ComputeCluster or HostGroup.
     #[serde(rename = "type")]
     pub type_: FailureDomainType,
-    /// Category of the tag.
+    /// Name of the tag's category.
     pub tag_category: String,
-    /// Whether tag and category are made when they are not there; deprecated.
+    /// Deprecated: whether Capstan creates the tag and its category when they do not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_configure: Option<bool>,
 }
 
-/// Hosts and machines that belong together.
+/// The host group of a failure domain, with the VM group of its machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureDomainHosts {
-    /// Group of virtual machines.
+    /// Name of the group of virtual machines.
     pub vm_group_name: String,
-    /// Group of hosts.
+    /// Name of the group of hosts.
     pub host_group_name: String,
 }
 
-/// A network of the failure domain and how machines get addresses on it.
+/// A network of the failure domain, with its address settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkConfiguration {
-    /// Network that it is connected to.
+    /// Name of the vSphere network.
     pub network_name: String,
-    /// Whether IPv4 addresses come from DHCP.
+    /// Whether machines get IPv4 addresses from DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp4: Option<bool>,
-    /// Whether IPv6 addresses come from DHCP.
+    /// Whether machines get IPv6 addresses from DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp6: Option<bool>,
-    /// DNS servers.
+    /// DNS servers of the network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
-    /// DNS search domains.
+    /// DNS search domains of the network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search_domains: Vec<String>,
-    /// What to take over from DHCP for IPv4.
+    /// DHCP client settings for IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp4_overrides: Option<DhcpOverrides>,
-    /// What to take over from DHCP for IPv6.
+    /// DHCP client settings for IPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp6_overrides: Option<DhcpOverrides>,
-    /// IP pools that addresses are claimed from.
+    /// IP pools from which IPAddressClaims get addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses_from_pools: Vec<TypedLocalObjectReference>,
 }
 
-/// What of vCenter belongs to the failure domain.
+/// The vCenter resources of a failure domain.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Topology {
-    /// Datacenter.
+    /// Datacenter of the failure domain.
     pub datacenter: String,
-    /// Compute cluster.
+    /// Compute cluster of the failure domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_cluster: Option<String>,
-    /// Hosts within the compute cluster.
+    /// Host group within the compute cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hosts: Option<FailureDomainHosts>,
     /// Networks of the failure domain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,
-    /// Networks of the failure domain, with settings.
+    /// Networks of the failure domain, with their address settings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map"), extend("x-kubernetes-list-map-keys" = ["networkName"]))]
     pub network_configurations: Vec<NetworkConfiguration>,
@@ -107,61 +107,61 @@ pub struct Topology {
     pub datastore: Option<String>,
 }
 
-/// A region, a zone in it, and what belongs to them.
+/// Desired state of a failure domain: its region, its zone and their resources.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = failure_domain_rules()))]
 pub struct VSphereFailureDomainSpec {
-    /// The region.
+    /// Region of the failure domain.
     pub region: FailureDomain,
-    /// The zone within it.
+    /// Zone within the region.
     pub zone: FailureDomain,
-    /// What belongs to them.
+    /// Resources of vCenter that the failure domain consists of.
     pub topology: Topology,
 }
 
-/// Where in vCenter machines are put.
+/// The place in vCenter where machines are created.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementConstraint {
-    /// Resource pool for machines.
+    /// Resource pool of the machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_pool: Option<String>,
-    /// Folder for machines.
+    /// Folder of the machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
 }
 
-/// A failure domain with the place for machines in it.
+/// Desired state of a deployment zone: its failure domain and the place for machines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereDeploymentZoneSpec {
-    /// vCenter's address.
+    /// Host name or IP address of vCenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// Name of the VSphereFailureDomain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
-    /// Whether control plane machines may go there.
+    /// Whether control plane machines may be created in the zone.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = true))]
     pub control_plane: Option<bool>,
-    /// Where in vCenter machines are put.
+    /// Place in vCenter where machines are created.
     #[serde(default)]
     pub placement_constraint: PlacementConstraint,
 }
 
-/// A zone as it is.
+/// Observed state of a deployment zone.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereDeploymentZoneStatus {
-    /// Whether the zone can be used.
+    /// Whether machines can be created in the zone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
-    /// Conditions, one per type.
+    /// Conditions of the zone, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// The same as Cluster API v1beta2 wants it.
+    /// Conditions in the form of Cluster API v1beta2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub v1beta2: Option<V1Beta2Status>,
 }

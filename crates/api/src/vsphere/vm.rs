@@ -12,118 +12,119 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 resource! {
-    /// The virtual machine behind a VSphereMachine.
+    /// A VSphereVM is the virtual machine of a VSphereMachine.
     pub struct VSphereVM { spec: VSphereVMSpec, status: VSphereVMStatus }
     NamespaceResourceScope "infrastructure.cluster.x-k8s.io" / "v1beta1" as "v1beta2" / "vspherevms"
 }
 
-/// A virtual machine as it is to be.
+/// Desired state of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = power_rules()))]
 pub struct VSphereVMSpec {
-    /// What it is cloned from and what it becomes.
+    /// Template and settings of the virtual machine.
     #[serde(flatten)]
     pub clone_spec: VirtualMachineCloneSpec,
-    /// Secret with the first boot's data.
+    /// Reference to the Secret that holds the bootstrap data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_ref: Option<ObjectReference>,
     /// BIOS UUID of the virtual machine.
     #[serde(rename = "biosUUID", skip_serializing_if = "Option::is_none")]
     pub bios_uuid: Option<String>,
-    /// How it is turned off.
+    /// Way in which the virtual machine is powered off: hard, soft or trySoft.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "hard"))]
     pub power_off_mode: Option<PowerOffMode>,
-    /// How long its guest may take to shut down, with trySoft; 5 minutes when unset.
+    /// Time that the guest has to shut down before Capstan powers the virtual machine off, with trySoft. 5 minutes when
+    /// unset.
     #[serde(default, deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = crate::common::DURATION))]
     pub guest_soft_power_off_timeout: Option<Duration>,
 }
 
-/// A virtual machine as it is.
+/// Observed state of a virtual machine.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VSphereVMStatus {
-    /// Host that it runs on.
+    /// Host on which the virtual machine runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Whether it is up and has an address.
+    /// Whether the virtual machine runs and has an IP address.
     #[serde(default)]
     pub ready: bool,
-    /// Its addresses.
+    /// IP addresses of the virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
-    /// How it was cloned.
+    /// Clone mode with which the virtual machine was cloned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clone_mode: Option<String>,
-    /// Snapshot that it was cloned from.
+    /// Snapshot from which the virtual machine was cloned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// When to try again after a failed task.
+    /// Time at which Capstan retries after a failed task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<Time>,
-    /// The task of vCenter that is under way.
+    /// ID of the vCenter task in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_ref: Option<String>,
-    /// Its network cards.
+    /// Network devices of the virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub network: Vec<NetworkStatus>,
-    /// One word for why it failed for good.
+    /// Reason of a failure that needs a user to act, in CamelCase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// Why it failed for good.
+    /// Description of a failure that needs a user to act.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
-    /// Conditions, one per type.
+    /// Conditions of the virtual machine, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Cluster module that it belongs to.
+    /// UUID of the cluster module that the virtual machine belongs to.
     #[serde(rename = "moduleUUID", skip_serializing_if = "Option::is_none")]
     pub module_uuid: Option<String>,
-    /// Managed object reference in vCenter.
+    /// Managed object reference of the virtual machine in vCenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_ref: Option<String>,
-    /// The same as Cluster API v1beta2 wants it.
+    /// Conditions in the form of Cluster API v1beta2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub v1beta2: Option<V1Beta2Status>,
-    /// The data disks as vCenter has them, in the order of the spec.
+    /// Data disks of the virtual machine, in the order of the spec.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_disks: Vec<DataDiskStatus>,
 }
 
-/// A data disk as vCenter has it, so that disks of the same size can be told apart.
+/// Observed state of a data disk. Its UUID tells disks of the same size apart.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDiskStatus {
-    /// The disk's name in the spec; empty where the spec gives none.
+    /// Name of the disk in the spec. Empty when the spec has none.
     #[serde(default)]
     pub name: String,
-    /// Unit number on its controller.
+    /// Unit number of the disk on its controller.
     pub unit_number: i32,
-    /// The controller that the disk hangs on.
+    /// Controller of the disk.
     pub controller: DataDiskControllerStatus,
-    /// The virtual disk's UUID, which the guest sees as its WWN or serial.
+    /// UUID of the virtual disk, which the guest sees as its WWN or serial number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// The backing file, as in `[datastore] folder/disk.vmdk`.
+    /// Path of the disk's backing file, such as `[datastore] folder/disk.vmdk`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datastore_path: Option<String>,
-    /// The disk's capacity.
+    /// Capacity of the disk in GiB.
     #[serde(rename = "sizeGiB", skip_serializing_if = "Option::is_none")]
     pub size_gib: Option<i64>,
 }
 
-/// A controller as vCenter has it.
+/// Observed state of a disk controller.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDiskControllerStatus {
-    /// The kind of controller.
+    /// Type of the controller.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Bus number among controllers of the kind.
+    /// Bus number of the controller, among those of the same type.
     pub bus: i32,
-    /// vCenter's device key.
+    /// Device key of the controller in vCenter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<i32>,
 }

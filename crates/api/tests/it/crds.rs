@@ -1,7 +1,8 @@
-//! `deploy/crds` is what the types say. `UPDATE_CRDS=1 cargo test -p capstan-api` writes it anew.
+//! The definitions in `deploy/crds` are generated from the types. `UPDATE_CRDS=1 cargo test -p capstan-api` writes them.
 
 use capstan_api::{crds, file_name};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::Value;
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
 fn directory() -> PathBuf {
@@ -48,6 +49,46 @@ fn clusterctl_moves_the_kinds_of_azure() {
             file_name(&crd)
         );
     }
+}
+
+/// Collects what is wrong with the descriptions of a schema and of all schemas below it.
+fn bad_descriptions(schema: &Value, path: &str, bad: &mut Vec<String>) {
+    const RIDDLES: [&str; 9] = ["What", "How", "Who", "Whose", "Where", "When", "Which", "Why", "Its"];
+    if let Some(text) = schema.get("description").and_then(Value::as_str) {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let starts_as_riddle = words.first().is_some_and(|first| RIDDLES.contains(first));
+        if starts_as_riddle || words.len() < 4 || !text.ends_with('.') {
+            bad.push(format!("{path}: {text:?}"));
+        }
+    }
+    let properties = schema.get("properties").and_then(Value::as_object);
+    for (name, property) in properties.into_iter().flatten() {
+        bad_descriptions(property, &format!("{path}.{name}"), bad);
+    }
+    for below in ["items", "additionalProperties"] {
+        if let Some(below) = schema.get(below) {
+            bad_descriptions(below, &format!("{path}[]"), bad);
+        }
+    }
+}
+
+#[test]
+fn descriptions_are_plain_sentences() {
+    let mut bad = Vec::new();
+    for crd in crds() {
+        for version in &crd.spec.versions {
+            let schema = version.schema.as_ref().and_then(|s| s.open_api_v3_schema.as_ref());
+            let schema = serde_json::to_value(schema).unwrap();
+            let path = format!("{}/{}", crd.spec.names.kind, version.name);
+            bad_descriptions(&schema, &path, &mut bad);
+        }
+    }
+    assert!(
+        bad.is_empty(),
+        "{} descriptions do not read as sentences of four words or more:\n{}",
+        bad.len(),
+        bad.join("\n")
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The examples are what they show: the API server takes each object of ours as it stands, every field known.
+//! The examples are valid: the API server accepts each object of ours unchanged, and knows every field.
 
 use anyhow::{Context, Result};
 use capstan_api::{crds, openshift::AzureMachineProviderSpec};

@@ -1,5 +1,5 @@
-//! Nothing is lost on the way through the types: an object with every field of its definition set comes back the
-//! same, and an empty one comes back empty.
+//! The types lose no value: an object with every field of its definition set is written as it was read, and an empty one
+//! is written empty.
 
 use capstan_api::{azure, capi, crds, openshift, vsphere};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

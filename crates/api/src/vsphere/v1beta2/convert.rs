@@ -8,7 +8,7 @@ use super::fields::{self, Field, Form};
 use super::{V1BETA1, V1BETA2};
 use crate::duration::Duration;
 
-/// Holds the values of v1beta1 that v1beta2 has no place for, by their paths, on objects in v1beta2.
+/// On objects in v1beta2: the values of v1beta1 that have no field in v1beta2, by their paths.
 const KEPT: &str = "capstan.dev/v1beta1-fields";
 /// CAPV's conversion writes the object of v1beta2 into this annotation of the object in v1beta1. Clients with Go types of v1beta1
 /// write no field that is false, 0 or empty: the annotation tells whether v1beta2 had it so, or not at all.
@@ -81,7 +81,7 @@ pub(super) fn up(object: &mut Value, kind: &fields::Kind) {
     }
 }
 
-/// Sets the fields of the spec that `known` has with an empty value and the object has not.
+/// Sets the fields of the spec that are empty in `known` and missing in the object.
 fn restore_empty(object: &mut Value, known: &Value) {
     if let (Some(spec), Some(known)) = (object.get_mut("spec"), known.get("spec")) {
         fill_empty(spec, known);
@@ -139,7 +139,7 @@ pub(super) fn down(object: &mut Value, kind: &fields::Kind) {
             let Some(value) = kept.get(field.v1beta1) else { continue };
             match field.form {
                 Form::Dropped => restore(spec, field.v1beta1, value.clone()),
-                // A duration that nobody can read has no seconds.
+                // A duration that cannot be read has no seconds.
                 Form::Seconds if seconds(value).is_none() => restore(spec, field.v1beta1, value.clone()),
                 Form::Seconds | Form::Same | Form::List => {}
             }
@@ -162,7 +162,7 @@ fn reversed(field: &Field) -> Field {
     }
 }
 
-/// Takes the values of all fields out of their places before it puts any into a new one: some fields change places.
+/// Takes the values of all fields from their places before it puts any into a new one: some fields change places.
 fn move_all(parent: &mut Value, fields: &[Field], mut change: impl FnMut(&Field, Value) -> Option<Value>) {
     let from = fields.iter().filter(|field| !field.v1beta1.is_empty());
     let taken: Vec<(&Field, Value)> = from
@@ -180,7 +180,7 @@ fn at<'a>(object: &'a mut Value, path: &[&str]) -> Option<&'a mut Value> {
     found.filter(|value| value.is_object())
 }
 
-/// Takes the value at a path out. With `prune`, parents that become empty go with it.
+/// Takes the value at a path. With `prune`, removes parents that become empty.
 fn take(parent: &mut Value, path: &str, prune: bool) -> Option<Value> {
     let fields = parent.as_object_mut()?;
     let Some((first, rest)) = path.split_once('.') else {
@@ -204,7 +204,7 @@ fn put(parent: &mut Value, path: &str, value: Value) {
     }
 }
 
-/// Puts a value back unless somebody has removed its parent since.
+/// Puts a value back, unless its parent no longer exists.
 fn restore(parent: &mut Value, path: &str, value: Value) {
     let exists = match path.rsplit_once('.') {
         Some((above, _)) => above

@@ -11,18 +11,18 @@ use super::{V1BETA1, V1BETA2};
 
 /// The path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
-/// Marks the definitions whose conversion webhook Capstan is.
+/// Label of the definitions whose conversion webhook Capstan serves.
 pub const CONVERTED_LABEL: &str = "capstan.dev/conversion";
-/// Cluster API reads objects in the version that the newest contract label names.
+/// Label of the contract. Cluster API reads objects in the version that the newest contract label names.
 const CONTRACT: &str = "cluster.x-k8s.io/v1beta2";
 
-/// The value of the label.
+/// The value of [`CONVERTED_LABEL`].
 pub const CONVERTED: &str = "webhook";
-/// The Service in front of the webhook, where nothing else is said: its namespace and its name.
+/// The default Service of the webhook: its namespace and its name.
 const SERVICE: (&str, &str) = ("capstan-system", "capstan-webhook");
 
-/// Adds v1beta2 to the definitions of the vSphere kinds, as the version that is stored. The API server converts through the
-/// webhook; the running program adds the CA to trust.
+/// Adds v1beta2 to the definitions of the vSphere kinds, as the stored version. The API server converts through the
+/// webhook; the running program adds the CA that the API server trusts.
 pub fn serve_v1beta2(crds: Vec<CustomResourceDefinition>) -> Vec<CustomResourceDefinition> {
     let add = |mut crd: CustomResourceDefinition| {
         let Some(kind) = fields::of(&crd.spec.names.kind) else {
@@ -43,14 +43,14 @@ pub fn serve_v1beta2(crds: Vec<CustomResourceDefinition>) -> Vec<CustomResourceD
     crds.into_iter().map(add).collect()
 }
 
-/// Names the Service in front of the webhook in all definitions that are converted.
+/// Sets the webhook's Service in all definitions with a conversion.
 pub fn set_service(crds: &mut [CustomResourceDefinition], namespace: &str, name: &str) {
     for crd in crds.iter_mut().filter(|crd| crd.spec.conversion.is_some()) {
         crd.spec.conversion = Some(conversion(namespace, name));
     }
 }
 
-/// Stores the kinds of both versions in this one, for the way back to a controller that knows v1beta1 alone.
+/// Sets the stored version of the kinds with two versions, for the way back to a controller that knows v1beta1 alone.
 pub fn store_as(crds: &mut [CustomResourceDefinition], version: &str) {
     for crd in crds.iter_mut().filter(|crd| crd.spec.conversion.is_some()) {
         for found in &mut crd.spec.versions {
@@ -100,7 +100,7 @@ fn second_version(first: &CustomResourceDefinitionVersion, kind: &fields::Kind) 
     version
 }
 
-/// The columns that CAPV's v1beta2 has and its v1beta1 has not: name, path and priority.
+/// Returns the columns that CAPV's v1beta2 has and its v1beta1 has not: name, path and priority.
 fn columns(kind: &str) -> &'static [(&'static str, &'static str, i32)] {
     const PROVISIONED: (&str, &str, i32) = ("Provisioned", ".status.initialization.provisioned", 0);
     const PAUSED: (&str, &str, i32) = ("Paused", ".status.conditions[?(@.type==\"Paused\")].status", 10);
@@ -131,7 +131,7 @@ fn columns(kind: &str) -> &'static [(&'static str, &'static str, i32)] {
     }
 }
 
-/// Puts the columns of v1beta2 before those of v1beta1, in the place of columns of the same field.
+/// Puts the columns of v1beta2 before those of v1beta1, and drops the columns of v1beta1 for the same field.
 fn add_columns(version: &mut CustomResourceDefinitionVersion, kind: &str) {
     let new = columns(kind);
     let column = |(name, path, priority): &(&str, &str, i32)| CustomResourceColumnDefinition {
@@ -148,7 +148,7 @@ fn add_columns(version: &mut CustomResourceDefinitionVersion, kind: &str) {
     version.additional_printer_columns = Some(new.iter().map(column).chain(kept).collect());
 }
 
-/// Changes what is otherwise in v1beta2 of fields that keep their place.
+/// Changes the details in which v1beta2 differs for fields that keep their place.
 fn change_details(schema: &mut Value) {
     const MAP_TYPE: &str = "x-kubernetes-map-type";
     let Some(schema) = schema.as_object_mut() else { return };
@@ -200,7 +200,7 @@ fn change_schema(root: &mut Value, path: &[&str], fields: &[Field]) {
     change_rules(schema, fields);
 }
 
-/// Takes a property out of an object schema. A parent without properties goes with it.
+/// Takes a property from an object schema. Removes a parent without properties.
 fn take_property(schema: &mut Value, path: &str) -> Option<Value> {
     let (name, rest) = path.split_once('.').unwrap_or((path, ""));
     let properties = schema.get_mut("properties")?.as_object_mut()?;
@@ -255,7 +255,7 @@ fn list_of(map: Value) -> Value {
     })
 }
 
-/// Renames fields in the rules of a schema, and drops the rules of fields that do not exist any more.
+/// Renames fields in the rules of a schema, and drops the rules of fields that do not exist in v1beta2.
 fn change_rules(schema: &mut Value, fields: &[Field]) {
     let rules = schema.get_mut("x-kubernetes-validations").and_then(Value::as_array_mut);
     let Some(rules) = rules else { return };

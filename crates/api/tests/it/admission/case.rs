@@ -1,4 +1,4 @@
-//! Objects and what becomes of them. `capstan check` is held against the same cases.
+//! Objects, and the API server's answers to them. `capstan check` is tested with the same cases.
 
 use capstan_api::crds;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -1,5 +1,5 @@
-//! No rule without a test: each rule of a definition has refused something, by its own message at its own place, and
-//! has let something pass that it looked at.
+//! No rule without a test: each rule of a definition has rejected an object, with its own message at its own field, and
+//! has accepted an object that it applied to.
 
 use super::{
     Answer, azure,
@@ -26,7 +26,7 @@ impl Rule {
 
     /// What every refusal by this rule says.
     fn words(&self) -> &str {
-        // A message made from the object is known by its last words.
+        // A message that contains values of the object is recognized by its last words.
         let made = self.text("messageExpression").rsplit("+ ").next();
         made.filter(|words| !words.is_empty())
             .map_or(self.text("message"), |words| words.trim_matches('"'))
@@ -41,7 +41,7 @@ impl Rule {
 
     fn refuses(&self, answer: &str) -> bool {
         let answer = without_indices(answer);
-        // Errors of one object are told together: the words must follow their field.
+        // The API server reports all errors of an object together: the message must follow its field.
         let place = format!("{}: ", self.reported_at());
         let told = match self.reported_at().is_empty() {
             true => Some(answer.as_str()),
@@ -127,7 +127,7 @@ pub fn missing(answers: &[Answer]) -> Vec<String> {
                 missing.push(format!("{kind}: nothing is accepted at {place:?} by: {}", rule.words()));
             }
         }
-        // Past the capture of the test program: the count is part of what is shown.
+        // Written past the capture of the test program, so that the count is always shown.
         let _ = writeln!(stderr(), "{kind}: {} rules, each accepting and refusing", rules.len());
     }
     missing

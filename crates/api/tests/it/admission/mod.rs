@@ -1,5 +1,5 @@
-//! What the API server itself accepts and refuses: every rule in the definitions, on a real kube-apiserver, with
-//! the words of the answer.
+//! Every rule in the definitions, on a real kube-apiserver: the objects that it accepts and rejects, with the messages of
+//! its answers.
 
 mod azure;
 mod case;

@@ -1,4 +1,4 @@
-//! Machine and MachineSet. What `providerSpec.value` holds is not the API server's to judge.
+//! Machine and MachineSet. The API server does not check `providerSpec.value`.
 
 use super::case::{Case, changing, creating, with};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What kubectl and other tools know a kind by.
+//! The names by which kubectl and other tools know a kind.
 
 use serde_json::Value;
 

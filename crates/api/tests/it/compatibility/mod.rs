@@ -1,4 +1,4 @@
-//! Whoever has manifests and tools for the controllers that Capstan replaces keeps them. Every field of theirs is in our
+//! Manifests and tools for the controllers that Capstan replaces keep working. Every field of theirs is in our
 //! definitions, with the same type, and is not required where they do not require it; what limits a value beyond their
 //! definitions is what their webhooks or the cloud refuse anyway; kubectl finds the same names, columns and subresources.
 //! Their definitions come out of the pinned Go modules of `tools/crds`.

@@ -1,4 +1,4 @@
-//! CEL rules of ours, which their definitions do not have: each says what their webhooks say, or is owned up to.
+//! CEL rules of ours, which their definitions do not have: each repeats a rule of their webhooks, or is listed as our own.
 
 use serde_json::Value;
 use std::{fs, path::Path};

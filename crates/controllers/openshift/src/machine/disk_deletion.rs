@@ -19,6 +19,8 @@ pub struct Disks {
     stages: HashMap<String, Request<()>>,
     /// Azure did not let us see that they are gone.
     pub unverified: bool,
+    /// All were gone before they were to be deleted: Azure had deleted them with their virtual machine.
+    pub went_before: bool,
 }
 
 impl Disks {
@@ -37,6 +39,8 @@ impl Disks {
             return Ok(None);
         };
         let (mut wait, mut failed) = (None, None);
+        // What is not there is deleted without an operation.
+        let first = self.stages.is_empty() && !disposition.delete.is_empty();
         // One that does not go keeps none of the others.
         for (label, name) in std::mem::take(&mut disposition.delete) {
             let stage = self.stages.entry(name.clone()).or_default();
@@ -56,6 +60,7 @@ impl Disks {
                 }
             }
         }
+        self.went_before = first && wait.is_none() && failed.is_none();
         failed.map_or(Ok(wait), Err)
     }
 }

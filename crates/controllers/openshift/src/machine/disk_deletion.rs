@@ -6,6 +6,7 @@
 use super::error::Error;
 use capstan_azure::{Client, Request};
 use capstan_core::machine::disks::Disposition;
+use capstan_core::machine::names::POLICY_TAG;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -63,6 +64,17 @@ impl Disks {
         self.went_before = first && wait.is_none() && failed.is_none();
         failed.map_or(Ok(wait), Err)
     }
+}
+
+/// Lets the tag of a disk say that it is kept: it was made with another policy, and `capstan orphans` reads the tag.
+pub async fn mark_kept(client: &Client, group: &str, name: &str) -> Result<(), capstan_azure::Error> {
+    let Some(mut disk) = client.get_disk(group, name).await? else {
+        return Ok(());
+    };
+    let tags = disk.tags.get_or_insert_default();
+    tags.insert(POLICY_TAG.to_owned(), "Detach".to_owned());
+    client.put_disk(group, name, &disk).await?;
+    Ok(())
 }
 
 enum Deleted {

@@ -6,7 +6,7 @@
 //! says so. It does not ask for the interface either where Azure was to delete it with the virtual machine and has done so
 //! with all disks.
 
-use super::disk_deletion::Disks;
+use super::disk_deletion::{self, Disks};
 use super::error::Error;
 use super::ids::Ids as _;
 use super::network::{Network, Ownership};
@@ -341,11 +341,19 @@ impl Controller {
                         the machine's disks, and nobody has seen that they are gone";
             notes.event(EventNote::warning("DiskDeletionUnverified", text));
         }
-        let missing = disks
-            .disposition
-            .as_mut()
-            .map(|disposition| std::mem::take(&mut disposition.missing));
-        for name in missing.unwrap_or_default() {
+        let (missing, mark) = match &mut disks.disposition {
+            Some(disposition) => (
+                std::mem::take(&mut disposition.missing),
+                std::mem::take(&mut disposition.mark_kept),
+            ),
+            None => Default::default(),
+        };
+        for name in mark {
+            if let Err(error) = disk_deletion::mark_kept(&account.client, &names.group, &name).await {
+                tracing::warn!(%error, disk = name, "the disk is kept, but its tag says that it goes with its machine");
+            }
+        }
+        for name in missing {
             let text = format!(
                 "Data Disk {name} was to be kept, but is not in resource group {}",
                 names.group
@@ -385,11 +393,8 @@ impl Controller {
             .teardown
             .as_ref()
             .and_then(|teardown| teardown.disks.disposition.as_ref());
-        let kept = disposition
-            .map(|disposition| disposition.keep.clone())
-            .unwrap_or_default();
         // Without its finalizer the object may be gone before the runtime could report.
-        for text in disposition::deleted_messages(&scope.name(), &kept) {
+        for text in disposition::deleted_messages(&scope.name(), disposition) {
             self.events.normal(scope.object.as_ref(), "Deleted", text).await;
         }
         scope.remove_finalizer(MACHINE_FINALIZER).await?;

@@ -55,6 +55,15 @@ async fn with_openshifts_own_role_a_machine_leaves_nothing_and_says_what_nobody_
     }
     let event = world.event(&name, "DiskDeletionUnverified").await?;
     assert!(event.contains("Microsoft.Compute/disks/read"), "{event}");
+    let last = world.event(&name, "Deleted").await?;
+    assert!(
+        last.contains(&format!("is kept as /subscriptions/{}", world.sim.subscription))
+            && last.contains(&format!("/disks/{name}_keep, which the account may not read")),
+        "{last}"
+    );
+    let events = world.events(&name).await?;
+    let told = events.iter().filter(|(reason, _)| reason == "DiskDeletionUnverified");
+    assert_eq!(told.count(), 1, "{events:?}");
     Ok(())
 }
 

@@ -16,6 +16,7 @@ mod kept;
 mod lifecycle;
 mod machineset;
 mod network;
+mod refusals;
 mod room;
 mod still;
 mod succession;

@@ -1,0 +1,147 @@
+//! What Azure refuses, cannot finish or shows later, and what becomes of it. Under paused time.
+
+use anyhow::{Context as _, Result};
+use capstan_sim::azure::{Action, Config, Fault};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::still::{NAMESPACE, Still};
+
+const API: &str = "machine.openshift.io";
+
+fn answer(status: u16, code: &str, message: &str) -> Action {
+    Action::Answer {
+        status,
+        code: Some(code.into()),
+        message: Some(message.into()),
+        retry_after: None,
+    }
+}
+
+fn named(name: &str) -> Value {
+    json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": name}})
+}
+
+/// A disk with a performance of its own: it is made before its machine.
+fn fast_disk(policy: &str) -> Value {
+    json!([{"nameSuffix": "fast", "lun": 0, "diskSizeGB": 8, "deletionPolicy": policy, "diskIOPSReadWrite": 500,
+        "cachingType": "None", "managedDisk": {"storageAccountType": "UltraSSD_LRS"}}])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_azure_does_not_see_yet_fails_no_machine() -> Result<()> {
+    let referenced = |id: &str| format!("Resource {id} referenced by resource /virtualMachines/m was not found.");
+    let cases = [
+        (
+            "PUT",
+            "virtualMachines/m",
+            404,
+            "NotFound",
+            "Network interface 'm-nic' could not be found.".to_owned(),
+        ),
+        (
+            "PUT",
+            "virtualMachines/m",
+            400,
+            "InvalidResourceReference",
+            referenced("/networkInterfaces/m-nic"),
+        ),
+        (
+            "PUT",
+            "virtualMachines/m",
+            404,
+            "ResourceNotFound",
+            referenced("/disks/m_fast"),
+        ),
+        (
+            "PUT",
+            "networkInterfaces/m-nic",
+            400,
+            "InvalidResourceReference",
+            referenced("/publicIPAddresses/c-m"),
+        ),
+    ];
+    for (method, path, status, code, message) in cases {
+        let still = Still::new(Config::instant()).await?;
+        let _running = still.start(Some(NAMESPACE))?;
+        let unseen = Fault::new(answer(status, code, &message)).method(method).path(path);
+        still.azure.fault(unseen.times(1))?;
+        let spec = json!({"publicIP": true, "dataDisks": fast_disk("Delete")});
+        still.create(still.machine("m", spec)).await?;
+        still.until_phase("m", "Running").await;
+        let sent = still.azure.arm_requests();
+        assert!(sent.iter().any(|request| request.status == status), "{message}");
+    }
+    Ok(())
+}
+
+/// The pools of the machine's interface.
+fn pools(still: &Still) -> Result<usize> {
+    let nic = still.id("Microsoft.Network/networkInterfaces", "m-nic");
+    let nic = still.azure.get(&nic).context("no interface")?;
+    let first = &nic["properties"]["ipConfigurations"][0]["properties"];
+    Ok(first["loadBalancerBackendAddressPools"].as_array().map_or(0, Vec::len))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_azure_refuses_for_good_leaves_its_balancers() -> Result<()> {
+    for refused in ["virtualMachines/m", "disks/m_fast"] {
+        let still = Still::new(Config::instant()).await?;
+        let balancer = still.id("Microsoft.Network/loadBalancers", "lb");
+        let body = json!({"location": "eastus", "properties": {
+            "frontendIPConfigurations": [{"name": "f", "properties": {}}], "backendAddressPools": [{"name": "lb"}]}});
+        let path = format!("{balancer}?api-version=2024-05-01");
+        assert!(still.azure.direct(Method::PUT, &path, body).status.is_success());
+        let no = answer(400, "InvalidParameter", "as the test asks");
+        still.azure.fault(Fault::new(no).method("PUT").path(refused))?;
+        let _running = still.start(Some(NAMESPACE))?;
+        let spec = json!({"publicLoadBalancer": "lb", "dataDisks": fast_disk("Delete")});
+        still.create(still.machine("m", spec)).await?;
+        still.until_phase("m", "Failed").await;
+        assert_eq!(pools(&still)?, 0, "{refused}");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interface_whose_operation_fails_is_requested_again() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let failed = Action::FailProvisioning {
+        code: "InternalServerError".into(),
+        message: "as the test asks".into(),
+    };
+    still
+        .azure
+        .fault(Fault::new(failed).path("networkInterfaces/").times(1))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let nic = still.id("Microsoft.Network/networkInterfaces", "m-nic");
+    let nic = still.azure.get(&nic).context("no interface")?;
+    assert_eq!(nic["properties"]["provisioningState"], "Succeeded");
+    let sent = still.azure.arm_requests();
+    let asked = sent
+        .iter()
+        .filter(|request| request.method == "PUT" && request.path.contains("networkInterfaces"));
+    assert_eq!(asked.count(), 2);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_somebody_deletes_keeps_no_machine_that_ran_there() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let gone = answer(
+        404,
+        "ResourceGroupNotFound",
+        "Resource group 'capstan' could not be found.",
+    );
+    still.azure.fault(Fault::new(gone).path("resourceGroups/capstan"))?;
+    still.delete(named("m")).await?;
+    still
+        .until("gone", |still| still.get(API, "machines", "m").is_none())
+        .await;
+    Ok(())
+}

@@ -106,6 +106,10 @@ impl Controller {
                 let why = format!("a virtual machine named {name} exists already and was not made for this machine");
                 self.refuse(&why, observed, scope, state).await
             }
+            Step::FailUnfinished => {
+                let why = "Azure could not finish it, its provisioning state is Failed";
+                self.refuse(why, observed, scope, state).await
+            }
             Step::AwaitDrainHooks => {
                 observed.notes.deleting(None);
                 let text = "Drain blocked by pre-drain hook";

@@ -3,9 +3,12 @@
 use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
 use http::Method;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::still::{NAMESPACE, Still};
+use crate::still::{NAMESPACE, Still, resource};
+use crate::succession::put_as_before;
+use crate::takeover::azure;
 
 const API: &str = "machine.openshift.io";
 
@@ -124,6 +127,43 @@ async fn an_interface_whose_operation_fails_is_requested_again() -> Result<()> {
         .iter()
         .filter(|request| request.method == "PUT" && request.path.contains("networkInterfaces"));
     assert_eq!(asked.count(), 2);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_the_old_controller_took_for_ready_fails_with_its_virtual_machine() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    still.openshift(azure()).await?;
+    let failed = Action::FailProvisioning {
+        code: "AllocationFailed".into(),
+        message: "as the test asks".into(),
+    };
+    still
+        .azure
+        .fault(Fault::new(failed).path("virtualMachines/m$").times(1))?;
+    put_as_before(&still, "m");
+    let vm = still.id("Microsoft.Compute/virtualMachines", "m");
+    let mut machine = still.machine("m", json!({}));
+    machine["metadata"]["finalizers"] = json!(["machine.machine.openshift.io"]);
+    machine["spec"]["providerID"] = json!(format!("azure://{vm}"));
+    let status = json!({"status": {"phase": "Provisioned", "providerStatus": {"vmId": vm, "vmState": "Creating", "conditions": [
+        {"type": "MachineCreated", "status": "True", "reason": "MachineCreationSucceeded",
+         "message": "machine successfully created", "lastTransitionTime": "2027-01-15T08:00:00Z"}]}}});
+    let api: Api<DynamicObject> = Api::namespaced_with(still.server.client(), NAMESPACE, &resource(&machine));
+    still.create(machine).await?;
+    api.patch_status("m", &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    let _running = still.start(None)?;
+    let machine = still.until_phase("m", "Failed").await;
+    let message = machine["status"]["errorMessage"].as_str().unwrap_or_default();
+    assert!(message.contains("Azure could not finish it"), "{message}");
+    // Nothing is deleted before somebody deletes the Machine, and then all of it goes.
+    assert_eq!(still.resources("virtualMachines"), ["m"]);
+    still.delete(named("m")).await?;
+    still
+        .until("gone", |still| still.get(API, "machines", "m").is_none())
+        .await;
+    assert!(still.resources("virtualMachines").is_empty() && still.resources("networkInterfaces").is_empty());
     Ok(())
 }
 

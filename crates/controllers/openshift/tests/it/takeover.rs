@@ -223,3 +223,36 @@ async fn a_secret_that_names_no_group_takes_the_clusters() -> Result<()> {
     assert!(id.contains("/resourceGroups/capstan/"), "{id}");
     Ok(())
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_availability_set_under_the_labels_name_is_used_and_goes_with_its_last_machine() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    still.openshift(azure()).await?;
+    still.azure.network(&capstan_sim::azure::Network {
+        location: "westus".into(),
+        vnet: "west-vnet".into(),
+        ..Default::default()
+    });
+    // The label says c, the Infrastructure object says ocp-x7.
+    let path = still.id(
+        "Microsoft.Compute/availabilitySets",
+        "c_workers-as?api-version=2024-07-01",
+    );
+    let set = json!({"location": "westus", "sku": {"name": "Aligned"}, "tags": {"kubernetes.io_cluster.ocp-x7": "owned"},
+        "properties": {"platformFaultDomainCount": 2, "platformUpdateDomainCount": 5}});
+    assert!(still.azure.direct(http::Method::PUT, &path, set).status.is_success());
+    let _running = still.start(None)?;
+    let mut machine = still.machine("m", json!({"location": "westus", "zone": "", "vnet": "west-vnet"}));
+    machine["metadata"]["labels"]["machine.openshift.io/cluster-api-machineset"] = json!("workers");
+    still.create(machine).await?;
+    still.until_phase("m", "Running").await;
+    assert_eq!(still.resources("availabilitySets"), ["c_workers-as"]);
+    still.delete(still.machine("m", json!({}))).await?;
+    still
+        .until("gone", |still| {
+            still.get("machine.openshift.io", "machines", "m").is_none()
+        })
+        .await;
+    assert!(still.resources("availabilitySets").is_empty());
+    Ok(())
+}

@@ -95,9 +95,8 @@ impl Dependencies {
         self.nic.value()
     }
 
-    pub fn public_address(&self) -> Option<&str> {
-        let properties = self.public_ip.value()?.properties.as_ref()?;
-        properties.ip_address.as_deref()
+    pub fn public_address(&self) -> Option<&PublicIpAddress> {
+        self.public_ip.value()
     }
 
     /// Advances the public address. Returns how long to wait, or nothing once it is there.

@@ -14,6 +14,7 @@ mod disks;
 mod drain;
 mod error;
 mod ids;
+mod internal_balancer;
 mod metrics;
 mod network;
 pub(crate) mod node;

@@ -1,5 +1,7 @@
 //! What Azure refuses, cannot finish or shows later, and what becomes of it. Under paused time.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
 use http::Method;
@@ -11,6 +13,7 @@ use crate::succession::put_as_before;
 use crate::takeover::azure;
 
 const API: &str = "machine.openshift.io";
+const MINUTE: Duration = Duration::from_secs(60);
 
 fn answer(status: u16, code: &str, message: &str) -> Action {
     Action::Answer {
@@ -183,5 +186,103 @@ async fn a_group_that_somebody_deletes_keeps_no_machine_that_ran_there() -> Resu
     still
         .until("gone", |still| still.get(API, "machines", "m").is_none())
         .await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_that_a_node_gets_later_are_listed_on_its_machine() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({"publicIP": true}))).await?;
+    let machine = still.until_phase("m", "Running").await;
+    let addresses = |machine: &Value| machine["status"]["addresses"].to_string();
+    assert!(
+        addresses(&machine).contains(r#"{"address":"c-m.eastus.cloudapp.azure.com","type":"ExternalDNS"}"#),
+        "{}",
+        addresses(&machine)
+    );
+    // Somebody gives the interface a second address, and the cloud provider shows it on the Node.
+    let id = still.id("Microsoft.Network/networkInterfaces", "m-nic");
+    let mut nic = still.azure.get(&id).context("no interface")?;
+    let mut second = nic["properties"]["ipConfigurations"][0].clone();
+    second["name"] = json!("second");
+    let subnet = second["properties"]["subnet"].clone();
+    second["properties"] = json!({"subnet": subnet, "primary": false, "privateIPAddress": "10.0.0.99",
+        "privateIPAllocationMethod": "Static"});
+    nic["properties"]["ipConfigurations"]
+        .as_array_mut()
+        .context("no configurations")?
+        .push(second);
+    let path = format!("{id}?api-version=2024-05-01");
+    let made = still.azure.direct(Method::PUT, &path, nic);
+    assert!(made.status.is_success(), "{made:?}");
+    let node = still.get("", "nodes", "m").context("no Node")?;
+    let mut shown = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
+    let nic = still.azure.get(&id).context("no interface")?;
+    let new = nic["properties"]["ipConfigurations"][1]["properties"]["privateIPAddress"].clone();
+    shown.push(json!({"type": "InternalIP", "address": new}));
+    still.patch_node("m", json!({"status": {"addresses": shown}})).await?;
+    still
+        .until("the second address", |still| {
+            let machine = still.get(API, "machines", "m").unwrap_or_default();
+            addresses(&machine).contains(new.as_str().unwrap_or("none"))
+        })
+        .await;
+    // One read is enough.
+    still.azure.clear_requests();
+    tokio::time::sleep(MINUTE * 60).await;
+    let sent = still.azure.arm_requests();
+    assert!(!sent.iter().any(|request| request.path.contains("networkInterfaces")));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_control_plane_machine_learns_the_internal_balancer_that_it_is_behind() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let subnet = still.id(
+        "Microsoft.Network/virtualNetworks",
+        "capstan-vnet/subnets/worker-subnet",
+    );
+    let frontends = [
+        (
+            "inside",
+            json!({"privateIPAddress": "10.0.0.4", "subnet": {"id": subnet}}),
+        ),
+        ("outside", json!({})),
+    ];
+    for (name, frontend) in frontends {
+        let path = still.id(
+            "Microsoft.Network/loadBalancers",
+            &format!("{name}?api-version=2024-05-01"),
+        );
+        let body = json!({"location": "eastus", "properties": {
+            "frontendIPConfigurations": [{"name": "f", "properties": frontend}], "backendAddressPools": [{"name": "p"}]}});
+        assert!(still.azure.direct(Method::PUT, &path, body).status.is_success());
+    }
+    for name in ["m", "worker"] {
+        let mut machine = still.machine(
+            name,
+            json!({"publicLoadBalancer": "outside", "internalLoadBalancer": "inside"}),
+        );
+        if name == "m" {
+            machine["metadata"]["labels"]["machine.openshift.io/cluster-api-machine-role"] = json!("master");
+        }
+        still.create(machine).await?;
+        still.until_phase(name, "Running").await;
+        // As early installers left it: behind the balancer, and the spec does not say so.
+        let mut before = named(name);
+        before["spec"]["providerSpec"]["value"] = json!({"internalLoadBalancer": null});
+        still.patch(before).await?;
+    }
+    let balancer = |still: &Still, name: &str| {
+        let machine = still.get(API, "machines", name).unwrap_or_default();
+        machine["spec"]["providerSpec"]["value"]["internalLoadBalancer"].clone()
+    };
+    still
+        .until("the balancer", |still| balancer(still, "m") == "inside")
+        .await;
+    tokio::time::sleep(MINUTE * 30).await;
+    assert_eq!(balancer(&still, "worker"), Value::Null, "workers have none");
     Ok(())
 }

@@ -149,6 +149,32 @@ fn the_disks_of_a_vsphere_template_are_counted_and_its_controller_is_known() {
 }
 
 #[test]
+fn the_device_of_a_disk_in_azure_follows_from_the_size_or_from_a_flag() {
+    let device = |size: &str, flags: &[&str]| {
+        let manifest = format!(
+            "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {{name: m}}\nspec: {{providerSpec: {{value: \
+             {{kind: AzureMachineProviderSpec, vmSize: {size}, dataDisks: [{{nameSuffix: etcd, lun: 3, diskSizeGB: 4}}]}}}}}}\n"
+        );
+        let args = [
+            &["disks", "ignition", "-f", "-", "--mount", "etcd:/var/lib/etcd:xfs"],
+            flags,
+        ]
+        .concat();
+        let out = capstan(&args, &manifest);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let (scsi, nvme) = ("/dev/disk/azure/scsi1/lun3", "/dev/disk/azure/data/by-lun/3");
+    for size in ["Standard_D4s_v3", "Standard_M832ixs_v3", "Standard_B2s"] {
+        assert!(device(size, &[]).contains(scsi), "{size}");
+    }
+    for size in ["Standard_D4ds_v6", "Standard_E8as_V7"] {
+        assert!(device(size, &[]).contains(nvme), "{size}");
+    }
+    assert!(device("Standard_L8s_v4", &["--nvme"]).contains(nvme));
+}
+
+#[test]
 fn disks_are_merged_into_a_user_data_secret() {
     let file = std::env::temp_dir().join(format!("capstan-offline-{}.yaml", std::process::id()));
     std::fs::write(

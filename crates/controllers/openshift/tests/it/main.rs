@@ -17,6 +17,7 @@ mod lifecycle;
 mod machineset;
 mod network;
 mod refusals;
+mod rights;
 mod room;
 mod still;
 mod succession;

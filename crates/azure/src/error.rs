@@ -59,6 +59,9 @@ const NO_ROOM_CODES: &[&str] = &[
     "ZonalAllocationFailed",
 ];
 
+/// Codes of Azure for a request that refers to something that is not there, whatever the status.
+const MISSING_REFERENCE_CODES: &[&str] = &["InvalidResourceReference", "NotFound", "ResourceNotFound"];
+
 /// Azure refuses to change what it fixes when it makes a resource, for example the priority of a scale set. It says so as a
 /// conflict, but no time ends that.
 pub const FIXED_PROPERTY: &str = "PropertyChangeNotAllowed";
@@ -264,6 +267,14 @@ impl Error {
     pub fn is_not_found(&self) -> bool {
         self.arm()
             .is_some_and(|error| error.status == 404 && !error.has_code("SubscriptionNotFound"))
+    }
+
+    /// Whether the resource does not exist, or one that the request refers to.
+    pub fn misses_a_reference(&self) -> bool {
+        self.is_not_found()
+            || self
+                .arm()
+                .is_some_and(|error| MISSING_REFERENCE_CODES.iter().any(|code| error.has_code(code)))
     }
 
     /// Whether this error of a poll means that the operation has failed, and not only the poll.

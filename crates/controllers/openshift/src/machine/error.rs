@@ -47,14 +47,11 @@ impl Error {
     }
 }
 
-/// Codes of Azure for a request that refers to something that is not there, besides the status 404.
-const MISSING_REFERENCE: [&str; 3] = ["InvalidResourceReference", "NotFound", "ResourceNotFound"];
-
 /// Whether Azure refused a request because it misses one of these resources, which were just made or read.
 pub fn misses_any(error: &capstan_azure::Error, names: &[String]) -> bool {
     let Some(arm) = error.arm() else { return false };
     let refusal = Refusal {
-        is_not_found: error.is_not_found() || MISSING_REFERENCE.iter().any(|code| arm.has_code(code)),
+        is_not_found: error.misses_a_reference(),
         message: &arm.message,
         target: arm.target.as_deref(),
     };

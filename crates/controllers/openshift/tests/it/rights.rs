@@ -70,7 +70,10 @@ fn given_balancer(still: &Still) {
 
 #[tokio::test(start_paused = true)]
 async fn capstans_own_credentials_request_is_enough_for_everything() -> Result<()> {
-    let still = with_role(own_role()?).await?;
+    let mut role = own_role()?;
+    // For the test's own balancer.
+    role.push("Microsoft.Network/loadBalancers/write".into());
+    let still = with_role(role).await?;
     given_balancer(&still);
     let _running = still.start(Some(NAMESPACE))?;
     still.create(still.machine("m", spec())).await?;

@@ -166,6 +166,8 @@ pub struct Machine {
     pub new_image: bool,
     /// Somebody else had cordoned its node before the update in place: it stays cordoned.
     pub cordoned: bool,
+    /// Somebody else asked for its update in place, and did not write when: the timeout of its drain has no beginning.
+    pub undated: bool,
     /// Its zone, where the pool keeps its zones even.
     pub zone: Option<String>,
     pub activity: Activity,
@@ -203,6 +205,7 @@ impl Machine {
             needs_new_disk: false,
             new_image: false,
             cordoned: false,
+            undated: false,
             zone: None,
             activity: Activity::Idle,
             drain: Drain::NotRun,

@@ -175,9 +175,12 @@ impl Member {
         if let Some(time) = &object.metadata.deletion_timestamp {
             return Some(time.0);
         }
-        let begun = self.annotation(UPDATE_INSTANCE_ANNOTATION)?;
-        // Anybody may set the annotation, to any value.
-        Some(begun.parse().unwrap_or(now))
+        self.updating().then(|| self.update_since().unwrap_or(now))
+    }
+
+    /// Returns when its update in place was asked for. Anybody may set the annotation, to any value.
+    fn update_since(&self) -> Option<Timestamp> {
+        self.annotation(UPDATE_INSTANCE_ANNOTATION)?.parse().ok()
     }
 
     /// Returns the model that the instance runs: the scale set's own when Azure calls it the latest, else the recorded
@@ -302,6 +305,7 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         cordoned: member.annotation(CORDONED_ANNOTATION).is_some(),
         zone: instance
             .filter(|_| frame.balanced)
+        undated: member.updating() && member.update_since().is_none(),
             .and_then(|instance| instance.zone.clone()),
         activity,
         drain: member.drain.clone(),

@@ -312,13 +312,11 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
     }
 }
 
-/// Whether bootstrap data or SSH key have changed, and nothing else gives the instance a new OS disk.
+/// Whether bootstrap data or SSH key have changed, and nothing else gives the instance a new OS disk. Another size does not.
 fn needs_new_disk(member: &Member, model: Option<&str>, frame: &Frame<'_>) -> bool {
-    let same_make = member
-        .instance
-        .as_ref()
-        .is_some_and(|instance| instance.make == frame.set.make);
-    same_make && model.is_some_and(|model| bootstrap_part(model) != bootstrap_part(frame.model))
+    let instance = member.instance.as_ref();
+    let same_image = instance.is_some_and(|instance| !instance.make.has_other_image(frame.make));
+    same_image && model.is_none_or(|model| bootstrap_part(model) != bootstrap_part(frame.model))
 }
 
 fn update(member: &Member, frame: &Frame<'_>) -> Update {
@@ -445,12 +443,16 @@ mod tests {
         }
     }
 
-    fn make(version: &str) -> crate::pool::snapshot::Make {
+    fn make(version: &str) -> Make {
+        sized(version, "Standard_D2s_v3")
+    }
+
+    fn sized(version: &str, size: &str) -> Make {
         let image = capstan_azure::model::ImageReference {
             version: Some(version.to_owned()),
             ..Default::default()
         };
-        crate::pool::snapshot::Make::new(Some(&image), Some("Standard_D2s_v3"))
+        Make::new(Some(&image), Some(size))
     }
 
     #[rstest]
@@ -477,12 +479,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case::other_data("3-a-old", "2", true)]
-    #[case::the_same_data("3-b-new", "2", false)]
-    #[case::another_image_brings_a_new_disk("3-a-old", "1", false)]
-    fn bootstrap_data_needs_a_new_disk(#[case] recorded: &str, #[case] image: &str, #[case] needed: bool) {
+    #[case::other_data("3-a-old", make("2"), true)]
+    #[case::the_same_data("3-b-new", make("2"), false)]
+    #[case::another_image_brings_a_new_disk("3-a-old", make("1"), false)]
+    #[case::another_size_does_not("3-a-old", sized("2", "Standard_D4s_v3"), true)]
+    #[case::another_size_with_the_same_data("3-b-new", sized("2", "Standard_D4s_v3"), false)]
+    #[case::an_image_that_azure_does_not_name("3-a-old", Make::default(), true)]
+    fn bootstrap_data_needs_a_new_disk(#[case] recorded: &str, #[case] made: Make, #[case] needed: bool) {
         let mut member = member(false, json!({ MODEL_ANNOTATION: recorded }));
-        member.instance.as_mut().unwrap().make = make(image);
+        member.instance.as_mut().unwrap().make = made;
         let frame = Frame {
             model: "3-a-new",
             set: &set("3-a-new"),

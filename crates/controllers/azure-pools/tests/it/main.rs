@@ -13,6 +13,7 @@ mod edges;
 mod failures;
 mod harness;
 mod identities;
+mod in_place;
 mod joining;
 mod limits;
 mod plan;

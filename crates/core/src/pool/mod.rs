@@ -45,7 +45,7 @@ pub enum Mode {
     Full,
     /// The cloud does not answer or asks for patience: drains go on, nothing else.
     WithoutCloud,
-    /// The spec is invalid: the pool goes on with the model that the scale set has.
+    /// The spec is invalid or waits for others: the pool goes on with the model that the scale set has.
     FinishOnly,
     /// The pool is deleted: machines first, then the scale set, then the object.
     Teardown,

@@ -25,6 +25,7 @@ impl Actor<'_> {
         let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
         let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
         let wanted = observed.model.as_ref().map(|model| model.hash.clone());
+        let wanted = wanted.or_else(|| set_model.clone());
         let set_model = self.scale_set().and_then(|set| set.model);
         let applied = wanted.is_some() && wanted == set_model;
         let mut failed = HashMap::new();

@@ -191,12 +191,15 @@ impl Draft<'_> {
         // A new process finds the operations under way here.
         self.status.long_running_operation_states = observed.cloud.operations.clone();
         if let Some((reason, message)) = observed.waiting_for {
-            return self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
+            self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
+        }
+        if observed.is_idle() {
+            return;
         }
         match observed.mode() {
             Mode::Full => self.full(observed),
             Mode::Teardown | Mode::Orphaned => self.deleting(observed),
-            // The invalid spec stops only itself.
+            // A spec that is invalid or waits for others stops only itself.
             Mode::FinishOnly if observed.cloud.set.is_some() => self.machines(observed),
             Mode::WithoutCloud | Mode::FinishOnly => {}
         }

@@ -24,3 +24,4 @@ mod surroundings;
 mod takeover;
 mod troubles;
 mod upgrade;
+mod waiting;

@@ -184,14 +184,16 @@ impl Member {
     }
 
     /// Returns the model that the instance runs: the scale set's own when Azure calls it the latest, else the recorded
-    /// one. Without a record, an instance of the scale set's image and size has the scale set's model.
+    /// one. Without a record, an instance of the scale set's image and size has the scale set's model, unless it is older than
+    /// that: a list may show an instance late, and image and size are not the whole model.
     pub fn model<'a>(&'a self, set: &'a ScaleSetSnapshot) -> Option<&'a str> {
         let instance = self.instance.as_ref()?;
         let current = || set.model.as_deref();
+        let older = instance.created != 0 && set.model_since.is_some_and(|since| instance.created < since);
         match self.annotation(MODEL_ANNOTATION) {
             _ if instance.latest => current(),
             Some(recorded) => Some(recorded),
-            None if instance.make.is_known() && instance.make == set.make => current(),
+            None if instance.make.is_known() && instance.make == set.make && !older => current(),
             None => None,
         }
     }
@@ -303,9 +305,9 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         needs_new_disk: needs_new_disk(member, model, frame),
         new_image: instance.is_some_and(|instance| instance.make.has_other_image(frame.make)),
         cordoned: member.annotation(CORDONED_ANNOTATION).is_some(),
+        undated: member.updating() && member.update_since().is_none(),
         zone: instance
             .filter(|_| frame.balanced)
-        undated: member.updating() && member.update_since().is_none(),
             .and_then(|instance| instance.zone.clone()),
         activity,
         drain: member.drain.clone(),
@@ -471,6 +473,26 @@ mod tests {
         let mut member = member(latest, notes);
         member.instance.as_mut().unwrap().make = image.map(make).unwrap_or_default();
         assert_eq!(planned(&member, &set("new"), false).outdated, outdated);
+    }
+
+    #[rstest]
+    #[case::made_before(99, Some(100), true)]
+    #[case::made_with_it(100, Some(100), false)]
+    #[case::made_nobody_knows_when(0, Some(100), false)]
+    #[case::a_model_of_an_earlier_process(99, None, false)]
+    fn an_instance_that_is_listed_after_a_change_of_the_model_is_of_the_old_one_if_it_is_older(
+        #[case] created: i64,
+        #[case] model_since: Option<i64>,
+        #[case] outdated: bool,
+    ) {
+        let mut member = member(false, json!({}));
+        let instance = member.instance.as_mut().unwrap();
+        (instance.make, instance.created) = (make("2"), created);
+        let set = ScaleSetSnapshot {
+            model_since,
+            ..set("new")
+        };
+        assert_eq!(planned(&member, &set, false).outdated, outdated);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod identities;
 mod in_place;
 mod joining;
 mod limits;
+mod others;
 mod plan;
 mod pools;
 mod slow;

@@ -290,7 +290,7 @@ impl Actor<'_> {
         self.note_instances(&mut observed);
         self.note_external(&observed);
         if mode != Mode::WithoutCloud {
-            self.note_failures(failures, &mut observed).await?;
+            self.note_failures(failures, &mut observed).await;
         }
         Ok(observed)
     }

@@ -19,6 +19,7 @@ mod limits;
 mod others;
 mod plan;
 mod pools;
+mod role;
 mod slow;
 mod still;
 mod surroundings;

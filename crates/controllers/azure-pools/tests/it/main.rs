@@ -19,6 +19,7 @@ mod limits;
 mod others;
 mod plan;
 mod pools;
+mod promises;
 mod role;
 mod slow;
 mod still;

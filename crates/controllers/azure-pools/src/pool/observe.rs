@@ -275,10 +275,15 @@ impl Actor<'_> {
         };
         let mut observed = self.empty(mode);
         (observed.model, observed.members) = (model, self.members().await?);
-        let drain_rules = self.has_drain_rules(&observed.members).await;
+        let drain_rules = self.drain_rules(&observed.members).await;
+        let cluster = self.owners.cluster.labels();
         for member in &mut observed.members {
-            let owner = member.owner.as_ref();
-            member.guarded = owner.is_some_and(|owner| drain::is_guarded(owner, drain_rules));
+            let guarded = |owner: &Arc<capi::Machine>| {
+                let ruled = drain_rules.as_ref();
+                let ruled = ruled.is_none_or(|rules| rules.iter().any(|rule| drain::is_about(rule, owner, cluster)));
+                drain::is_guarded(owner, ruled)
+            };
+            member.guarded = member.owner.as_ref().is_some_and(guarded);
         }
         for n in 0..observed.members.len() {
             let again = self.note_drain(&mut observed.members[n], drains);
@@ -295,20 +300,20 @@ impl Actor<'_> {
         Ok(observed)
     }
 
-    /// Whether there are rules for drains that only Cluster API follows. They matter once a machine leaves that has a Machine;
-    /// rules that cannot be read count.
-    async fn has_drain_rules(&self, members: &[Member]) -> bool {
+    /// Returns the rules for drains, which only Cluster API follows; `None` where they cannot be read. They matter once a machine
+    /// leaves that has a Machine.
+    async fn drain_rules(&self, members: &[Member]) -> Option<Vec<capi::MachineDrainRule>> {
         let leaves = |m: &Member| m.object_deleting() && m.owner.is_some() && !m.owner_deleting();
         if !members.iter().any(leaves) {
-            return false;
+            return Some(Vec::new());
         }
         let rules = self.scope.api_of::<capi::MachineDrainRule>();
-        match rules.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(found) => !found.items.is_empty(),
-            Err(kube::Error::Api(status)) if status.code == 404 => false,
+        match rules.list(&ListParams::default()).await {
+            Ok(found) => Some(found.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => Some(Vec::new()),
             Err(error) => {
                 tracing::info!(%error, "cannot list MachineDrainRules: Cluster API drains");
-                true
+                None
             }
         }
     }

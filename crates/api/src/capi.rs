@@ -4,7 +4,7 @@
 //! spellings are kept, and a method gives the one answer. Capstan never writes whole objects of these kinds.
 
 use crate::duration::{Duration, lenient};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube_core::{ApiResource, NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, time};
@@ -281,6 +281,25 @@ pub struct MachinePoolStatus {
     pub conditions: Vec<CoreCondition>,
 }
 
+/// The part of a drain rule that says which machines it is about.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct MachineDrainRuleSpec {
+    /// Machines that one of these selects; without any, all of the namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<DrainRuleMachines>,
+}
+
+/// Machines that both selectors select. One that is not set selects all.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainRuleMachines {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+    /// By the labels of the machine's Cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_selector: Option<LabelSelector>,
+}
+
 /// A part of an object that Capstan does not read.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Unread {}
@@ -364,8 +383,8 @@ core_resource! {
 }
 
 core_resource! {
-    /// How core drains the nodes of machines. Capstan only asks whether there are any.
-    MachineDrainRule, Unread, Unread, "machinedrainrules"
+    /// How core drains the nodes of machines. Capstan only asks which machines it is about.
+    MachineDrainRule, MachineDrainRuleSpec, Unread, "machinedrainrules"
 }
 
 impl Cluster {

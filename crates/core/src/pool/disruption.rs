@@ -126,7 +126,7 @@ fn capacity(observed: &Observed, set: &ScaleSet, existing: &[&Machine], keep: us
     let needed = (desired + budget.surge.min(update)).saturating_sub(keep + update);
     // An instance that is being deleted takes no place, as in Deployments: its successor need not wait for it. Where a
     // quota has no room for both, the cloud refuses, and the plan asks again when the delete has ended.
-    let most = budget.ceiling(desired).min(shortage::most(set));
+    let most = budget.ceiling(desired).min(shortage::most(set, desired));
     let target = (live + needed).min(most).max(live);
     if target > asked {
         return Some(target);

@@ -116,6 +116,7 @@ impl Future {
                 let names = [machine.name];
                 self.each(&names, |machine| {
                     machine.activity = Activity::Updating(Update::Pending);
+                    machine.undated = false;
                 });
                 wave.updates.extend(names);
             }

@@ -45,7 +45,7 @@ pub enum Mode {
     Full,
     /// The cloud does not answer or asks for patience: drains go on, nothing else.
     WithoutCloud,
-    /// The spec is invalid: the pool goes on with the model that the scale set has.
+    /// The spec is invalid or waits for others: the pool goes on with the model that the scale set has.
     FinishOnly,
     /// The pool is deleted: machines first, then the scale set, then the object.
     Teardown,
@@ -166,6 +166,8 @@ pub struct Machine {
     pub new_image: bool,
     /// Somebody else had cordoned its node before the update in place: it stays cordoned.
     pub cordoned: bool,
+    /// Somebody else asked for its update in place, and did not write when: the timeout of its drain has no beginning.
+    pub undated: bool,
     /// Its zone, where the pool keeps its zones even.
     pub zone: Option<String>,
     pub activity: Activity,
@@ -203,6 +205,7 @@ impl Machine {
             needs_new_disk: false,
             new_image: false,
             cordoned: false,
+            undated: false,
             zone: None,
             activity: Activity::Idle,
             drain: Drain::NotRun,

@@ -72,10 +72,15 @@ pub fn refused(tries: u32, cause: Cause) -> Option<usize> {
 }
 
 /// Returns the largest capacity that may be asked for now. What the cloud had no room for a moment ago is not asked for;
-/// whatever needs less is.
-pub(super) fn most(set: &ScaleSet) -> usize {
+/// whatever needs less is. A capacity that somebody else has set stays: whoever set it turns elsewhere by itself.
+pub(super) fn most(set: &ScaleSet, desired: usize) -> usize {
+    let kept = if set.scaled_by_others {
+        desired.min(set.capacity)
+    } else {
+        0
+    };
     match set.retry {
-        Retry::Waiting { refused, tries } if tries >= TRIES => refused.saturating_sub(1),
+        Retry::Waiting { refused, tries } if tries >= TRIES => refused.saturating_sub(1).max(kept),
         Retry::Waiting { refused, .. } => refused.saturating_sub(1).max(set.capacity),
         Retry::Paused => set.capacity,
         Retry::NotNeeded | Retry::Due => usize::MAX,
@@ -117,6 +122,29 @@ mod tests {
     ) {
         let refusal = Refusal { class, status, no_room };
         assert_eq!(cause(refusal, 4), expected);
+    }
+
+    #[rstest]
+    #[case::our_own_pool(false, 6, 6, 4)]
+    #[case::others_keep_what_they_asked_for(true, 6, 6, 6)]
+    #[case::and_no_more_than_that(true, 6, 7, 6)]
+    #[case::nor_is_more_asked_for(true, 8, 6, 6)]
+    fn a_capacity_that_is_not_made_is_given_back_by_whoever_asked_for_it(
+        #[case] scaled_by_others: bool,
+        #[case] desired: usize,
+        #[case] capacity: usize,
+        #[case] expected: usize,
+    ) {
+        let set = ScaleSet {
+            capacity,
+            scaled_by_others,
+            retry: Retry::Waiting {
+                refused: 5,
+                tries: TRIES,
+            },
+            ..ScaleSet::default()
+        };
+        assert_eq!(most(&set, desired), expected);
     }
 
     #[rstest]

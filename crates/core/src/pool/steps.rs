@@ -174,6 +174,7 @@ fn prepare(observed: &Observed) -> Plan {
     plan.steps.extend(with(ObjectWork::Create).map(Step::CreateObjects));
     plan.steps.extend(with(ObjectWork::Release).map(Step::ReleaseObjects));
     plan.steps.extend(with(ObjectWork::Record).map(Step::RecordModels));
+    plan.steps.extend(observed.machines.iter().filter_map(undated_update));
     plan.steps.extend(observed.machines.iter().filter_map(ended_update));
     plan.steps
         .extend(observed.strays.iter().cloned().map(Step::DeleteStray));
@@ -206,6 +207,19 @@ fn object_work(machine: &Machine) -> Option<ObjectWork> {
 /// The list, unless it is empty.
 fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
+}
+
+/// An update that somebody else asked for begins when it is first seen.
+fn undated_update(machine: &Machine) -> Option<Step> {
+    let due = machine.undated && machine.activity == Activity::Updating(Update::Pending);
+    due.then(|| Step::StartUpdate {
+        machine: super::Selected {
+            name: machine.name.clone(),
+            unless_available: false,
+            by_owner: false,
+        },
+        reimage: machine.new_image,
+    })
 }
 
 fn ended_update(machine: &Machine) -> Option<Step> {

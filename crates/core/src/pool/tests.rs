@@ -542,6 +542,15 @@ fn an_update_in_place_goes_its_way(#[case] observed: Observed, #[case] expected:
     assert_eq!(told(&plan(&observed)), expected);
 }
 
+#[rstest]
+#[case::once(true, "update a; drain a")]
+#[case::and_then_no_more(false, "drain a")]
+fn an_update_that_somebody_else_asked_for_begins_when_it_is_seen(#[case] undated: bool, #[case] expected: &str) {
+    let mut observed = updating(Update::Pending, Drain::NotRun);
+    observed.machines[0].undated = undated;
+    assert_eq!(told(&plan(&observed)), expected);
+}
+
 #[test]
 fn a_silent_cluster_ends_no_update() {
     let mut observed = updating(

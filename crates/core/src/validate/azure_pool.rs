@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use capstan_api::azure::{
     AzureMachinePool, AzureMachinePoolSpec, AzureMachinePoolTemplate, BootDiagnosticsStorage, CachingType, DataDisk,
-    Image, OrchestrationMode, OsDisk, SecurityType, StorageAccountType, VmIdentity,
+    Image, OrchestrationMode, OsDisk, SecurityType, SpotEvictionPolicy, StorageAccountType, VmIdentity,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -192,8 +192,23 @@ fn template(template: &AzureMachinePoolTemplate, findings: &mut Findings) {
             errors.push(FieldError::invalid(path, count, "must be at least 1"));
         }
     }
+    let evicted = template.spot_vm_options.as_ref();
+    let kept = evicted.and_then(|spot| spot.eviction_policy.as_ref()) == Some(&SpotEvictionPolicy::Deallocate);
+    if kept && template.os_disk.diff_disk_settings.is_some() {
+        errors.push(FieldError::invalid(
+            at("spotVMOptions.evictionPolicy"),
+            "Deallocate",
+            "Azure cannot deallocate a machine whose operating system disk is ephemeral: use Delete",
+        ));
+    }
     security(template, errors);
     diagnostics(template, errors);
+    if template.disable_vm_bootstrap_extension == Some(false) {
+        findings.warnings.push(format!(
+            "{}: Capstan adds no extension that reports how bootstrapping went: it waits for the Node, and reports one that does not join",
+            at("disableVMBootstrapExtension")
+        ));
+    }
 }
 
 fn image(image: Option<&Image>, errors: &mut Vec<FieldError>) {

@@ -53,6 +53,19 @@ fn a_good_pool_is_accepted(#[case] change: Value) {
 }
 
 #[rstest]
+#[case::unset(json!({}), 0)]
+#[case::that_we_follow(json!({ "template": { "disableVMBootstrapExtension": true } }), 0)]
+#[case::that_we_do_not_follow(json!({ "template": { "disableVMBootstrapExtension": false } }), 1)]
+fn a_field_that_is_not_followed_is_a_warning(#[case] change: Value, #[case] count: usize) {
+    let findings = validate(&pool(change));
+    assert_eq!((findings.message().as_str(), findings.warnings.len()), ("", count));
+}
+
+#[rstest]
+#[case::an_ephemeral_disk_that_would_be_deallocated(
+    json!({ "template": { "spotVMOptions": { "evictionPolicy": "Deallocate" },
+        "osDisk": { "diffDiskSettings": { "option": "Local" } } } }),
+    "spec.template.spotVMOptions.evictionPolicy: Invalid value")]
 #[case::a_subnet_that_leaves_its_address(
     json!({ "template": { "subnetName": "a/../b" } }), "spec.template.subnetName: Invalid value")]
 #[case::a_subnet_of_an_interface(

@@ -330,13 +330,15 @@ impl Actor<'_> {
     }
 
     async fn finish_update(&mut self, observed: &Observed, name: &str, uncordon: bool) -> Result<(), Error> {
-        let (Some(member), Some(model)) = (observed.member(name), &observed.model) else {
+        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
+        let wanted = wanted.or_else(|| self.scale_set()?.model);
+        let (Some(member), Some(model)) = (observed.member(name), wanted) else {
             return Ok(());
         };
         if let Some(node) = member.node.node().filter(|_| uncordon) {
             self.workload().connection().await?.drainer.uncordon(node).await?;
         }
-        let written = self.writer().finish_update(member, &model.hash).await?;
+        let written = self.writer().finish_update(member, &model).await?;
         self.note(written);
         Ok(())
     }
@@ -397,7 +399,7 @@ impl Actor<'_> {
         };
         let mut model = match observed.model.clone() {
             Some(model) => model,
-            None => self.present_model(&set).await?,
+            None => self.present_model(&set, FRESH_BOOTSTRAP).await?,
         };
         if self.cloud().await?.capacity_changed().await? {
             observed.requeue(Duration::ZERO);
@@ -441,10 +443,10 @@ impl Actor<'_> {
         Ok(true)
     }
 
-    /// The model that the scale set has, where the spec cannot say another one.
-    async fn present_model(&mut self, set: &ScaleSetSnapshot) -> Result<Model, Error> {
+    /// The model that the scale set has, where the spec cannot say another one, with bootstrap data no older than `age`.
+    pub(super) async fn present_model(&mut self, set: &ScaleSetSnapshot, age: Duration) -> Result<Model, Error> {
         let missing = || Error::NotReady("the MachinePool has no bootstrap data yet".to_owned());
-        let bootstrap = self.bootstrap(FRESH_BOOTSTRAP).await?.ok_or_else(missing)?;
+        let bootstrap = self.bootstrap(age).await?.ok_or_else(missing)?;
         let hash = set.model.clone().unwrap_or_default();
         Ok(model::present(&set.whole, &hash, &bootstrap))
     }
@@ -460,7 +462,7 @@ impl Actor<'_> {
 
     /// Whoever else adds instances makes them from the scale set as it is: its bootstrap data must not be old.
     async fn refresh_bootstrap(&mut self, observed: &Observed) -> Result<(), Error> {
-        match &observed.model {
+        match observed.newest() {
             Some(model) => self.cloud().await?.refresh_custom_data(model).await,
             None => Ok(()),
         }

@@ -133,7 +133,7 @@ impl Cloud<'_> {
 
     async fn read_set(&mut self) -> Result<(), Error> {
         let set = self.client.get_scale_set(&self.group, &self.name).await?;
-        let set = set.as_ref().map(ScaleSetSnapshot::read);
+        let set = set.as_ref().map(|set| self.state.read(set));
         let foreign = set.as_ref().and_then(|set| set.refusal(&self.claim));
         let mut set = set.filter(|_| foreign.is_none());
         self.state.foreign = foreign.map(|why| self.foreign(&why));
@@ -151,6 +151,14 @@ impl Cloud<'_> {
             let ours = set.capacity.saturating_sub(old).min(self.state.deleting().len());
             set.capacity -= ours;
         }
+        let more = capacity(&set)
+            .unwrap_or_default()
+            .saturating_sub(old.unwrap_or_default());
+        let kept = more.min(self.state.kept);
+        self.state.kept = match self.state.busy(Kind::Delete) {
+            true => self.state.kept - kept,
+            false => 0,
+        };
         match self.state.snapshot.as_mut() {
             Some(snapshot) => {
                 // What we did not do ourselves, somebody else did.
@@ -158,8 +166,13 @@ impl Cloud<'_> {
                     && !ambiguous
                     && let Some(external) = self.state.external.as_mut()
                 {
-                    *external = (*external + new).saturating_sub(old);
+                    *external = (*external + new).saturating_sub(old + kept);
                 }
+                // Instances that somebody else adds are of the model that the scale set has now: they are listed, and so
+                // recorded, before it gets another one.
+                let live = snapshot.instances.iter().filter(|instance| !instance.is("Deleting"));
+                let listed = Some(live.count());
+                self.state.instances_stale |= capacity(&set) != capacity(&snapshot.set) && capacity(&set) != listed;
                 snapshot.set = set;
             }
             None => {
@@ -307,7 +320,8 @@ impl Cloud<'_> {
     }
 
     fn remember(&mut self, set: &ScaleSet) {
-        let set = Some(ScaleSetSnapshot::read(set));
+        self.state.kept = 0;
+        let set = Some(self.state.read(set));
         match self.state.snapshot.as_mut() {
             Some(snapshot) => snapshot.set = set,
             None => {

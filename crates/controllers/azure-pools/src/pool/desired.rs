@@ -49,6 +49,13 @@ impl Actor<'_> {
             let (name, message) = (cluster.name_any(), findings.message());
             return Err(Error::Invalid(format!("AzureCluster {name}: {message}")));
         }
+        if let Some(zone) = &cluster.spec.extended_location {
+            let (name, zone) = (cluster.name_any(), &zone.name);
+            return Err(Error::Invalid(format!(
+                "AzureCluster {name}: spec.extendedLocation: Invalid value: {zone:?}: Capstan makes no scale sets in edge zones; \
+                 one that exists keeps its place, and is still scaled"
+            )));
+        }
         let template = &pool.spec.template;
         let windows = template.os_disk.os_type.as_deref() == Some("Windows");
         if !windows && template.ssh_public_key.as_deref().is_none_or(str::is_empty) {

@@ -3,21 +3,23 @@
 //! Invariant: only `capstan_core::drain` makes a proof that a node is drained. A node that the cache lacks counts as missing
 //! only when a list of the cluster itself lacks it, too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use capstan_api::capi::{CoreCondition, EXCLUDE_DRAIN_ANNOTATION, PRE_DRAIN_HOOK_PREFIX};
+use capstan_api::capi::{CoreCondition, DrainRuleMachines, EXCLUDE_DRAIN_ANNOTATION, PRE_DRAIN_HOOK_PREFIX};
 use capstan_core::clock::Clock;
 use capstan_core::drain::{
     Assessment, Drained, DrainedElsewhere, NodeState as Presence, ObstacleReason, Options, Request, assess, describe,
 };
 use capstan_core::pool::Drain;
-use capstan_kube::capi::Machine;
+use capstan_kube::capi::{Machine, MachineDrainRule};
 use capstan_kube::drain::{Outcome, Wake};
+use capstan_kube::grant::selects;
 use capstan_kube::workload::Cluster;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 
 use super::member::{Member, NodeState};
@@ -172,6 +174,18 @@ pub fn by_cluster_api(id: &str, owner: &Arc<Machine>, object_deleted: Option<Tim
         Assessment::Wait(why) => Drain::Running { why },
         Assessment::Drain => Drain::NotRun,
     }
+}
+
+/// Whether a drain rule is about a Machine of a cluster with these labels. One that cannot be read is about all.
+pub fn is_about(rule: &MachineDrainRule, machine: &Machine, cluster: &BTreeMap<String, String>) -> bool {
+    let fits = |selector: &Option<LabelSelector>, labels: &BTreeMap<String, String>| {
+        let selector = selector.as_ref();
+        selector.is_none_or(|selector| selects(selector, labels).unwrap_or(true))
+    };
+    let machines = &rule.spec.machines;
+    let selected =
+        |some: &DrainRuleMachines| fits(&some.selector, machine.labels()) && fits(&some.cluster_selector, cluster);
+    machines.is_empty() || machines.iter().any(selected)
 }
 
 /// Whether only core may drain the node of a Machine: somebody's hook comes first, the user wants no drain, or there are drain
@@ -362,6 +376,26 @@ mod tests {
         let mut machine = deleted("", "", false, annotations);
         machine.0.status = serde_json::from_value(status).unwrap();
         assert_eq!(is_guarded(&machine, rules), expected);
+    }
+
+    #[rstest]
+    #[case::without_selectors(json!({}), true)]
+    #[case::of_all(json!({ "machines": [{}] }), true)]
+    #[case::of_this_one(json!({ "machines": [{ "selector": { "matchLabels": { "pool": "a" } } }] }), true)]
+    #[case::of_another_one(json!({ "machines": [{ "selector": { "matchLabels": { "pool": "b" } } }] }), false)]
+    #[case::of_one_of_two(json!({ "machines": [{ "selector": { "matchLabels": { "pool": "b" } } },
+        { "selector": { "matchExpressions": [{ "key": "pool", "operator": "Exists" }] } }] }), true)]
+    #[case::of_this_cluster(json!({ "machines": [{ "clusterSelector": { "matchLabels": { "stage": "prod" } } }] }), true)]
+    #[case::of_this_one_in_another_cluster(json!({ "machines": [{ "selector": { "matchLabels": { "pool": "a" } },
+        "clusterSelector": { "matchLabels": { "stage": "test" } } }] }), false)]
+    #[case::that_cannot_be_read(json!({ "machines": [{ "selector": { "matchExpressions": [
+        { "key": "pool", "operator": "Resembles" }] } }] }), true)]
+    fn a_rule_is_about_the_machines_that_it_selects(#[case] spec: Value, #[case] expected: bool) {
+        let rule = serde_json::from_value(json!({ "metadata": { "name": "r" }, "spec": spec })).unwrap();
+        let mut machine = deleted("", "", false, json!({}));
+        machine.0.metadata.labels = Some(BTreeMap::from([("pool".to_owned(), "a".to_owned())]));
+        let cluster = BTreeMap::from([("stage".to_owned(), "prod".to_owned())]);
+        assert_eq!(is_about(&MachineDrainRule(rule), &machine, &cluster), expected);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::member::Member;
 use super::observe::{Observed, startup_timeout};
 use super::state::Kind;
 use super::status::no_room;
-use crate::error::Error;
 use crate::model::zones;
 
 /// An instance that ran and that Azure calls Failed may recover by itself within this time.
@@ -24,8 +23,9 @@ impl Actor<'_> {
         let now = self.now();
         let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
         let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
-        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
         let set_model = self.scale_set().and_then(|set| set.model);
+        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
+        let wanted = wanted.or_else(|| set_model.clone());
         let applied = wanted.is_some() && wanted == set_model;
         let mut failed = HashMap::new();
         let mut updated = HashMap::new();
@@ -91,7 +91,7 @@ impl Actor<'_> {
     }
 
     /// Failed creations slow the next one down; failed updates in place become replacements.
-    pub(super) async fn note_failures(&mut self, failures: Vec<Failure>, observed: &mut Observed) -> Result<(), Error> {
+    pub(super) async fn note_failures(&mut self, failures: Vec<Failure>, observed: &mut Observed) {
         let capacity = self.scale_set().map_or(0, |set| set.capacity);
         let existing = observed.existing().count();
         for failure in failures {
@@ -110,7 +110,7 @@ impl Actor<'_> {
             }
         }
         if observed.mode() == Mode::Teardown {
-            return Ok(());
+            return;
         }
         let mut failed = Vec::new();
         for member in &observed.members {
@@ -129,7 +129,7 @@ impl Actor<'_> {
             let cause = if one { Cause::Instance } else { Cause::Instances };
             self.creation_failed(why.clone(), cause);
         }
-        self.note_shortage(observed).await
+        self.note_shortage(observed).await;
     }
 
     /// Notes that instances were not made. The event about a pool that asks for no more names what to change.
@@ -147,8 +147,8 @@ impl Actor<'_> {
     }
 
     /// A scale operation that ended without all its instances is a failure, also if it ended while we were away.
-    async fn note_shortage(&mut self, observed: &Observed) -> Result<(), Error> {
-        let Some(set) = self.scale_set() else { return Ok(()) };
+    async fn note_shortage(&mut self, observed: &Observed) {
+        let Some(set) = self.scale_set() else { return };
         let exists = |m: &&Member| m.instance.as_ref().is_some_and(|instance| !instance.is("Deleting"));
         let count = observed.members.iter().filter(exists).count();
         let short = count < set.capacity;
@@ -156,13 +156,24 @@ impl Actor<'_> {
         if short && over && !self.state.retry.is_counted() {
             let why = match self.state.retry.why.clone() {
                 Some(why) => why,
-                None => self.cloud().await?.shortage().await?,
+                None => self.shortage().await,
             };
             self.warn("InstancesNotCreated", why.clone());
             let (capacity, existing) = (set.capacity, count);
             self.creation_failed(why, Cause::NotMade { capacity, existing });
         }
-        Ok(())
+    }
+
+    /// Returns why instances were not created, as far as Azure says so.
+    async fn shortage(&mut self) -> String {
+        let why = match self.cloud().await {
+            Ok(cloud) => cloud.shortage().await,
+            Err(error) => Err(error),
+        };
+        why.unwrap_or_else(|error| {
+            let set = &self.owners.set.name;
+            format!("Azure did not create all instances of scale set {set}, and does not say why: {error}")
+        })
     }
 
     /// Once as many machines as desired are ready, creation has not failed any more. Failed ones that are deleted prove

@@ -175,20 +175,25 @@ impl Member {
         if let Some(time) = &object.metadata.deletion_timestamp {
             return Some(time.0);
         }
-        let begun = self.annotation(UPDATE_INSTANCE_ANNOTATION)?;
-        // Anybody may set the annotation, to any value.
-        Some(begun.parse().unwrap_or(now))
+        self.updating().then(|| self.update_since().unwrap_or(now))
+    }
+
+    /// Returns when its update in place was asked for. Anybody may set the annotation, to any value.
+    fn update_since(&self) -> Option<Timestamp> {
+        self.annotation(UPDATE_INSTANCE_ANNOTATION)?.parse().ok()
     }
 
     /// Returns the model that the instance runs: the scale set's own when Azure calls it the latest, else the recorded
-    /// one. Without a record, an instance of the scale set's image and size has the scale set's model.
+    /// one. Without a record, an instance of the scale set's image and size has the scale set's model, unless it is older than
+    /// that: a list may show an instance late, and image and size are not the whole model.
     pub fn model<'a>(&'a self, set: &'a ScaleSetSnapshot) -> Option<&'a str> {
         let instance = self.instance.as_ref()?;
         let current = || set.model.as_deref();
+        let older = instance.created != 0 && set.model_since.is_some_and(|since| instance.created < since);
         match self.annotation(MODEL_ANNOTATION) {
             _ if instance.latest => current(),
             Some(recorded) => Some(recorded),
-            None if instance.make.is_known() && instance.make == set.make => current(),
+            None if instance.make.is_known() && instance.make == set.make && !older => current(),
             None => None,
         }
     }
@@ -300,6 +305,7 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         needs_new_disk: needs_new_disk(member, model, frame),
         new_image: instance.is_some_and(|instance| instance.make.has_other_image(frame.make)),
         cordoned: member.annotation(CORDONED_ANNOTATION).is_some(),
+        undated: member.updating() && member.update_since().is_none(),
         zone: instance
             .filter(|_| frame.balanced)
             .and_then(|instance| instance.zone.clone()),
@@ -308,13 +314,11 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
     }
 }
 
-/// Whether bootstrap data or SSH key have changed, and nothing else gives the instance a new OS disk.
+/// Whether bootstrap data or SSH key have changed, and nothing else gives the instance a new OS disk. Another size does not.
 fn needs_new_disk(member: &Member, model: Option<&str>, frame: &Frame<'_>) -> bool {
-    let same_make = member
-        .instance
-        .as_ref()
-        .is_some_and(|instance| instance.make == frame.set.make);
-    same_make && model.is_some_and(|model| bootstrap_part(model) != bootstrap_part(frame.model))
+    let instance = member.instance.as_ref();
+    let same_image = instance.is_some_and(|instance| !instance.make.has_other_image(frame.make));
+    same_image && model.is_none_or(|model| bootstrap_part(model) != bootstrap_part(frame.model))
 }
 
 fn update(member: &Member, frame: &Frame<'_>) -> Update {
@@ -441,12 +445,16 @@ mod tests {
         }
     }
 
-    fn make(version: &str) -> crate::pool::snapshot::Make {
+    fn make(version: &str) -> Make {
+        sized(version, "Standard_D2s_v3")
+    }
+
+    fn sized(version: &str, size: &str) -> Make {
         let image = capstan_azure::model::ImageReference {
             version: Some(version.to_owned()),
             ..Default::default()
         };
-        crate::pool::snapshot::Make::new(Some(&image), Some("Standard_D2s_v3"))
+        Make::new(Some(&image), Some(size))
     }
 
     #[rstest]
@@ -467,18 +475,41 @@ mod tests {
         assert_eq!(planned(&member, &set("new"), false).outdated, outdated);
     }
 
+    #[rstest]
+    #[case::made_before(99, Some(100), true)]
+    #[case::made_with_it(100, Some(100), false)]
+    #[case::made_nobody_knows_when(0, Some(100), false)]
+    #[case::a_model_of_an_earlier_process(99, None, false)]
+    fn an_instance_that_is_listed_after_a_change_of_the_model_is_of_the_old_one_if_it_is_older(
+        #[case] created: i64,
+        #[case] model_since: Option<i64>,
+        #[case] outdated: bool,
+    ) {
+        let mut member = member(false, json!({}));
+        let instance = member.instance.as_mut().unwrap();
+        (instance.make, instance.created) = (make("2"), created);
+        let set = ScaleSetSnapshot {
+            model_since,
+            ..set("new")
+        };
+        assert_eq!(planned(&member, &set, false).outdated, outdated);
+    }
+
     #[test]
     fn a_model_that_azure_has_not_got_yet_makes_all_outdated() {
         assert!(planned(&member(true, json!({})), &set("old"), false).outdated);
     }
 
     #[rstest]
-    #[case::other_data("3-a-old", "2", true)]
-    #[case::the_same_data("3-b-new", "2", false)]
-    #[case::another_image_brings_a_new_disk("3-a-old", "1", false)]
-    fn bootstrap_data_needs_a_new_disk(#[case] recorded: &str, #[case] image: &str, #[case] needed: bool) {
+    #[case::other_data("3-a-old", make("2"), true)]
+    #[case::the_same_data("3-b-new", make("2"), false)]
+    #[case::another_image_brings_a_new_disk("3-a-old", make("1"), false)]
+    #[case::another_size_does_not("3-a-old", sized("2", "Standard_D4s_v3"), true)]
+    #[case::another_size_with_the_same_data("3-b-new", sized("2", "Standard_D4s_v3"), false)]
+    #[case::an_image_that_azure_does_not_name("3-a-old", Make::default(), true)]
+    fn bootstrap_data_needs_a_new_disk(#[case] recorded: &str, #[case] made: Make, #[case] needed: bool) {
         let mut member = member(false, json!({ MODEL_ANNOTATION: recorded }));
-        member.instance.as_mut().unwrap().make = make(image);
+        member.instance.as_mut().unwrap().make = made;
         let frame = Frame {
             model: "3-a-new",
             set: &set("3-a-new"),

@@ -117,7 +117,7 @@ impl Reconcile for Pools {
     }
 
     fn plan(observed: &Observed, _: Timestamp) -> Plan<Step> {
-        if observed.waiting_for.is_some() {
+        if observed.is_idle() {
             return Plan::idle();
         }
         let plan = pool::plan(&observed.plan);

@@ -9,12 +9,13 @@ use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Mode, Retry, Scaling
 use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
 use capstan_kube::runtime::EventNote;
+use futures::future::BoxFuture;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
 use super::Actor;
 use super::cloud::Failure;
-use super::desired::Intent;
+use super::desired::{BOOTSTRAP_AGE, Intent};
 use super::drain::{self, Progress};
 use super::member::{Frame, Member, machine};
 use super::owners::Owners;
@@ -38,6 +39,8 @@ pub struct Observed {
     pub owners: Owners,
     /// The scale set that is wanted; `None` where the spec cannot say.
     pub model: Option<Model>,
+    /// The scale set's own model with the newest bootstrap data, where the spec cannot say another one.
+    pub present: Option<Model>,
     pub members: Vec<Member>,
     pub strays: Vec<Arc<capi::Machine>>,
     /// When to reconcile again although nothing has changed.
@@ -68,6 +71,7 @@ impl Observed {
             },
             owners,
             model: None,
+            present: None,
             members: Vec::new(),
             strays: Vec::new(),
             requeue,
@@ -92,6 +96,16 @@ impl Observed {
 
     pub fn mode(&self) -> Mode {
         self.plan.mode
+    }
+
+    /// Whether nothing can be done before others bring what the pool waits for. A scale set that exists goes on without.
+    pub fn is_idle(&self) -> bool {
+        self.waiting_for.is_some() && self.mode() == Mode::Full
+    }
+
+    /// The model that new instances are made from.
+    pub fn newest(&self) -> Option<&Model> {
+        self.model.as_ref().or(self.present.as_ref())
     }
 
     pub fn member(&self, name: &str) -> Option<&Member> {
@@ -119,13 +133,13 @@ impl Observed {
 }
 
 impl Actor<'_> {
-    /// Observes as much as possible: without the cloud while Azure asks for patience or does not answer, and only for what
-    /// is under way while the spec is invalid.
+    /// Observes as much as possible: without the cloud while Azure asks for patience or does not answer, and for the model that
+    /// the scale set has while the spec is invalid or waits for others.
     pub(super) async fn observe_pool(&mut self, drains: HashMap<String, Progress>) -> Result<Observed, Error> {
         let mut observed = self.observe_mode(&drains).await?;
         observed.drains = drains;
         observed.cloud = self.state.summary(&self.owners.set);
-        if observed.waiting_for.is_none() {
+        if !observed.is_idle() {
             observed.plan = self.observed_plan(&observed);
             self.note_foreign(&mut observed);
         }
@@ -160,7 +174,10 @@ impl Actor<'_> {
                 return Ok(observed);
             }
             Ok(Intent::WaitingFor(reason, message)) => {
-                let mut observed = self.empty(Mode::Full);
+                let mut observed = match self.has_scale_set() {
+                    true => self.observe_to_finish(drains).await?,
+                    false => self.empty(Mode::Full),
+                };
                 observed.waiting_for = Some((reason, message));
                 return Ok(observed);
             }
@@ -195,18 +212,10 @@ impl Actor<'_> {
     /// Observes for a part of the plan, where the whole cannot be made for this error.
     async fn observe_in_part(&mut self, error: Error, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
         self.note_error(&error);
-        let exists = self.state.snapshot.is_some() || self.pool().spec.provider_id.is_some();
-        let finish = matches!(error, Error::Invalid(_)) && exists && !self.scope.is_deleting();
+        let of_the_spec = matches!(error, Error::Invalid(_) | Error::NotReady(_));
+        let finish = of_the_spec && self.has_scale_set() && !self.scope.is_deleting();
         let mut observed = match finish {
-            true => match self.observe(Mode::FinishOnly, None, drains).await {
-                Err(error @ Error::Kube(_)) => return Err(error),
-                Err(error) => {
-                    self.note_error(&error);
-                    tracing::debug!(%error, "Azure does not answer, drains go on");
-                    self.observe_without_cloud(drains).await?
-                }
-                Ok(observed) => observed,
-            },
+            true => self.observe_to_finish(drains).await?,
             false => self.observe_without_cloud(drains).await?,
         };
         match self.state.throttled_for(self.now()) {
@@ -217,6 +226,33 @@ impl Actor<'_> {
             None => observed.error = Some(error),
         }
         Ok(observed)
+    }
+
+    fn has_scale_set(&self) -> bool {
+        self.state.snapshot.is_some() || self.pool().spec.provider_id.is_some()
+    }
+
+    /// Observes a pool that cannot have the model that its spec asks for. Boxed, as it is seldom needed and takes much of a stack.
+    fn observe_to_finish<'a>(
+        &'a mut self,
+        drains: &'a HashMap<String, Progress>,
+    ) -> BoxFuture<'a, Result<Observed, Error>> {
+        Box::pin(async move {
+            match self.observe(Mode::FinishOnly, None, drains).await {
+                Err(error @ Error::Kube(_)) => Err(error),
+                Err(error) => {
+                    self.note_error(&error);
+                    tracing::debug!(%error, "Azure does not answer, drains go on");
+                    self.observe_without_cloud(drains).await
+                }
+                Ok(mut observed) => {
+                    if let Some(set) = self.scale_set() {
+                        observed.present = self.present_model(&set, BOOTSTRAP_AGE).await.ok();
+                    }
+                    Ok(observed)
+                }
+            }
+        })
     }
 
     async fn observe_without_cloud(&mut self, drains: &HashMap<String, Progress>) -> Result<Observed, Error> {
@@ -239,10 +275,15 @@ impl Actor<'_> {
         };
         let mut observed = self.empty(mode);
         (observed.model, observed.members) = (model, self.members().await?);
-        let drain_rules = self.has_drain_rules(&observed.members).await;
+        let drain_rules = self.drain_rules(&observed.members).await;
+        let cluster = self.owners.cluster.labels();
         for member in &mut observed.members {
-            let owner = member.owner.as_ref();
-            member.guarded = owner.is_some_and(|owner| drain::is_guarded(owner, drain_rules));
+            let guarded = |owner: &Arc<capi::Machine>| {
+                let ruled = drain_rules.as_ref();
+                let ruled = ruled.is_none_or(|rules| rules.iter().any(|rule| drain::is_about(rule, owner, cluster)));
+                drain::is_guarded(owner, ruled)
+            };
+            member.guarded = member.owner.as_ref().is_some_and(guarded);
         }
         for n in 0..observed.members.len() {
             let again = self.note_drain(&mut observed.members[n], drains);
@@ -254,25 +295,25 @@ impl Actor<'_> {
         self.note_instances(&mut observed);
         self.note_external(&observed);
         if mode != Mode::WithoutCloud {
-            self.note_failures(failures, &mut observed).await?;
+            self.note_failures(failures, &mut observed).await;
         }
         Ok(observed)
     }
 
-    /// Whether there are rules for drains that only Cluster API follows. They matter once a machine leaves that has a Machine;
-    /// rules that cannot be read count.
-    async fn has_drain_rules(&self, members: &[Member]) -> bool {
+    /// Returns the rules for drains, which only Cluster API follows; `None` where they cannot be read. They matter once a machine
+    /// leaves that has a Machine.
+    async fn drain_rules(&self, members: &[Member]) -> Option<Vec<capi::MachineDrainRule>> {
         let leaves = |m: &Member| m.object_deleting() && m.owner.is_some() && !m.owner_deleting();
         if !members.iter().any(leaves) {
-            return false;
+            return Some(Vec::new());
         }
         let rules = self.scope.api_of::<capi::MachineDrainRule>();
-        match rules.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(found) => !found.items.is_empty(),
-            Err(kube::Error::Api(status)) if status.code == 404 => false,
+        match rules.list(&ListParams::default()).await {
+            Ok(found) => Some(found.items),
+            Err(kube::Error::Api(status)) if status.code == 404 => Some(Vec::new()),
             Err(error) => {
                 tracing::info!(%error, "cannot list MachineDrainRules: Cluster API drains");
-                true
+                None
             }
         }
     }
@@ -416,7 +457,7 @@ impl Actor<'_> {
             flexible: set.flexible,
             quiet: self.state.operations.is_empty(),
             confirmed: self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed),
-            stale_bootstrap: observed.model.as_ref().is_some_and(stale),
+            stale_bootstrap: observed.newest().is_some_and(stale),
             scaled_by_others: external,
             stale_tags: !busy
                 && observed

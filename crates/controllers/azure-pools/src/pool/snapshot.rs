@@ -22,6 +22,8 @@ pub struct ScaleSetSnapshot {
     pub capacity: usize,
     pub state: String,
     pub model: Option<String>,
+    /// When we asked for that model, in seconds since the epoch; `None` where another process or somebody else did.
+    pub model_since: Option<i64>,
     pub custom_data: Option<String>,
     pub make: Make,
     pub zones: Vec<String>,
@@ -80,6 +82,7 @@ impl ScaleSetSnapshot {
             capacity: usize::try_from(set.capacity()).unwrap_or_default(),
             state: set.provisioning_state().to_string(),
             model: tag(HASH_TAG),
+            model_since: None,
             custom_data: tag(CUSTOM_DATA_TAG),
             make: Make::of(set),
             zones: set.zones.clone().unwrap_or_default(),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use capstan_api::azure::{AzureMachinePool, Future};
+use capstan_azure::model::ScaleSet;
 use capstan_azure::{Client, Operation};
 use capstan_core::backoff::exponential;
 use capstan_core::pool::{self, Cause, TRIES, refused, wait};
@@ -292,6 +293,10 @@ pub struct State {
     pub recheck_at: Option<Instant>,
     /// Whether the scale set's ETag may be older than our own last change.
     pub etag_stale: bool,
+    /// How much more capacity a Flexible set has than its snapshot says: it keeps its capacity when machines of it are deleted.
+    pub kept: usize,
+    /// The last model that replaced another one, and when we asked for it, in seconds since the epoch.
+    pub replaced_model: Option<(String, i64)>,
     /// The changes that Azure refused for good, with its message, and when.
     pub refused: Vec<(Ask, String, Instant)>,
 }
@@ -403,6 +408,15 @@ impl State {
     fn refused(&self, now: Instant) -> impl Iterator<Item = &(Ask, String, Instant)> {
         let recent = move |(_, _, at): &&(Ask, String, Instant)| now.saturating_duration_since(*at) < REFUSED;
         self.refused.iter().filter(recent)
+    }
+
+    /// Reads a scale set, and since when it has its model.
+    pub fn read(&self, set: &ScaleSet) -> ScaleSetSnapshot {
+        let mut set = ScaleSetSnapshot::read(set);
+        let asked = self.replaced_model.as_ref();
+        let asked = asked.filter(|(model, _)| Some(model) == set.model.as_ref());
+        set.model_since = asked.map(|(_, at)| *at);
+        set
     }
 
     /// Returns how long Azure is not to be called, and why.

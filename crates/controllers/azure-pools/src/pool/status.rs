@@ -5,6 +5,7 @@ use std::time::Duration;
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine, AzureMachinePoolStatus, VmIdentity};
 use capstan_azure::FIXED_PROPERTY;
 use capstan_core::pool::{Mode, NO_ROOM_RETRY, Strategy, not_joined};
+use capstan_core::validate::azure_pool;
 use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
@@ -21,6 +22,8 @@ const MODEL_UPDATED: &str = "ScaleSetModelUpdated";
 const DESIRED_REPLICAS: &str = "ScaleSetDesiredReplicas";
 /// The Azure provider of Cluster API assigns a role to the identity of a scale set. Capstan does not.
 const ROLE_ASSIGNED: &str = "RoleAssignmentReady";
+/// A field of the spec has no effect.
+const FIELDS_SUPPORTED: &str = "FieldsSupported";
 const SUMMED_UP: [&str; 4] = [BOOTSTRAP_SUCCEEDED, RUNNING, MODEL_UPDATED, DESIRED_REPLICAS];
 
 /// While machines come and go, a pool's status is written no more often than this.
@@ -47,6 +50,7 @@ pub fn status(
         draft.describe(observed);
     }
     draft.role();
+    draft.fields();
     let error = result
         .err()
         .or_else(|| observed.and_then(|observed| observed.error.as_ref()));
@@ -191,12 +195,15 @@ impl Draft<'_> {
         // A new process finds the operations under way here.
         self.status.long_running_operation_states = observed.cloud.operations.clone();
         if let Some((reason, message)) = observed.waiting_for {
-            return self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
+            self.mark_false(BOOTSTRAP_SUCCEEDED, Severity::Info, reason, message);
+        }
+        if observed.is_idle() {
+            return;
         }
         match observed.mode() {
             Mode::Full => self.full(observed),
             Mode::Teardown | Mode::Orphaned => self.deleting(observed),
-            // The invalid spec stops only itself.
+            // A spec that is invalid or waits for others stops only itself.
             Mode::FinishOnly if observed.cloud.set.is_some() => self.machines(observed),
             Mode::WithoutCloud | Mode::FinishOnly => {}
         }
@@ -225,6 +232,17 @@ impl Draft<'_> {
              (az vmss identity show, az role assignment create), or use identity UserAssigned"
         );
         self.mark_false(ROLE_ASSIGNED, Severity::Warning, "RoleAssignmentNotSupported", &message);
+    }
+
+    /// Says which fields of the spec Capstan does not follow.
+    fn fields(&mut self) {
+        let warnings = azure_pool::validate(self.pool).warnings;
+        if warnings.is_empty() {
+            conditions::remove(&mut self.status.conditions, FIELDS_SUPPORTED);
+            return;
+        }
+        let message = warnings.join("; ");
+        self.mark_false(FIELDS_SUPPORTED, Severity::Info, "FieldsNotSupported", &message);
     }
 
     fn full(&mut self, observed: &Observed) {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use capstan_api::azure::{AzureMachinePool, AzureMachinePoolMachine};
-use capstan_kube::capi::{Cluster, Machine, MachineDrainRule};
+use capstan_kube::capi::{Cluster, Machine, MachineDrainRule, MachinePool};
 use capstan_kube::nodes::takes_pods;
 use capstan_testkit::ControlPlane;
 use futures::StreamExt;
@@ -100,7 +100,19 @@ impl Core {
             }
         });
         self.0.create::<Machine>(machine).await?;
-        Ok(())
+        // Core takes a control plane for up once a machine of it has a node. Before that it drains nothing.
+        let joined = json!({ "status": { "nodeRef": { "name": "control-plane" } } });
+        let machines = self.0.api::<Machine>();
+        machines
+            .patch_status("control-plane", &PatchParams::default(), &Patch::Merge(joined))
+            .await?;
+        let up = async || {
+            let cluster = self.0.api::<Cluster>().get("c").await?;
+            let mut conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+            let up = conditions.any(|c| c.type_ == "ControlPlaneInitialized" && c.status == "True");
+            Ok(up.then_some(()))
+        };
+        self.0.until("a control plane that is up", up).await
     }
 
     /// The pod still runs, and so does the instance under it.
@@ -171,6 +183,15 @@ impl Core {
         assert!(takes_pods(&node), "cordoned before its hook has run");
         world.patch::<Machine>(&name, hooked(None)).await?;
         self.until_core_says(first, "DrainingNode").await?;
+        // Whoever looks at the pool sees what core waits for.
+        let told = async || {
+            let told = world.condition("ScaleSetDesiredReplicas").await?;
+            let names = |text: &str| text.contains("cache") && text.contains("disruption budget");
+            Ok(told.filter(|(_, text)| names(text)))
+        };
+        world
+            .until("core's pod and budget in the pool's condition", told)
+            .await?;
         self.assert_untouched("cache", first).await?;
         self.let_go("cache").await?;
         self.until_gone(first).await?;
@@ -287,5 +308,18 @@ async fn core_owns_the_machines_and_drains_them() -> Result<()> {
         ..Options::default()
     };
     core.0.make_pool("workload-cluster-mp-1", &options).await?;
-    core.until_joined(3).await
+    core.until_joined(3).await?;
+
+    // A whole pool goes, with its Machines.
+    let pools = core.0.api::<MachinePool>();
+    pools.delete("workload-cluster-mp-1", &DeleteParams::default()).await?;
+    let gone = async || {
+        let left = pools.get_opt("workload-cluster-mp-1").await?.is_some();
+        let sets = core.0.sim.ids("virtualMachineScaleSets").len();
+        Ok((!left && sets == 1).then_some(()))
+    };
+    core.0.until("the end of the second pool", gone).await?;
+    core.until_joined(1).await?;
+    assert_eq!(core.0.machines().await?.len(), 1);
+    Ok(())
 }

@@ -93,6 +93,48 @@ async fn a_surge_machine_that_never_joins_delays_a_rollout_and_does_not_end_it()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_field_that_is_not_followed_is_reported_for_as_long_as_it_is_there() -> Result<()> {
+    let field = |value: Value| json!({ "spec": { "template": { "disableVMBootstrapExtension": value } } });
+    let (still, _running) = Still::ready(Pool {
+        object: field(json!(false)),
+        ..Pool::default()
+    })
+    .await?;
+    let supported = |still: &Still| Still::condition(&still.pool(), "FieldsSupported");
+    let told = supported(&still);
+    assert_eq!((&told["status"], &told["severity"]), (&json!("False"), &json!("Info")));
+    assert!(
+        told["message"].to_string().contains("disableVMBootstrapExtension"),
+        "{told}"
+    );
+    assert_eq!(Still::condition(&still.pool(), "Ready")["status"], "True");
+    still.patch_pool(field(Value::Null)).await?;
+    still
+        .until("the end of the report", |still| supported(still).is_null())
+        .await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_scale_set_is_made_in_the_region_of_an_edge_zone() -> Result<()> {
+    let zone = json!({ "name": "losangeles", "type": "EdgeZone" });
+    let still = Still::new(Pool {
+        cluster: json!({ "spec": { "extendedLocation": zone } }),
+        ..Pool::default()
+    })
+    .await?;
+    let _running = still.start()?;
+    still
+        .until("the report", |still| {
+            let running = Still::condition(&still.pool(), "ScaleSetRunning");
+            running["message"].to_string().contains("spec.extendedLocation")
+        })
+        .await;
+    assert!(still.set().is_null());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_identity_without_a_role_is_reported() -> Result<()> {
     let role = json!({ "scope": "/subscriptions/s", "definitionID": "reader" });
     let object = json!({ "spec": { "identity": "SystemAssigned", "systemAssignedIdentityRole": role } });

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Result;
+use capstan_core::interceptor::Interceptors;
 use capstan_sim::azure::compute::fleet::State;
 use capstan_sim::azure::{Action, Config, Fault, Span, Times};
+use capstan_testkit::interceptors::{Ledger, kube_writes};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -96,13 +98,18 @@ async fn a_rollout_takes_no_longer_than_its_machines_take_to_come() -> Result<()
         },
         ..Config::default()
     };
-    let (still, _running) = Still::ready(Pool {
+    let still = Still::new(Pool {
         replicas: 20,
         object: rolling(2, 0),
         sim,
         ..Pool::default()
     })
     .await?;
+    let writes = Ledger::of(kube_writes);
+    let _running = still.start_behind(Interceptors::new(vec![writes.clone()]))?;
+    still.until_ready(20).await;
+    still.azure.clear_requests();
+    writes.clear();
     let begun = tokio::time::Instant::now();
     still.upgrade(2).await?;
     still
@@ -110,7 +117,25 @@ async fn a_rollout_takes_no_longer_than_its_machines_take_to_come() -> Result<()
         .await;
     // Ten rounds of 20 s. With the deletes it would be 250 s.
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(235), "{took:?}");
+    still.until_ready(20).await;
+    let calls = still.azure.arm_requests();
+    let called = calls
+        .iter()
+        .map(|call| format!("{} {} {}", call.time, call.method, call.path));
+    let called: Vec<String> = called.collect();
+    assert!(
+        called.len() <= 70,
+        "{} calls in {took:?}: {called:#?}\n{}",
+        called.len(),
+        writes.summary()
+    );
+    assert!(
+        writes.len() <= 110,
+        "{} writes in {took:?}: {}",
+        writes.len(),
+        writes.summary()
+    );
+    assert!(took < Duration::from_secs(216), "{took:?}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! A pool on a cluster and an Azure inside the test process, under paused time: no test here waits, and none can lose a
 //! race. The simulator is as strict as Azure.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -267,6 +268,14 @@ impl Still {
         Ok(())
     }
 
+    /// Changes the status of an object in the same way.
+    pub async fn patch_status(&self, object: Value) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let (api, patch) = (self.api(&object), Patch::Merge(&object));
+        api.patch_status(&name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
     pub async fn delete(&self, object: Value) -> Result<()> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         self.api(&object).delete(&name, &DeleteParams::default()).await?;
@@ -282,11 +291,8 @@ impl Still {
     }
 
     pub async fn scale(&self, replicas: usize) -> Result<()> {
-        self.patch(
-            json!({ "apiVersion": CLUSTER_API, "kind": "MachinePool", "metadata": { "name": NAME },
-            "spec": { "replicas": replicas } }),
-        )
-        .await
+        self.patch_machine_pool(json!({ "spec": { "replicas": replicas } }))
+            .await
     }
 
     /// Gives the pool another image.
@@ -315,14 +321,87 @@ impl Still {
         self.azure.get(&self.set_id()).unwrap_or_default()
     }
 
+    /// Returns all instances; those of a Flexible set are virtual machines.
     pub fn instances(&self) -> Vec<Value> {
-        self.azure.instances(&self.set_id())
+        let vms = self.azure.ids("virtualMachines").into_iter();
+        let vms = vms.filter_map(|id| self.azure.get(&id));
+        self.azure.instances(&self.set_id()).into_iter().chain(vms).collect()
     }
 
     /// Returns the ids of all instances, in order.
     pub fn instance_ids(&self) -> Vec<String> {
         let id = |instance: &Value| instance["instanceId"].as_str().unwrap_or_default().to_owned();
         self.instances().iter().map(id).collect()
+    }
+
+    /// Returns the ids of all virtual machines. None is ever used twice.
+    pub fn vm_ids(&self) -> BTreeSet<String> {
+        let id = |instance: &Value| instance["properties"]["vmId"].as_str().unwrap_or_default().to_owned();
+        self.instances().iter().map(id).collect()
+    }
+
+    /// Whether all instances, and so many, have this version of the image.
+    pub fn all_have(&self, version: u32, count: usize) -> bool {
+        let id = |instance: &Value| {
+            let id = instance.pointer("/properties/storageProfile/imageReference/id");
+            id.cloned().unwrap_or_default()
+        };
+        let ids: Vec<Value> = self.instances().iter().map(id).collect();
+        ids == vec![json!(image(version)); count]
+    }
+
+    /// Calls Azure about the scale set as somebody else does.
+    pub fn outside(&self, method: http::Method, action: &str, body: Value) -> u16 {
+        let path = format!("{}{action}?api-version=2024-07-01", self.set_id());
+        self.azure.direct(method, &path, body).status.as_u16()
+    }
+
+    /// Changes the MachinePool.
+    pub async fn patch_machine_pool(&self, patch: Value) -> Result<()> {
+        let mut object = json!({ "apiVersion": CLUSTER_API, "kind": "MachinePool", "metadata": { "name": NAME } });
+        merge(&mut object, &patch);
+        self.patch(object).await
+    }
+
+    /// Lets somebody else manage the replicas.
+    pub async fn let_others_scale(&self) -> Result<()> {
+        let managed = json!({ "cluster.x-k8s.io/replicas-managed-by": "autoscaler" });
+        self.patch_machine_pool(json!({ "metadata": { "annotations": managed } }))
+            .await
+    }
+
+    /// Changes the bootstrap data.
+    pub async fn set_bootstrap(&self, value: &str) -> Result<()> {
+        let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "boot" } });
+        let mut change = json!({ "stringData": { "value": value } });
+        merge(&mut change, &secret);
+        self.patch(change).await
+    }
+
+    /// Puts a pod on every node, and a budget that lets none of them go.
+    pub async fn hold_pods(&self) -> Result<()> {
+        let nodes = self.server.objects("nodes");
+        for node in &nodes {
+            let node = node["metadata"]["name"].as_str().unwrap_or_default();
+            self.create(json!({ "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "name": format!("on-{node}"), "labels": { "app": "web" } },
+                "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
+                "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] } }))
+                .await?;
+        }
+        let spec = json!({ "minAvailable": nodes.len(), "selector": { "matchLabels": { "app": "web" } } });
+        self.create(
+            json!({ "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": "web" },
+            "spec": spec }),
+        )
+        .await
+    }
+
+    /// Removes that budget.
+    pub async fn free_pods(&self) -> Result<()> {
+        let web = json!({ "name": "web" });
+        self.delete(json!({ "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": web }))
+            .await
     }
 
     /// Returns one of an object's conditions.

@@ -36,6 +36,8 @@ impl Cloud<'_> {
             wanted.tags = Some(tags);
             wanted = model::replacing(wanted, &set.whole);
         }
+        // Also an answer that is lost may have brought it.
+        self.state.replaced_model = Some((model.hash.clone(), self.clock.now().as_second()));
         self.put(model, wanted, when).await
     }
 

@@ -72,6 +72,7 @@ impl Cloud<'_> {
             let count = listed.map(|instance| instance.state = "Deleting".to_owned()).count();
             if let Some(set) = snapshot.set.as_mut() {
                 set.capacity = set.capacity.saturating_sub(count);
+                self.state.kept += if set.flexible { count } else { 0 };
             }
         }
         let over = operation.is_none();

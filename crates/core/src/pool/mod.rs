@@ -32,7 +32,7 @@ pub use joining::{JOIN_PATIENCE, STARTUP_TIMEOUT, not_joined};
 pub use ownership::{CLUSTER_TAG_PREFIX, Claim, POOL_TAG};
 pub use select::DeletePolicy;
 pub use shortage::{Cause, NO_ROOM_RETRY, Refusal, TRIES, cause, refused, wait};
-pub use steps::{TOGETHER, UPDATE_PATIENCE, plan};
+pub use steps::{TOGETHER, UPDATE_PATIENCE, leaving_owned, plan};
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! The steps of one plan, in the order in which they are carried out.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::disruption::disruptions;
@@ -13,6 +14,17 @@ use crate::drain::Drained;
 pub const TOGETHER: Duration = Duration::from_secs(1);
 /// An instance that was updated in place, and whose node does not come back within this time, is replaced.
 pub const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
+
+/// Returns the machines with a Machine whose object the plan deletes first: Cluster API does not drain them then.
+pub fn leaving_owned(observed: &Observed) -> BTreeSet<String> {
+    let removed = plan(observed).steps.into_iter().filter_map(|step| match step {
+        Step::Remove(machines) => Some(machines),
+        _ => None,
+    });
+    let by_object = removed.flatten().filter(|machine| !machine.by_owner);
+    let is_owned = |name: &String| observed.machines.iter().any(|m| m.name == *name && m.is_owned());
+    by_object.map(|machine| machine.name).filter(is_owned).collect()
+}
 
 /// Decides the next steps of a pool.
 pub fn plan(observed: &Observed) -> Plan {

@@ -188,12 +188,12 @@ pub fn is_about(rule: &MachineDrainRule, machine: &Machine, cluster: &BTreeMap<S
     machines.is_empty() || machines.iter().any(selected)
 }
 
-/// Whether only core may drain the node of a Machine: somebody's hook comes first, the user wants no drain, or there are drain
-/// rules. An old core shows that it has drained only if it is the one that deletes the object.
-pub fn is_guarded(owner: &Machine, drain_rules: bool) -> bool {
+/// Whether only core may drain the node of a Machine: somebody's hook comes first, or the user wants no drain. An old core shows
+/// that it has drained only if it is the one that deletes the object.
+pub fn is_guarded(owner: &Machine) -> bool {
     let mut annotations = owner.metadata.annotations.iter().flatten().map(|(name, _)| name);
     let guards = |name: &String| name.starts_with(PRE_DRAIN_HOOK_PREFIX) || name == EXCLUDE_DRAIN_ANNOTATION;
-    drain_rules || is_old(owner) || annotations.any(guards)
+    is_old(owner) || annotations.any(guards)
 }
 
 /// Whether core has left the draining to us: it skips nodes of clusters whose control plane it does not see, and of
@@ -360,22 +360,16 @@ mod tests {
     }
 
     #[rstest]
-    #[case::by_nothing(json!({}), json!({}), false, false)]
-    #[case::by_a_hook(json!({ "pre-drain.delete.hook.machine.cluster.x-k8s.io/backup": "x" }), json!({}), false, true)]
-    #[case::not_by_a_later_hook(json!({ "pre-terminate.delete.hook.machine.cluster.x-k8s.io/x": "" }), json!({}), false, false)]
-    #[case::by_its_user(json!({ EXCLUDE_DRAIN_ANNOTATION: "" }), json!({}), false, true)]
-    #[case::by_a_rule(json!({}), json!({}), true, true)]
-    #[case::by_an_old_core(json!({}), json!({ "conditions": [{ "type": "Ready", "status": "True" }] }), false, true)]
-    #[case::not_by_a_newer_core(json!({}), json!({ "conditions": [{ "type": "Available", "status": "True" }] }), false, false)]
-    fn a_drain_that_only_cluster_api_may_do(
-        #[case] annotations: Value,
-        #[case] status: Value,
-        #[case] rules: bool,
-        #[case] expected: bool,
-    ) {
+    #[case::by_nothing(json!({}), json!({}), false)]
+    #[case::by_a_hook(json!({ "pre-drain.delete.hook.machine.cluster.x-k8s.io/backup": "x" }), json!({}), true)]
+    #[case::not_by_a_later_hook(json!({ "pre-terminate.delete.hook.machine.cluster.x-k8s.io/x": "" }), json!({}), false)]
+    #[case::by_its_user(json!({ EXCLUDE_DRAIN_ANNOTATION: "" }), json!({}), true)]
+    #[case::by_an_old_core(json!({}), json!({ "conditions": [{ "type": "Ready", "status": "True" }] }), true)]
+    #[case::not_by_a_newer_core(json!({}), json!({ "conditions": [{ "type": "Available", "status": "True" }] }), false)]
+    fn a_drain_that_only_cluster_api_may_do(#[case] annotations: Value, #[case] status: Value, #[case] expected: bool) {
         let mut machine = deleted("", "", false, annotations);
         machine.0.status = serde_json::from_value(status).unwrap();
-        assert_eq!(is_guarded(&machine, rules), expected);
+        assert_eq!(is_guarded(&machine), expected);
     }
 
     #[rstest]

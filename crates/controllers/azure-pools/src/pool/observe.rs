@@ -141,6 +141,7 @@ impl Actor<'_> {
         observed.cloud = self.state.summary(&self.owners.set);
         if !observed.is_idle() {
             observed.plan = self.observed_plan(&observed);
+            self.note_drain_rules(&mut observed).await;
             self.note_foreign(&mut observed);
         }
         Ok(observed)
@@ -275,15 +276,8 @@ impl Actor<'_> {
         };
         let mut observed = self.empty(mode);
         (observed.model, observed.members) = (model, self.members().await?);
-        let drain_rules = self.drain_rules(&observed.members).await;
-        let cluster = self.owners.cluster.labels();
         for member in &mut observed.members {
-            let guarded = |owner: &Arc<capi::Machine>| {
-                let ruled = drain_rules.as_ref();
-                let ruled = ruled.is_none_or(|rules| rules.iter().any(|rule| drain::is_about(rule, owner, cluster)));
-                drain::is_guarded(owner, ruled)
-            };
-            member.guarded = member.owner.as_ref().is_some_and(guarded);
+            member.guarded = member.owner.as_ref().is_some_and(|owner| drain::is_guarded(owner));
         }
         for n in 0..observed.members.len() {
             let again = self.note_drain(&mut observed.members[n], drains);
@@ -300,13 +294,29 @@ impl Actor<'_> {
         Ok(observed)
     }
 
-    /// Returns the rules for drains, which only Cluster API follows; `None` where they cannot be read. They matter once a machine
-    /// leaves that has a Machine.
-    async fn drain_rules(&self, members: &[Member]) -> Option<Vec<capi::MachineDrainRule>> {
-        let leaves = |m: &Member| m.object_deleting() && m.owner.is_some() && !m.owner_deleting();
-        if !members.iter().any(leaves) {
-            return Some(Vec::new());
+    /// Guards the machines that are about to leave and that a rule for drains is about: only Cluster API follows such rules, and
+    /// it drains only a Machine whose object nobody has deleted yet.
+    async fn note_drain_rules(&self, observed: &mut Observed) {
+        let leaving = pool::leaving_owned(&observed.plan);
+        if leaving.is_empty() {
+            return;
         }
+        let rules = self.drain_rules().await;
+        let cluster = self.owners.cluster.labels();
+        for machine in observed.plan.machines.iter_mut().filter(|m| leaving.contains(&m.name)) {
+            let member = observed.members.iter().find(|member| member.name == machine.name);
+            let Some(owner) = member.and_then(|member| member.owner.as_ref()) else {
+                continue;
+            };
+            let rules = rules.as_ref();
+            if rules.is_none_or(|rules| rules.iter().any(|rule| drain::is_about(rule, owner, cluster))) {
+                machine.owner = pool::Owner::Guarded;
+            }
+        }
+    }
+
+    /// Returns the rules for drains; `None` where they cannot be read.
+    async fn drain_rules(&self) -> Option<Vec<capi::MachineDrainRule>> {
         let rules = self.scope.api_of::<capi::MachineDrainRule>();
         match rules.list(&ListParams::default()).await {
             Ok(found) => Some(found.items),

@@ -237,7 +237,7 @@ mod tests {
                 before.ready = true;
                 conditions::mark_true(&mut before.conditions, names::VM_PROVISIONED, now);
             }
-            let report = status(&machine, observed.as_ref(), result.as_ref().map(|()| ()), now);
+            let report = status(&machine, observed.as_ref(), result.as_ref().copied(), now);
             let after = report.object.unwrap().status.unwrap();
             let found = conditions::get(&after.conditions, names::VM_PROVISIONED).unwrap();
             (found.status.clone(), report.events.len())

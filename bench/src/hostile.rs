@@ -1,5 +1,5 @@
 //! A good tenant's machines, created alone and beside hostile tenants: vCenters that answer without end, workload clusters
-//! with 100,000 Nodes, and clients that never finish their headers.
+//! with 100,000 Nodes, vCenters that answer late, and clients that never finish their headers.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -36,6 +36,9 @@ pub struct Args {
     /// How many machines each hostile tenant of a vCenter has
     #[arg(long, default_value_t = 5)]
     hostile_machines: usize,
+    /// How many machines each tenant of a slow vCenter has: more than are reconciled at a time
+    #[arg(long, default_value_t = 100)]
+    slow_machines: usize,
     /// How many Nodes each hostile workload cluster has
     #[arg(long, default_value_t = 100_000)]
     nodes: usize,
@@ -102,9 +105,9 @@ pub async fn run(args: &Args) -> Result<()> {
 
     let mut servers = Vec::new();
     for n in 0..args.tenants {
-        for (kind, hostile) in Vcenter::ALL.into_iter().enumerate() {
+        for (kind, hostile) in Vcenter::ALL.into_iter().chain([Vcenter::Slow]).enumerate() {
             let (server, tenant) = (Server::vcenter(hostile).await?, tenant("vcenter").await?);
-            bench.hostile_vcenter(&tenant, &server).await?;
+            bench.hostile_vcenter(&tenant, &server, hostile).await?;
             servers.push((format!("vCenter {kind}.{n} ({hostile:?})"), server));
         }
         let (server, tenant) = (
@@ -222,7 +225,7 @@ impl Bench<'_> {
     }
 
     /// Creates a cluster and machines on a hostile vCenter, and waits until a VM reports it.
-    async fn hostile_vcenter(&self, tenant: &Tenant, server: &Server) -> Result<()> {
+    async fn hostile_vcenter(&self, tenant: &Tenant, server: &Server, kind: Vcenter) -> Result<()> {
         let vcenter = VcenterAccess {
             server: server.address.clone(),
             username: "user".into(),
@@ -230,9 +233,16 @@ impl Bench<'_> {
             ca: server.ca.clone(),
         };
         tenant.vsphere_cluster("c", &vcenter).await?;
-        for n in 0..self.args.hostile_machines {
+        let machines = match kind {
+            Vcenter::Slow => self.args.slow_machines,
+            _ => self.args.hostile_machines,
+        };
+        for n in 0..machines {
             let owner = tenant.vsphere_owner("c", &format!("m{n}")).await?;
             tenant.vsphere_machine(&owner, 1).await?;
+        }
+        if matches!(kind, Vcenter::Slow) {
+            return Ok(());
         }
         let api: Api<VSphereVM> = Api::namespaced(tenant.client.clone(), &tenant.namespace);
         let reported = async {
@@ -240,7 +250,7 @@ impl Bench<'_> {
             while let Some(vm) = events.try_next().await? {
                 let conditions = vm.status.unwrap_or_default().conditions;
                 let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
-                if texts.any(|text| text.contains("more than")) {
+                if texts.any(|text| text.contains(kind.report())) {
                     return Ok(());
                 }
             }

@@ -20,8 +20,11 @@ const CONTENT: &str = concat!(
     r#"<searchIndex type="SearchIndex">i</searchIndex>"#,
     r#"<sessionManager type="SessionManager">s</sessionManager></returnval></RetrieveServiceContentResponse>"#,
 );
-/// A slow client sends one byte of its headers this often.
+/// A slow client sends one byte of its headers this often, after as many as a server may keep.
 const BYTE: Duration = Duration::from_secs(1);
+const HEADER: usize = 24 << 10;
+/// A slow vCenter answers shortly before clients give up.
+const SLOW: Duration = Duration::from_secs(80);
 
 /// How a hostile vCenter answers.
 #[derive(Clone, Copy, Debug)]
@@ -32,14 +35,36 @@ pub enum Vcenter {
     EndlessAfterLogin,
     /// It looks like a vCenter until the login; then every answer has a million and a half of small elements.
     Elements,
+    /// It looks like a vCenter until the login; then every answer is one of pages without end.
+    Pages,
+    /// It looks like a vCenter until the login; then every answer is a fault with a message of some MiB.
+    Fault,
+    /// It looks like a vCenter until the login; then every answer comes late. Not in [`Vcenter::ALL`], because its machines
+    /// report nothing for minutes.
+    Slow,
 }
 
 impl Vcenter {
-    pub const ALL: [Self; 3] = [Self::Endless, Self::EndlessAfterLogin, Self::Elements];
+    pub const ALL: [Self; 5] = [
+        Self::Endless,
+        Self::EndlessAfterLogin,
+        Self::Elements,
+        Self::Pages,
+        Self::Fault,
+    ];
+
+    /// What a machine reports of it.
+    pub fn report(self) -> &'static str {
+        match self {
+            Self::Fault => "(SystemError)",
+            _ => "more than",
+        }
+    }
 }
 
 enum Answer {
     Whole(&'static str, String),
+    Late(String),
     Endless,
     /// The connection stays open and nothing is sent.
     Silent,
@@ -65,6 +90,14 @@ impl Drop for Server {
 impl Server {
     pub async fn vcenter(kind: Vcenter) -> Result<Self> {
         let elements = Arc::new(envelope(&"<a/>".repeat(3 << 19)));
+        let text = "x".repeat(7 << 20);
+        let fault = envelope(&format!(
+            r#"<Fault><faultstring>{text}</faultstring><detail><SystemErrorFault/></detail></Fault>"#
+        ));
+        let page = envelope(&format!(
+            r#"<R><returnval><token>t</token><objects><obj type="Folder">f</obj><propSet><name>name</name><val>{}</val></propSet></objects></returnval></R>"#,
+            &text[..200 << 10]
+        ));
         Self::start(move |request| {
             let whole = |body: &str| Answer::Whole("text/xml", envelope(body));
             match kind {
@@ -73,6 +106,9 @@ impl Server {
                 _ if request.contains("<Login ") => whole("<LoginResponse/>"),
                 Vcenter::EndlessAfterLogin => Answer::Endless,
                 Vcenter::Elements => Answer::Whole("text/xml", elements.as_ref().clone()),
+                Vcenter::Pages => Answer::Whole("text/xml", page.clone()),
+                Vcenter::Fault => Answer::Whole("text/xml", fault.clone()),
+                Vcenter::Slow => Answer::Late(envelope("<R/>")),
             }
         })
         .await
@@ -105,6 +141,16 @@ impl Server {
             Answer::Whole("application/json", format!(r#"{{{head},"items":[{}]}}"#, items.join(",")))
         })
         .await
+    }
+
+    /// An API server whose Nodes are full of small arrays.
+    pub async fn arrays() -> Result<Self> {
+        let deep = format!("{}0{},", "[".repeat(100), "]".repeat(100));
+        let fields = deep.repeat((3 << 20) / deep.len());
+        let head = r#""kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"}"#;
+        let item = format!(r#"{{"metadata":{{"name":"n","managedFields":[{{"fieldsV1":[{fields}0]}}]}}}}"#);
+        let list = format!(r#"{{{head},"items":[{item}]}}"#);
+        Self::start(move |_| Answer::Whole("application/json", list.clone())).await
     }
 
     async fn start(script: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Result<Self> {
@@ -194,6 +240,12 @@ async fn serve(
                 stream.flush().await?;
                 sent.fetch_add(body.len() as u64, Ordering::Relaxed);
             }
+            Answer::Late(body) => {
+                tokio::time::sleep(SLOW).await;
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).await?;
+                stream.flush().await?;
+            }
             Answer::Silent => std::future::pending().await,
             Answer::Endless => {
                 let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nConnection: close\r\n\r\n<a>";
@@ -248,11 +300,14 @@ impl Drop for SlowClients {
 }
 
 async fn trickle(first: TcpStream, address: String) {
+    let header = ["GET / HTTP/1.1\r\nx: ", &"x".repeat(HEADER)].concat().into_bytes();
     let mut stream = Ok(first);
     loop {
         if let Ok(stream) = &mut stream {
-            while stream.write_all(b"G").await.is_ok() {
+            let mut sent = stream.write_all(&header).await;
+            while sent.is_ok() {
                 tokio::time::sleep(BYTE).await;
+                sent = stream.write_all(b"x").await;
             }
         }
         tokio::time::sleep(BYTE).await;

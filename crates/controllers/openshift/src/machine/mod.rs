@@ -174,10 +174,14 @@ impl Reconcile for Controller {
     fn status(
         machine: &Machine,
         observed: Option<&Observed>,
-        _: Result<(), &Error>,
+        result: Result<(), &Error>,
         now: Timestamp,
     ) -> Report<Machine> {
-        status::status(machine, observed.map(|observed| &observed.notes), now)
+        match (observed, result) {
+            (Some(observed), _) => status::status(machine, &observed.notes, now),
+            (None, Err(error)) => status::unobserved(machine, error, now),
+            (None, Ok(())) => Report::nothing(),
+        }
     }
 
     fn reported(&self, before: &Machine, after: &Machine) {

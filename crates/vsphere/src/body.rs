@@ -65,7 +65,7 @@ pub(crate) async fn read(clock: Clock, server: &str, answer: Answer, limit: usiz
     loop {
         let chunk = match end {
             None => response.chunk().await?,
-            Some(end) => match tokio::time::timeout_at(end.into(), response.chunk()).await {
+            Some(end) => match capstan_core::clock::timeout_at(end.into(), response.chunk()).await {
                 Ok(chunk) => chunk?,
                 Err(_) => {
                     waste(turn, clock);

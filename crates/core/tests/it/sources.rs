@@ -72,6 +72,7 @@ fn only_the_clock_asks_for_the_time() {
         "Timestamp::now(",
         "Zoned::now(",
         "thread::sleep(",
+        "tokio::time::",
     ];
     // The clock itself, and what draws on a terminal.
     let allowed = [

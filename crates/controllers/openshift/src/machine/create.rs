@@ -1,7 +1,7 @@
 //! Creates a machine: checks, public address, interface, the disks that have to be made on their own, virtual machine.
 
 use super::build::{self, Extras};
-use super::error::{Error, is_without_room};
+use super::error::Error;
 use super::ids::Ids as _;
 use super::spec::provider_spec;
 use super::state::{State, UserData};
@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::LoadBalancer;
-use capstan_azure::{Put, Size};
+use capstan_azure::{ArmError, Put, Size};
 use capstan_core::disks::init;
 use capstan_core::machine::kept;
 use capstan_core::machine::names::Names;
@@ -144,7 +144,7 @@ impl Controller {
                 return Ok(Outcome::Observe);
             }
             Err(error) => {
-                if is_without_room(&error) && extras.joins_a_balancer() {
+                if error.arm().is_some_and(ArmError::has_no_room) && extras.joins_a_balancer() {
                     dependencies::leave_balancers(&target, &extras).await;
                 }
                 if extras.availability_set.as_deref().is_some_and(|set| lost(&error, set)) {

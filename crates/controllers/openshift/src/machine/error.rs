@@ -47,24 +47,6 @@ impl Error {
     }
 }
 
-/// Codes of Azure that say that there is no room for a virtual machine: quota, capacity, or a size that is sold out.
-const NO_ROOM: [&str; 7] = [
-    "AllocationFailed",
-    "OperationNotAllowed",
-    "OverconstrainedAllocationRequest",
-    "OverconstrainedZonalAllocationRequest",
-    "QuotaExceeded",
-    "SkuNotAvailable",
-    "ZonalAllocationFailed",
-];
-
-/// Whether Azure has no room for a virtual machine now. That may last for days.
-pub fn is_without_room(error: &capstan_azure::Error) -> bool {
-    error
-        .arm()
-        .is_some_and(|arm| NO_ROOM.iter().any(|code| arm.has_code(code)))
-}
-
 impl From<kube::Error> for Error {
     fn from(error: kube::Error) -> Self {
         Self::Kube(error.into())

@@ -35,6 +35,7 @@ use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::{self, Step, names::Names};
 use capstan_kube::cache::Change;
 use capstan_kube::drain::Drainer;
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, Recorder};
 use disk_list::DiskLists;
@@ -104,11 +105,7 @@ fn machines_of(node: &Node, machines: &Cache<Machine>) -> Vec<ObjectRef<Machine>
         let addresses = status.map(|status| status.addresses.as_slice()).unwrap_or_default();
         linked || node::belongs(node, machine.spec.provider_id.as_deref().unwrap_or_default(), addresses)
     };
-    machines
-        .select(None, of_node)
-        .iter()
-        .map(|machine| ObjectRef::from_obj(machine.as_ref()))
-        .collect()
+    references(&machines.select(None, of_node))
 }
 
 pub(crate) struct Controller {

@@ -12,7 +12,7 @@ use crate::token::Tokens;
 use crate::{Allowed, ArmError, Cloud, Credential, Error, Operation, Progress, Settings};
 use bytes::BytesMut;
 use capstan_core::Clock;
-use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System, Verdict};
+use capstan_core::interceptor::{Effect, Interceptor, Interceptors, System};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, Method};
 use serde::Deserialize;
@@ -238,6 +238,10 @@ impl Client {
         self.token().await?;
         self.shared.budget.acquire(&ask).await.map_err(throttled)?;
         let interceptors = &self.interceptors;
+        let intercepted = |reason| Error::Intercepted {
+            call: call.name(),
+            reason,
+        };
         let effect = Effect {
             system: System::Azure,
             method: call.method.to_string(),
@@ -252,7 +256,7 @@ impl Client {
             return Err(throttled(stop));
         }
         // Last of all: the fence may have closed while this call waited, and nothing waits from here on.
-        obey(interceptors.before(&effect), self.clock(), call).await?;
+        interceptors.before(&effect).enforce().await.map_err(intercepted)?;
         let result = self.transmit(call, &token).await;
         drop(line);
         let code = result.as_ref().map_or(0, |answer| answer.status);
@@ -270,7 +274,7 @@ impl Client {
         if let Ok(answer) = &result {
             self.learn(&ask, answer);
         }
-        obey(interceptors.after(&effect), self.clock(), call).await?;
+        interceptors.after(&effect).enforce().await.map_err(intercepted)?;
         result
     }
 
@@ -504,21 +508,6 @@ fn of_type<T: Resource>(call: String, found: T) -> Result<T, Error> {
             found: kind.to_owned(),
         }),
         _ => Ok(found),
-    }
-}
-
-async fn obey(verdict: Verdict, clock: &Clock, call: &Call) -> Result<(), Error> {
-    match verdict {
-        Verdict::Pass => Ok(()),
-        Verdict::Delay(time) => {
-            clock.sleep(time).await;
-            Ok(())
-        }
-        Verdict::Refuse(reason) => Err(Error::Intercepted {
-            call: call.name(),
-            reason,
-        }),
-        Verdict::Hang => std::future::pending().await,
     }
 }
 

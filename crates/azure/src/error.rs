@@ -132,7 +132,8 @@ impl ArmError {
 
     /// Whether a quota is used up.
     pub fn is_quota(&self) -> bool {
-        self.code.contains("Quota") || self.code == "OperationNotAllowed" || self.message.contains("quota")
+        let named = self.code.contains("Quota") || self.message.contains("quota");
+        named || self.has_code("OperationNotAllowed") || self.details.iter().any(Self::is_quota)
     }
 
     /// Whether Azure had no room for more machines: fewer may fit, or others.

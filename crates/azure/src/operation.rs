@@ -3,6 +3,7 @@
 //! [`Operation::answered`] is a pure step: the next poll follows from the operation and one answer alone. So an operation
 //! that is interrupted at any poll ends the same when another process goes on with it.
 
+use crate::compute::COMPUTE;
 use crate::error::null_is_empty;
 use crate::model::ProvisioningState;
 use crate::{ArmError, Error, ResourceId};
@@ -139,11 +140,11 @@ impl Operation {
         Some(operation)
     }
 
-    /// Follows a resource itself, where no operation is known: its `provisioningState` shows when it is done.
-    pub fn of_resource(method: &str, id: &ResourceId, version: &str, not_before: jiff::Timestamp) -> Self {
+    /// Follows a virtual machine itself, where no operation is known: its `provisioningState` shows when it is done.
+    pub fn of_vm(method: &str, id: &ResourceId, not_before: jiff::Timestamp) -> Self {
         Self {
             method: method.to_owned(),
-            resource: format!("{id}?api-version={version}"),
+            resource: format!("{id}?api-version={COMPUTE}"),
             follow: Follow::Resource,
             not_before,
         }

@@ -75,7 +75,7 @@ impl Manager {
         let webhooks = self.serve_webhooks(azure.clone(), stop.clone())?;
         let result = self.terms(fence, peers, interceptors, azure, stop).await;
         if let Some(webhooks) = webhooks {
-            let _ = tokio::time::timeout(STOP_GRACE, webhooks).await;
+            let _ = capstan_core::clock::timeout(STOP_GRACE, webhooks).await;
         }
         result
     }
@@ -232,7 +232,7 @@ impl Manager {
         end.cancelled().await;
         self.status.standing_by();
         let all = async { while tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(STOP_GRACE, all).await.is_err() {
+        if capstan_core::clock::timeout(STOP_GRACE, all).await.is_err() {
             warn!(
                 "some controllers did not end within {} s and are dropped",
                 STOP_GRACE.as_secs()
@@ -265,7 +265,7 @@ async fn supervise(name: Name, context: Context, settings: controllers::Settings
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(RESTART_PAUSE) => {}
+            () = capstan_core::clock::sleep(RESTART_PAUSE) => {}
             () = stop.cancelled() => {}
         }
     }
@@ -278,7 +278,7 @@ async fn wait_for_definition(name: Name, client: &Client) {
         if !std::mem::replace(&mut reported, true) {
             info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
         }
-        tokio::time::sleep(DEFINITION_POLL).await;
+        capstan_core::clock::sleep(DEFINITION_POLL).await;
     }
 }
 

@@ -238,10 +238,12 @@ impl Azure {
     /// What tenants may use to sign in.
     fn allowed(&self) -> Allowed {
         let names = &self.allow_environment_identity;
-        let environment_identity = match () {
-            () if names.is_empty() => Namespaces::None,
-            () if names.iter().any(|name| name == "*") => Namespaces::All,
-            () => Namespaces::Only(names.iter().cloned().collect()),
+        let environment_identity = if names.is_empty() {
+            Namespaces::None
+        } else if names.iter().any(|name| name == "*") {
+            Namespaces::All
+        } else {
+            Namespaces::Only(names.iter().cloned().collect())
         };
         Allowed {
             environment_identity,

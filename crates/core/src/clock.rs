@@ -1,5 +1,5 @@
-//! The clock. Invariant: nothing else in the product asks for the time, which a test of this crate checks in the sources, and
-//! whatever sleeps or has a deadline uses tokio's time.
+//! The clock. Invariant: nothing else in the product asks for the time, sleeps or sets a deadline, which a test of this crate
+//! checks in the sources. Whatever waits, waits on tokio's time.
 //!
 //! A process has one clock, made at its start and handed to every client and controller. Under tokio's paused time the
 //! whole product stands still with it, so a test decides when time goes on.
@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+pub use tokio::time::{Sleep, sleep, sleep_until, timeout, timeout_at};
 
 /// Tells the time, as a time of day and as an instant that never goes back. Cheap to copy.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +48,7 @@ impl Clock {
     }
 
     pub async fn sleep(&self, time: Duration) {
-        tokio::time::sleep(time).await;
+        sleep(time).await;
     }
 }
 

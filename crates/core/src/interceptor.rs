@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::sleep;
+
 /// The system that a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum System {
@@ -40,6 +42,21 @@ pub enum Verdict {
     Refuse(String),
     /// Never answer: the process is as good as dead from here on.
     Hang,
+}
+
+impl Verdict {
+    /// Waits for as long as the verdict asks. The error is the reason of a rejection.
+    pub async fn enforce(self) -> Result<(), String> {
+        match self {
+            Self::Pass => Ok(()),
+            Self::Delay(time) => {
+                sleep(time).await;
+                Ok(())
+            }
+            Self::Refuse(reason) => Err(reason),
+            Self::Hang => std::future::pending().await,
+        }
+    }
 }
 
 /// Sees every request, and may delay or reject it.

@@ -1,8 +1,8 @@
 //! A machine pool on Azure.
 //!
 //! Checked at every write: our own cordons and deletions leave desired − maxUnavailable machines available; no more than
-//! desired + maxSurge instances are asked for; an instance is deleted or reimaged only when no Pod is left on its Node; and
-//! no instance goes that neither a call of ours nor somebody else named: Azure never chooses.
+//! desired + maxSurge instances are asked for; an instance is deleted, updated or reimaged only when no Pod is left on its
+//! Node; and no instance goes that neither a call of ours nor somebody else named: Azure never chooses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +27,13 @@ const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io/v1beta1";
 const CLUSTER_API: &str = "cluster.x-k8s.io/v1beta2";
 /// A cache shows a change after this long at the latest: what changed within it may be unknown to the product.
 const UNKNOWN: Duration = Duration::from_secs(120);
+/// On the objects of machines that are updated in place.
+const UPDATE: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/updateInstance";
+/// On those whose node somebody else had cordoned before.
+const CORDONED: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/cordoned";
+/// The size of the OS disk, and one that Azure does not make.
+const DISK: u32 = 30;
+const TOO_LARGE: u32 = 4096;
 
 /// What the user wants.
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +41,23 @@ struct Desired {
     replicas: usize,
     surge: usize,
     unavailable: usize,
+    in_place: bool,
     image: usize,
+}
+
+impl Desired {
+    /// The pool's `rollingUpdate`.
+    fn rolling_update(&self) -> Value {
+        let mode = if self.in_place { "InPlace" } else { "Replace" };
+        json!({"maxSurge": self.surge, "maxUnavailable": self.unavailable, "deletePolicy": "Oldest", "mode": mode})
+    }
 }
 
 pub struct Pools {
     desired: Desired,
     deleted: bool,
+    /// Whether the spec is invalid: the pool keeps the model that it has.
+    invalid: bool,
     monitor: Arc<Watch>,
     rng: Rng,
 }
@@ -156,17 +174,18 @@ fn provider_id(view: &View, instance: &str) -> String {
     format!("azure://{}/virtualmachines/{instance}", set_id(view))
 }
 
-/// Instances that a call destroys.
-fn victims(call: &Call) -> Vec<String> {
+/// Instances that a call destroys, or restarts with a newer model, and whether it destroys them.
+fn victims(call: &Call) -> (Vec<String>, bool) {
     let action = call.path.rsplit('/').next().unwrap_or_default();
-    if call.method == Method::POST && matches!(action, "delete" | "reimage" | "reimageall") {
+    if call.method == Method::POST && matches!(action, "delete" | "reimage" | "reimageall" | "manualupgrade") {
         let ids = call.body["instanceIds"].as_array().into_iter().flatten();
-        return ids.filter_map(|id| id.as_str().map(str::to_owned)).collect();
+        let ids = ids.filter_map(|id| id.as_str().map(str::to_owned)).collect();
+        return (ids, action != "manualupgrade");
     }
     if call.method == Method::DELETE && call.path.contains("/virtualmachines/") {
-        return vec![action.to_owned()];
+        return (vec![action.to_owned()], true);
     }
-    Vec::new()
+    (Vec::new(), false)
 }
 
 impl Monitor for Watch {
@@ -174,8 +193,9 @@ impl Monitor for Watch {
         let mut known = self.0.lock();
         known.observe(view);
         known.count(view);
-        known.named.extend(victims(call));
-        for id in victims(call) {
+        let (victims, destroyed) = victims(call);
+        known.named.extend(victims.iter().filter(|_| destroyed).cloned());
+        for id in victims {
             let Some(node) = view.node(&provider_id(view, &id)) else {
                 continue;
             };
@@ -188,7 +208,7 @@ impl Monitor for Watch {
                     .wrong(format!("instance {id} goes while {name} has the pods {pods:?}"));
             }
             if is_available(&node) {
-                known.take(view, &node, "the deletion of");
+                known.take(view, &node, "the call for");
             }
         }
         view.trace.note(format!(
@@ -298,9 +318,8 @@ impl Pools {
         world.create("machinepools", pool).await?;
         let pool = json!({"apiVersion": INFRASTRUCTURE, "kind": "AzureMachinePool", "metadata": {"name": NAME}, "spec": {
             "location": "eastus",
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": self.desired.surge,
-                "maxUnavailable": self.desired.unavailable, "deletePolicy": "Oldest"}},
-            "template": {"vmSize": "Standard_D2s_v3", "osDisk": {"osType": "Linux", "diskSizeGB": 30},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": self.desired.rolling_update()},
+            "template": {"vmSize": "Standard_D2s_v3", "osDisk": {"osType": "Linux", "diskSizeGB": DISK},
                 "image": {"id": image(self.desired.image)}, "sshPublicKey": SSH_KEY}}});
         world.create("azuremachinepools", pool).await?;
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web"}, "spec": {}});
@@ -340,6 +359,16 @@ impl Pools {
         view.azure.direct(Method::PATCH, &set_id(view), body);
     }
 
+    /// Makes the spec invalid, or valid again.
+    async fn resize_disk(&mut self, world: &World, size: u32) -> Result<()> {
+        if self.deleted {
+            return Ok(());
+        }
+        self.invalid = size != DISK;
+        let patch = json!({"spec": {"template": {"osDisk": {"diskSizeGB": size}}}});
+        world.patch(INFRASTRUCTURE, "azuremachinepools", NAME, patch).await
+    }
+
     async fn cordon(&mut self, world: &World, cordon: bool) -> Result<()> {
         let Some(node) = self.rng.pick(&world.view.server.objects("nodes")).cloned() else {
             return Ok(());
@@ -363,12 +392,14 @@ impl Scenario for Pools {
                 replicas: rng.below(4) + 1,
                 surge,
                 unavailable,
+                in_place: rng.chance(40),
                 image: 1,
             };
             let monitor = Arc::new(Watch::default());
             let mut pools = Self {
                 desired,
                 deleted: false,
+                invalid: false,
                 monitor: monitor.clone(),
                 rng,
             };
@@ -398,7 +429,7 @@ impl Scenario for Pools {
     fn edit<'a>(&'a mut self, world: &'a mut World) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let mut desired = self.desired;
-            match self.rng.below(12) {
+            match self.rng.below(14) {
                 0 | 1 => {
                     desired.replicas = self.rng.below(5) + 1;
                     self.change(desired);
@@ -413,9 +444,9 @@ impl Scenario for Pools {
                 }
                 4 => {
                     (desired.surge, desired.unavailable) = [(1, 0), (0, 1), (1, 1), (2, 0)][self.rng.below(4)];
+                    desired.in_place = self.rng.chance(40);
                     self.change(desired);
-                    let update = json!({"maxSurge": desired.surge, "maxUnavailable": desired.unavailable});
-                    let patch = json!({"spec": {"strategy": {"rollingUpdate": update}}});
+                    let patch = json!({"spec": {"strategy": {"rollingUpdate": desired.rolling_update()}}});
                     world.patch(INFRASTRUCTURE, "azuremachinepools", NAME, patch).await?;
                 }
                 5 => {
@@ -450,6 +481,8 @@ impl Scenario for Pools {
                     self.deleted = true;
                     world.delete(INFRASTRUCTURE, "azuremachinepools", NAME).await?;
                 }
+                10 => self.resize_disk(world, TOO_LARGE).await?,
+                11 => self.resize_disk(world, DISK).await?,
                 _ => world.schedule().await?,
             }
             Ok(())
@@ -472,9 +505,8 @@ impl Scenario for Pools {
             missing.push(format!("{} instances of {}", instances.len(), self.desired.replicas));
         }
         for (id, instance) in &instances {
-            if instance.pointer("/properties/storageProfile/imageReference/id")
-                != Some(&json!(image(self.desired.image)))
-            {
+            let has = instance.pointer("/properties/storageProfile/imageReference/id");
+            if has != Some(&json!(image(self.desired.image))) && !self.invalid {
                 missing.push(format!("instance {id} has an old image"));
             }
             if !view
@@ -488,7 +520,8 @@ impl Scenario for Pools {
         let good = |machine: &&Value| {
             let status = &machine["status"];
             status["ready"] == true
-                && status["latestModelApplied"] == true
+                && (status["latestModelApplied"] == true || self.invalid)
+                && machine["metadata"]["annotations"][UPDATE].is_null()
                 && machine["metadata"]["deletionTimestamp"].is_null()
         };
         let ready = machines.iter().filter(good).count();
@@ -500,6 +533,21 @@ impl Scenario for Pools {
 
     fn settle<'a>(&'a mut self, world: &'a mut World) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
+            // A pool whose spec stays invalid ends what is under way, too.
+            let pools = world.view.server.objects("azuremachinepools");
+            let made = pools.iter().any(|pool| pool["spec"]["providerID"].is_string());
+            if !made || self.rng.chance(50) {
+                self.resize_disk(world, DISK).await?;
+            }
+            for machine in world.view.server.objects("azuremachinepoolmachines") {
+                let name = machine["metadata"]["name"].as_str().unwrap_or_default();
+                if machine["metadata"]["annotations"][CORDONED].is_string() {
+                    let patch = json!({"metadata": {"annotations": {CORDONED: null}}});
+                    world
+                        .patch(INFRASTRUCTURE, "azuremachinepoolmachines", name, patch)
+                        .await?;
+                }
+            }
             for node in world.view.server.objects("nodes") {
                 let name = node["metadata"]["name"].as_str().unwrap_or_default();
                 world

@@ -9,11 +9,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use capstan_core::Clock;
+use capstan_core::clock::Sleep;
 use capstan_core::turns::{self, Turn, Turns};
 use futures::future::{MapOk, TryFutureExt};
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tokio::time::Sleep;
 use tower::{BoxError, Layer, Service};
 
 /// A page of 50 Nodes with their image lists has 0.5 to 2.5 MiB.
@@ -172,7 +172,7 @@ impl<B> BoundedBody<B> {
         Self {
             inner: Box::pin(inner),
             bounds,
-            deadline: (!watch).then(|| Box::pin(tokio::time::sleep(ANSWER_TIME))),
+            deadline: (!watch).then(|| Box::pin(capstan_core::clock::sleep(ANSWER_TIME))),
             scan,
             turn: Waiting::NotNeeded,
             failed: false,
@@ -192,7 +192,7 @@ impl<B> BoundedBody<B> {
         match &self.turn {
             Waiting::NotNeeded if self.scan.is_large() => {
                 if self.scan.lines {
-                    self.deadline = Some(Box::pin(tokio::time::sleep(ANSWER_TIME)));
+                    self.deadline = Some(Box::pin(capstan_core::clock::sleep(ANSWER_TIME)));
                 }
                 self.turn = Waiting::For(Box::pin(self.bounds.clone().turn()));
             }
@@ -231,7 +231,7 @@ where
             let Some(turn) = ready!(turn.as_mut().poll(cx)) else {
                 return self.fail(Unbounded::TooLong);
             };
-            let mut deadline = Box::pin(tokio::time::sleep(LARGE_TIME));
+            let mut deadline = Box::pin(capstan_core::clock::sleep(LARGE_TIME));
             // The deadline wakes this task only once it was polled.
             let _ = deadline.as_mut().poll(cx);
             (self.turn, self.deadline) = (Waiting::Over(turn), Some(deadline));

@@ -333,7 +333,7 @@ impl<K: Object> Filling<K> {
                     tracing::warn!(kind = %K::kind(&()), objects, bytes, "the server has more than the cache may hold");
                     self.feed.overfull.store(true, Ordering::SeqCst);
                     *self.feed.trouble.lock() = Some(format!("the server has more than {objects} objects"));
-                    tokio::time::sleep(OVERFULL_RETRY).await;
+                    capstan_core::clock::sleep(OVERFULL_RETRY).await;
                 }
                 None => return,
             }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use capstan_core::backoff::exponential;
-use capstan_core::interceptor::{Effect, Interceptors, System, Verdict};
+use capstan_core::interceptor::{Effect, Interceptors, System};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -227,14 +227,14 @@ where
             // A watch lasts: it must not take the place of other requests.
             let slot = if watch { None } else { self.slots.acquire().await.ok() };
             // After the wait for a place: the fence may have closed meanwhile.
-            obey(self.interceptors.before(&effect)).await?;
+            self.interceptors.before(&effect).enforce().await.map_err(Refused)?;
             let answer = once(&self.inner, &self.metrics, &effect, watch, request).await;
             drop(slot);
-            obey(self.interceptors.after(&effect)).await?;
+            self.interceptors.after(&effect).enforce().await.map_err(Refused)?;
             let answer = answer?;
             match (spare, pause(&answer, attempt)) {
                 (Some(again), Some(pause)) => {
-                    tokio::time::sleep(pause).await;
+                    capstan_core::clock::sleep(pause).await;
                     request = again;
                 }
                 _ => return Ok(answer),
@@ -258,25 +258,13 @@ where
         let mut service = inner.lock().await;
         service.ready().await?.call(request)
     };
-    let answer = match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
+    let answer = match capstan_core::clock::timeout(REQUEST_TIMEOUT, answer).await {
         Ok(answer) => answer,
         Err(_) => Err(TimedOut.into()),
     };
     let code = answer.as_ref().map(|a| a.status().as_u16()).unwrap_or_default();
     metrics.kube_request(verb(effect, watch), code);
     answer
-}
-
-async fn obey(verdict: Verdict) -> Result<(), BoxError> {
-    match verdict {
-        Verdict::Pass => Ok(()),
-        Verdict::Delay(time) => {
-            tokio::time::sleep(time).await;
-            Ok(())
-        }
-        Verdict::Refuse(reason) => Err(Refused(reason).into()),
-        Verdict::Hang => std::future::pending().await,
-    }
 }
 
 fn effect_of(request: &Request<Body>) -> Effect {
@@ -338,7 +326,7 @@ fn pause<B>(answer: &Response<B>, attempt: u32) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capstan_core::interceptor::Interceptor;
+    use capstan_core::interceptor::{Interceptor, Verdict};
     use rstest::rstest;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 

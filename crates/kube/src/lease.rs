@@ -276,7 +276,7 @@ impl Elector {
         let name = self.settings.name.clone();
         for _ in 0..RELEASE_TRIES {
             let known = self.held.take();
-            let reason = match tokio::time::timeout(RELEASE_TIMEOUT, self.give_back(known)).await {
+            let reason = match capstan_core::clock::timeout(RELEASE_TIMEOUT, self.give_back(known)).await {
                 Ok(Ok(true)) => return info!(lease = %name, "released"),
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => error.to_string(),
@@ -309,7 +309,7 @@ impl Elector {
     async fn attempt(&mut self) -> Result<(), Error> {
         let held = self.held.take();
         let limit = REQUEST_TIMEOUT.min(self.settings.renew_deadline / 2);
-        match tokio::time::timeout(limit, self.try_once(held)).await {
+        match capstan_core::clock::timeout(limit, self.try_once(held)).await {
             Ok(result) => result,
             Err(_) => Err(late(limit)),
         }
@@ -352,7 +352,7 @@ impl Elector {
 
     /// Whether the lease can be taken, or is ours already. Reads only.
     async fn is_free(&mut self) -> Result<bool, Error> {
-        let read = tokio::time::timeout(REQUEST_TIMEOUT, self.api.get_opt(&self.settings.name));
+        let read = capstan_core::clock::timeout(REQUEST_TIMEOUT, self.api.get_opt(&self.settings.name));
         let Some(lease) = read.await.map_err(|_| late(REQUEST_TIMEOUT))?? else {
             return Ok(true);
         };

@@ -24,7 +24,8 @@ const STARTING_TAINTS: [&str; 2] = ["not-ready", "uninitialized"];
 /// A trimmed Node of a workload cluster has less than 1 KiB of text; one with more than this is reduced to its name.
 const NODE_BYTES: usize = 8 * 1024;
 
-fn ready(node: &Node) -> Option<&NodeCondition> {
+/// Returns the node's condition `Ready`.
+pub fn ready(node: &Node) -> Option<&NodeCondition> {
     let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.find(|condition| condition.type_ == "Ready")
 }

@@ -1,7 +1,10 @@
 //! Helpers for objects of any kind.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, Preconditions};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use crate::cache::Object;
@@ -20,6 +23,14 @@ pub fn owner_of<K: Resource<DynamicType = ()>>(object: &impl Resource) -> Option
         owner.kind == K::kind(&()) && group == K::group(&())
     });
     owners.next()
+}
+
+/// Returns the references by which a trigger names these objects.
+pub fn references<K: Object>(objects: &[Arc<K>]) -> Vec<ObjectRef<K>> {
+    objects
+        .iter()
+        .map(|object| ObjectRef::from_obj(object.as_ref()))
+        .collect()
 }
 
 /// Returns the object's UID. The API server gives every object one.
@@ -68,7 +79,6 @@ mod tests {
     use parking_lot::Mutex;
     use rstest::rstest;
     use serde_json::{Value, json};
-    use std::sync::Arc;
     use tower::BoxError;
 
     #[rstest]

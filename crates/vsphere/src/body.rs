@@ -67,7 +67,7 @@ pub(crate) async fn read(clock: Clock, login: &Login, answer: Answer, limit: usi
     loop {
         let chunk = match end {
             None => response.chunk().await?,
-            Some(end) => match tokio::time::timeout_at(end.into(), response.chunk()).await {
+            Some(end) => match capstan_core::clock::timeout_at(end.into(), response.chunk()).await {
                 Ok(chunk) => chunk?,
                 Err(_) => {
                     waste(turn, clock);

@@ -89,10 +89,10 @@ impl Poll {
                 answer = async { match &mut wait { Some(wait) => wait.await, None => std::future::pending().await } },
                     if waiting => answer?,
                 () = changed.notified() => {
-                    tokio::time::sleep(GATHER).await;
+                    capstan_core::clock::sleep(GATHER).await;
                     continue;
                 }
-                () = tokio::time::sleep_until(next_read.into()), if !all_watched => {
+                () = capstan_core::clock::sleep_until(next_read.into()), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
                         Some(true) => poll.rate.stir(vcenter.waiters().len(), poll.clock.instant()),
@@ -201,7 +201,7 @@ impl Poll {
             method: "ModifyListView".into(),
             reason: "the server has not answered for long: a new view is made".into(),
         };
-        let answer = tokio::time::timeout(STUCK, change).await.map_err(stuck)??;
+        let answer = capstan_core::clock::timeout(STUCK, change).await.map_err(stuck)??;
         let mut added: HashSet<MoRef> = add.iter().map(|(reference, _)| reference.clone()).collect();
         self.listed.extend(add);
         for reference in &remove {

@@ -264,7 +264,7 @@ async fn logout(slot: Arc<Slot>) {
     let open = slot.state.lock().await.open.take();
     if let Some(vcenter) = open {
         // A session that is not logged out ends after vCenter's own timeout.
-        let _ = tokio::time::timeout(LOGOUT, vcenter.logout()).await;
+        let _ = capstan_core::clock::timeout(LOGOUT, vcenter.logout()).await;
     }
 }
 

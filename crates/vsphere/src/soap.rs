@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use capstan_core::interceptor::{Effect, System, Verdict};
+use capstan_core::interceptor::{Effect, System};
 use capstan_core::vm::MoRef;
 
 use crate::body::{self, Answer};
@@ -120,7 +120,11 @@ impl Vcenter {
             target: target.to_owned(),
             write,
         };
-        obey(self.0.interceptors.before(&effect), method).await?;
+        let refused = |reason| Error::Refused {
+            method: method.to_owned(),
+            reason,
+        };
+        self.0.interceptors.before(&effect).enforce().await.map_err(refused)?;
         let began = self.0.clock.instant();
         let result = request.await;
         let took = self.0.clock.since(began);
@@ -129,7 +133,7 @@ impl Vcenter {
         if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
             *self.0.answered.lock() = self.0.clock.instant();
         }
-        obey(self.0.interceptors.after(&effect), method).await?;
+        self.0.interceptors.after(&effect).enforce().await.map_err(refused)?;
         result
     }
 
@@ -198,7 +202,7 @@ impl Vcenter {
         };
         let answered = match deadline {
             None => answer.await,
-            Some(end) => match tokio::time::timeout_at(end.into(), answer).await {
+            Some(end) => match capstan_core::clock::timeout_at(end.into(), answer).await {
                 Ok(answered) => answered,
                 Err(_) => {
                     let cause = format!("it does not answer within {} s", time.unwrap_or_default().as_secs());
@@ -273,21 +277,6 @@ pub(crate) fn envelope(call: &Call<'_>, namespace: &str, header: &str) -> String
         body,
         method
     )
-}
-
-async fn obey(verdict: Verdict, method: &str) -> Result<()> {
-    match verdict {
-        Verdict::Pass => Ok(()),
-        Verdict::Delay(time) => {
-            tokio::time::sleep(time).await;
-            Ok(())
-        }
-        Verdict::Refuse(reason) => Err(Error::Refused {
-            method: method.to_owned(),
-            reason,
-        }),
-        Verdict::Hang => std::future::pending().await,
-    }
 }
 
 fn session_cookie(headers: &reqwest::header::HeaderMap) -> Option<String> {

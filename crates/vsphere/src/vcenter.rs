@@ -291,7 +291,7 @@ impl Vcenter {
             loop {
                 tokio::select! {
                     () = closed.cancelled() => return,
-                    () = tokio::time::sleep(KEEP_ALIVE) => {}
+                    () = capstan_core::clock::sleep(KEEP_ALIVE) => {}
                 }
                 let Some(inner) = weak.upgrade() else { return };
                 if inner.clock.since(*inner.answered.lock()) < KEEP_ALIVE {

@@ -168,7 +168,7 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
             Some(Ok(Err(error))) = tasks.join_next() => Err(error),
         }
     };
-    match tokio::time::timeout(args.timeout, finished).await {
+    match capstan_core::clock::timeout(args.timeout, finished).await {
         Ok(finished) => _ = finished?,
         Err(_) => {
             let done = preview.finished_now();
@@ -185,7 +185,7 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
     let report = Report::new(preview, changes, missing, complete);
     // Signs out of the vCenters.
     stop.cancel();
-    let _ = tokio::time::timeout(manager::STOP_GRACE, async {
+    let _ = capstan_core::clock::timeout(manager::STOP_GRACE, async {
         while tasks.join_next().await.is_some() {}
     })
     .await;

@@ -26,7 +26,7 @@ pub async fn wait(
         .filter_map(|o| rows::key(o, examples::NAMESPACE))
         .collect();
     let in_time = tokio::select! {
-        done = tokio::time::timeout(timeout, all_ready(rows, &wanted)) => done.is_ok(),
+        done = capstan_core::clock::timeout(timeout, all_ready(rows, &wanted)) => done.is_ok(),
         () = stop.cancelled() => bail!("stopped before everything was ready"),
     };
     let all = rows.of(&wanted);

@@ -74,7 +74,7 @@ async fn follow(part: Part, kind: &'static str, client: Client, kubeconfig: Stri
             match attended {
                 Ok(()) => break,
                 // Somebody else wrote at the same moment, mostly.
-                Err(_) if attempt < ATTEMPTS => tokio::time::sleep(PAUSE).await,
+                Err(_) if attempt < ATTEMPTS => capstan_core::clock::sleep(PAUSE).await,
                 Err(error) => {
                     let (name, error) = (object.name_any(), format!("{error:#}"));
                     warn!(kind, name, error, "cannot stand in for Cluster API");
@@ -237,7 +237,7 @@ async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str
 async fn wait_for(api: &Api<DynamicObject>, name: &str) -> Result<Option<DynamicObject>> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let exists = |object: Option<&DynamicObject>| object.is_some();
-    match tokio::time::timeout(
+    match capstan_core::clock::timeout(
         PATIENCE,
         kube::runtime::wait::await_condition(api.clone(), name, exists),
     )

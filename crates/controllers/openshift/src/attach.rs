@@ -99,12 +99,14 @@ async fn node(client: &kube::Client, event: &Event) -> Result<Option<String>, ku
 fn cause(event: &Event) -> Option<&'static str> {
     let message = event.message.as_deref()?;
     let is = |part: &str| message.contains(part);
-    match () {
-        () if event.reason.as_deref() != Some(REASON) => None,
-        () if is("not supported with caching type") && (is("UltraSSD") || is("PremiumV2_LRS")) => Some("caching"),
-        () if is("ultraSSDEnabled") => Some("capability"),
-        () if is("UltraSSD") => Some("other"),
-        () => None,
+    if event.reason.as_deref() != Some(REASON) {
+        None
+    } else if is("not supported with caching type") && (is("UltraSSD") || is("PremiumV2_LRS")) {
+        Some("caching")
+    } else if is("ultraSSDEnabled") {
+        Some("capability")
+    } else {
+        is("UltraSSD").then_some("other")
     }
 }
 

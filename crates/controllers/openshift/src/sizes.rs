@@ -213,7 +213,7 @@ impl Sizes {
             drop(place);
             warnings
         });
-        match tokio::time::timeout(WAIT, asked).await {
+        match capstan_core::clock::timeout(WAIT, asked).await {
             Ok(Ok(warnings)) => warnings,
             _ => Vec::new(),
         }

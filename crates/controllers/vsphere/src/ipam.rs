@@ -181,7 +181,7 @@ impl Ipam {
             caches.claims.ready().await?;
             caches.addresses.ready().await
         };
-        match tokio::time::timeout(SHOWN, ready).await {
+        match capstan_core::clock::timeout(SHOWN, ready).await {
             Ok(ready) => ready?,
             Err(_) => {
                 let trouble = caches.claims.trouble().or_else(|| caches.addresses.trouble());

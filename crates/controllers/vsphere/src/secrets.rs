@@ -47,7 +47,7 @@ impl Secrets {
     /// Returns the Secret as it is now. The first call starts the watch.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, Error> {
         let cache = self.watch((namespace.to_owned(), name.to_owned()));
-        match tokio::time::timeout(SHOWN, cache.ready()).await {
+        match capstan_core::clock::timeout(SHOWN, cache.ready()).await {
             Ok(ready) => ready?,
             Err(_) => {
                 let trouble = cache.trouble().unwrap_or_else(|| "no answer".into());

@@ -204,6 +204,7 @@ impl Future {
             machine.activity = match machine.activity.clone() {
                 Activity::Updating(Update::Running) if machine.new_image => Activity::Updating(Update::Upgraded),
                 Activity::Updating(Update::Running | Update::Applied { .. }) => Activity::Updating(Update::Applied {
+                    model: String::new(),
                     ready: true,
                     waited: std::time::Duration::ZERO,
                 }),

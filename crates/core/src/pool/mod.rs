@@ -87,8 +87,12 @@ pub enum Update {
     Running,
     /// The instance has the model, and is reimaged next.
     Upgraded,
-    /// The instance has the model. Its node is ready again, or has been waited for so long.
-    Applied { ready: bool, waited: Duration },
+    /// The instance has this model. Its node is ready again, or has been waited for so long.
+    Applied {
+        model: String,
+        ready: bool,
+        waited: Duration,
+    },
     /// The cloud refused or failed; the text says which.
     Failed(&'static str),
 }
@@ -392,6 +396,7 @@ pub enum Step {
     /// The update in place is over: record the model, and uncordon the node unless somebody else had cordoned it.
     FinishUpdate {
         name: String,
+        model: String,
         uncordon: bool,
     },
     /// The update in place is given up: the machine is replaced instead.

@@ -241,8 +241,9 @@ fn ended_update(machine: &Machine) -> Option<Step> {
     };
     match update {
         Update::Failed(reason) => Some(Step::AbandonUpdate { name, reason }),
-        Update::Applied { ready: true, .. } => Some(Step::FinishUpdate {
+        Update::Applied { ready: true, model, .. } => Some(Step::FinishUpdate {
             name,
+            model: model.clone(),
             uncordon: !machine.cordoned,
         }),
         Update::Applied { .. } if machine.failed => Some(Step::AbandonUpdate {
@@ -310,10 +311,12 @@ fn delete_drained(observed: &Observed, plan: &mut Plan) -> Vec<String> {
 }
 
 /// Updates the instances of all machines that are drained for it, in one call, once the scale set has the model and the
-/// newest bootstrap data: an instance that is reimaged next gets what its model had then.
+/// newest bootstrap data: an instance that is reimaged next gets what its model had then. Where the cloud refuses a newer
+/// model, they get the one that the scale set has.
 fn update_drained(observed: &Observed, set: &ScaleSet, plan: &mut Plan) {
-    if set.model != Model::Current {
-        return;
+    match set.model {
+        Model::Current | Model::Refused => {}
+        Model::Outdated | Model::Unmarked => return,
     }
     let at = |update: Update| drained_for(observed, update);
     plan.steps

@@ -100,8 +100,12 @@ fn step(step: &Step) -> String {
         Step::DeleteInstances(all) => format!("delete instances {}", ids(all)),
         Step::UpdateInstances(all) => format!("update instances {}", ids(all)),
         Step::ReimageInstances(all) => format!("reimage instances {}", ids(all)),
-        Step::FinishUpdate { name, uncordon: true } => format!("finish update {name}"),
-        Step::FinishUpdate { name, uncordon: false } => format!("finish update {name}, cordoned"),
+        Step::FinishUpdate {
+            name, uncordon: true, ..
+        } => format!("finish update {name}"),
+        Step::FinishUpdate {
+            name, uncordon: false, ..
+        } => format!("finish update {name}, cordoned"),
         Step::AbandonUpdate { name, reason } => format!("abandon update {name} {reason}"),
         Step::Remove(all) => format!("delete {}", names(all)),
         Step::StartUpdate {
@@ -517,6 +521,11 @@ fn drains_that_end_together_share_a_delete() {
     assert_eq!(told(&plan(&observed)), "delete instances a; capacity 4");
 }
 
+fn applied(ready: bool, waited: Duration) -> Update {
+    let model = "m".to_owned();
+    Update::Applied { model, ready, waited }
+}
+
 fn updating(update: Update, drain: Drain) -> Observed {
     one(|a| (a.activity, a.drain, a.outdated) = (Activity::Updating(update), drain, true))
 }
@@ -525,13 +534,10 @@ fn updating(update: Update, drain: Drain) -> Observed {
 #[case::drained_first(updating(Update::Pending, Drain::NotRun), "drain a")]
 #[case::then_updated(updating(Update::Pending, done("a")), "update instances a")]
 #[case::once(updating(Update::Running, Drain::NotRun), "")]
-#[case::finished_when_its_node_is_back(
-    updating(Update::Applied { ready: true, waited: Duration::ZERO }, Drain::NotRun),
-    "finish update a"
-)]
-#[case::waited_for(updating(Update::Applied { ready: false, waited: Duration::ZERO }, Drain::NotRun), "")]
+#[case::finished_when_its_node_is_back(updating(applied(true, Duration::ZERO), Drain::NotRun), "finish update a")]
+#[case::waited_for(updating(applied(false, Duration::ZERO), Drain::NotRun), "")]
 #[case::not_for_ever(
-    updating(Update::Applied { ready: false, waited: UPDATE_PATIENCE }, Drain::NotRun),
+    updating(applied(false, UPDATE_PATIENCE), Drain::NotRun),
     "abandon update a NodeDidNotComeBack"
 )]
 #[case::replaced_when_it_failed(
@@ -551,15 +557,34 @@ fn an_update_that_somebody_else_asked_for_begins_when_it_is_seen(#[case] undated
     assert_eq!(told(&plan(&observed)), expected);
 }
 
+/// An update ends with the model that the scale set has, also where it gets no newer one.
+#[rstest]
+#[case::drained_first(Update::Pending, Drain::NotRun, "drain a")]
+#[case::then_updated(Update::Pending, done("a"), "update instances a")]
+#[case::then_reimaged(Update::Upgraded, done("a"), "reimage instances a")]
+#[case::then_finished(applied(true, Duration::ZERO), Drain::NotRun, "finish update a")]
+fn an_update_in_place_ends_although_the_spec_is_invalid_or_its_model_refused(
+    #[case] update: Update,
+    #[case] drain: Drain,
+    #[case] expected: &str,
+) {
+    let invalid = Observed {
+        mode: Mode::FinishOnly,
+        ..updating(update.clone(), drain.clone())
+    };
+    let refused = with(updating(update, drain), |set| set.model = Model::Refused);
+    assert_eq!([told(&plan(&invalid)), told(&plan(&refused))], [expected, expected]);
+}
+
+#[test]
+fn an_update_in_place_ends_with_the_model_of_its_instance() {
+    let steps = plan(&updating(applied(true, Duration::ZERO), Drain::NotRun)).steps;
+    assert!(matches!(&steps[..], [Step::FinishUpdate { model, .. }] if model == "m"));
+}
+
 #[test]
 fn a_silent_cluster_ends_no_update() {
-    let mut observed = updating(
-        Update::Applied {
-            ready: false,
-            waited: UPDATE_PATIENCE,
-        },
-        Drain::NotRun,
-    );
+    let mut observed = updating(applied(false, UPDATE_PATIENCE), Drain::NotRun);
     observed.machines[0].health = Health::Unknown;
     assert_eq!(told(&plan(&observed)), "");
 }
@@ -888,10 +913,7 @@ fn a_machine_that_has_to_go_goes_before_one_of_a_fuller_zone() {
 #[case(true, "finish update a, cordoned")]
 fn a_node_that_somebody_else_had_cordoned_stays_so_after_an_update(#[case] cordoned: bool, #[case] expected: &str) {
     let mut observed = pool(2, (0, 1), "a:rU b:r");
-    observed.machines[0].activity = Activity::Updating(Update::Applied {
-        ready: true,
-        waited: Duration::ZERO,
-    });
+    observed.machines[0].activity = Activity::Updating(applied(true, Duration::ZERO));
     observed.machines[0].cordoned = cordoned;
     assert_eq!(told(&plan(&observed)), expected);
 }

@@ -26,7 +26,7 @@ pub use datastore::choose as choose_datastore;
 pub use guestinfo::{METADATA, at_clone};
 pub use metadata::render as metadata;
 pub use moref::MoRef;
-pub use ownership::{FoundVm, is_owner};
+pub use ownership::{FoundVm, is_node_of, is_owner};
 pub use plan::{BringUp, Memberships, Observation, Step, Teardown, next_step, plan};
 pub use recognize::recognize_disks;
 pub use report::{Report, report, waits_for_static_address};

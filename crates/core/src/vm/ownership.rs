@@ -1,4 +1,4 @@
-//! Decides whose a virtual machine is.
+//! Decides whose a virtual machine is, and whose a Node.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -30,6 +30,16 @@ pub fn is_owner(
         return true;
     }
     names(vm, found) && was_started_as(vm, found) && !is_claimed(&|other| has_better_claim(other, vm, found))
+}
+
+/// Whether a Node of the machine's name is the machine's own, by the provider ids of both. A Node gets its id from a cloud
+/// controller, after it has joined. A machine without an id never ran.
+pub fn is_node_of(machine: Option<&str>, node: Option<&str>) -> bool {
+    match (machine, node) {
+        (None, _) => false,
+        (Some(_), None) => true,
+        (Some(machine), Some(node)) => same(Some(machine), node),
+    }
 }
 
 fn was_cloned_for(vm: &VSphereVM, found: &FoundVm<'_>) -> bool {
@@ -124,6 +134,21 @@ mod tests {
             .collect();
         let all = [vec![own.clone()], others].concat();
         assert_eq!(is_owner(&own, &found, |claims| all.iter().any(claims)), expected);
+    }
+
+    #[rstest]
+    #[case::its_own(Some("vsphere://u1"), Some("vsphere://U1"), true)]
+    #[case::its_own_before_it_has_an_id(Some("vsphere://u1"), None, true)]
+    #[case::of_a_later_machine_of_the_name(Some("vsphere://u1"), Some("vsphere://u2"), false)]
+    #[case::the_machine_never_ran(None, Some("vsphere://u2"), false)]
+    #[case::neither_has_an_id(None, None, false)]
+    #[case::empty_ids(Some(""), Some(""), false)]
+    fn a_node_belongs_to_the_machine_with_its_provider_id(
+        #[case] machine: Option<&str>,
+        #[case] node: Option<&str>,
+        #[case] expected: bool,
+    ) {
+        assert_eq!(is_node_of(machine, node), expected);
     }
 
     #[test]

@@ -45,6 +45,8 @@ impl PoolModel {
             }
             path.push(print);
             match world.calm_event(&self.rules) {
+                // Nothing else is left to happen, and nobody mends the spec.
+                Some(Event::Valid) if world.updates() => return false,
                 Some(event) => world.happen(&self.rules, event),
                 None if world.settled(&self.rules) => {
                     self.settling.lock().unwrap().extend(path);

@@ -72,6 +72,7 @@ fn only_the_clock_asks_for_the_time() {
         "Timestamp::now(",
         "Zoned::now(",
         "thread::sleep(",
+        "tokio::time::",
     ];
     // The clock itself, and what draws on a terminal.
     let allowed = [
@@ -100,6 +101,23 @@ fn an_object_without_a_uid_or_a_namespace_is_not_given_an_empty_one() {
         .collect();
     let wrong = wrong_lines(&allowed, |line| defaults.iter().any(|default| line.contains(default)));
     assert!(wrong.is_empty(), "use ObjectKey, or keep the Option:\n{wrong}");
+}
+
+/// Another object may have the name by now.
+#[test]
+fn objects_are_deleted_with_their_uid() {
+    // The commands of a user, who names the object; and many objects by a label that holds what their UID would tell.
+    let allowed = [
+        "capstan/src/up/standin.rs",
+        "capstan/src/adopt/execute.rs",
+        "azure-pools/src/pool/machines.rs",
+    ];
+    let is_wrong = |line: &str| {
+        let delete = line.contains(".delete(") || line.contains(".delete_collection(");
+        delete && (line.contains("DeleteParams::default()") || line.contains("&Default::default()"))
+    };
+    let wrong = wrong_lines(&allowed, is_wrong);
+    assert!(wrong.is_empty(), "delete with objects::delete_exactly:\n{wrong}");
 }
 
 /// Returns the cells of a row of a table in Markdown.

@@ -253,7 +253,7 @@ impl Drainer {
             nodes.entry(node.to_owned()).or_insert_with(start).clone()
         };
         draining.asked_now(wake);
-        match tokio::time::timeout(LIST_TIMEOUT, draining.pods.ready()).await {
+        match capstan_core::clock::timeout(LIST_TIMEOUT, draining.pods.ready()).await {
             Ok(ready) => ready?,
             Err(_) => {
                 let (cluster, error) = (&self.0.cluster, draining.pods.trouble());
@@ -281,7 +281,7 @@ impl Drainer {
         let (weak, inner, node) = (Arc::downgrade(&draining), Arc::downgrade(&self.0), node.to_owned());
         let watching = async move {
             loop {
-                let change = tokio::time::timeout(ABANDONED, changes.next()).await;
+                let change = capstan_core::clock::timeout(ABANDONED, changes.next()).await;
                 let (Some(draining), Some(inner)) = (weak.upgrade(), inner.upgrade()) else {
                     return;
                 };

@@ -18,6 +18,8 @@
 //! - The state of an object lives as long as the object is in the cache. Losing it is always safe.
 //! - An object that the watch filter leaves out is not reconciled, also if another object triggers it (see [`crate::Context::reconciles`]).
 //! - A failed reconcile is retried by our backoff and by nothing else. A panic counts as a failure of that object alone.
+//! - A failure that does not pass by itself reaches users: by the status of the controller, else by an event.
+//! - An object that needs nothing is observed again after `--resync`.
 
 mod places;
 mod preview;

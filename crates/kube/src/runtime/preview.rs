@@ -213,7 +213,7 @@ impl Preview {
         let mut planned = Planned::new::<R::Object>(&scope.key);
         for attempt in 1..=TRIES {
             planned.steps.clear();
-            let observed = tokio::time::timeout(PATIENCE, observe(reconcile, scope, state, &mut planned)).await;
+            let observed = capstan_core::clock::timeout(PATIENCE, observe(reconcile, scope, state, &mut planned)).await;
             planned.error = match observed {
                 Ok(Ok(false)) => return,
                 Ok(Ok(true)) => None,

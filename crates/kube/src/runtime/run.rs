@@ -425,7 +425,8 @@ impl<R: Reconcile> Running<R> {
             }
         }
         let requeue = match &result {
-            Ok(Some(Outcome::Wait(requeue))) => *requeue,
+            // The cloud has no watch for everything: what needs nothing is observed again, too.
+            Ok(Some(Outcome::Wait(requeue))) => Some(requeue.unwrap_or(self.context.resync)),
             Ok(Some(Outcome::Observe | Outcome::Done)) => Some(Duration::ZERO),
             // Not for this controller: it reports nothing either.
             Ok(None) => return Ok(None),
@@ -434,12 +435,11 @@ impl<R: Reconcile> Running<R> {
         if scope.released && result.is_ok() {
             return Ok(None);
         }
-        let report = R::status(
-            scope.object.as_ref(),
-            observed.as_ref(),
-            result.as_ref().map(|_| ()),
-            scope.now(),
-        );
+        let failure = result.as_ref().map(|_| ());
+        let mut report = R::status(scope.object.as_ref(), observed.as_ref(), failure, scope.now());
+        report
+            .events
+            .extend(failure.err().and_then(|error| unreported(&report, error)));
         let paced = self.report(scope, report).await;
         result?;
         Ok(soonest(requeue, paced?))
@@ -505,6 +505,13 @@ impl<R: Reconcile> Running<R> {
         }
         Ok(Some(left))
     }
+}
+
+/// Returns the event about a failure that does not pass by itself, and of which the controller reports nothing.
+fn unreported<K, E: std::error::Error + Classified>(report: &Report<K>, error: &E) -> Option<EventNote> {
+    let is_silent = report.object.is_none() && report.events.is_empty();
+    let lasts = error.class() == Class::Terminal;
+    (is_silent && lasts).then(|| EventNote::warning("ReconcileFailed", error.to_string()))
 }
 
 /// The newer of what the cache shows and what the API server answered our last write with.

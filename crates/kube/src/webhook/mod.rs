@@ -256,7 +256,7 @@ impl Keeper {
             }
             Ok(())
         };
-        tokio::time::timeout(END, removed).await.unwrap_or(Ok(()))
+        capstan_core::clock::timeout(END, removed).await.unwrap_or(Ok(()))
     }
 
     fn hosts(&self) -> Vec<String> {

@@ -13,9 +13,9 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use capstan_core::Clock;
+use capstan_core::clock::timeout;
 use capstan_core::turns::{Turn, Turns};
 use http_body_util::BodyExt;
-use tokio::time::timeout;
 
 use crate::bounds::{Limits, Scan};
 use crate::serve::Client;

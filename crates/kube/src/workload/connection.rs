@@ -142,7 +142,7 @@ impl Connection {
     /// Waits for the first list, unless the cluster is known not to answer.
     pub(super) async fn first_list(&self) {
         if self.nodes.trouble().is_none() {
-            let _ = tokio::time::timeout(FIRST_ANSWER, self.nodes.ready()).await;
+            let _ = capstan_core::clock::timeout(FIRST_ANSWER, self.nodes.ready()).await;
         }
     }
 

@@ -96,7 +96,7 @@ impl Cluster {
     pub async fn connection(&self) -> Result<Arc<Connection>, Error> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| !matches!(state, State::Starting));
-        let state = match tokio::time::timeout(FIRST_ANSWER, settled).await {
+        let state = match capstan_core::clock::timeout(FIRST_ANSWER, settled).await {
             Ok(Ok(state)) => state.clone(),
             Ok(Err(_)) => State::Down("its Cluster object is gone".to_owned()),
             Err(_) => State::Down(format!("Secret {} cannot be read", self.key.secret())),

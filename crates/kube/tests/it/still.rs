@@ -326,6 +326,89 @@ async fn a_reconcile_reads_live_for_as_long_as_the_cache_does_not_show_its_write
     late.stop().await
 }
 
+/// Counts its observations, and fails for good where the ConfigMap says so.
+#[derive(Default)]
+struct Observing(AtomicUsize);
+
+impl Reconcile for Observing {
+    type Object = ConfigMap;
+    type State = ();
+    type Observed = ();
+    type Step = Step;
+    type Error = Error;
+
+    const NAME: &'static str = "observing";
+    const COMPONENT: &'static str = "observing-controller";
+
+    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let fails = scope
+            .object
+            .data
+            .as_ref()
+            .is_some_and(|data| data.contains_key("fails"));
+        match fails {
+            true => Err(Error::from(capstan_kube::Error::Incomplete {
+                kind: "ConfigMap".to_owned(),
+                field: "data",
+            })),
+            false => Ok(Some(())),
+        }
+    }
+
+    fn plan((): &(), _: Timestamp) -> Plan<Step> {
+        Plan::idle()
+    }
+
+    async fn apply(&self, _: Step, (): &mut (), _: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
+        Ok(Outcome::Done)
+    }
+
+    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
+        Report::nothing()
+    }
+}
+
+/// Runs [`Observing`] for a ConfigMap with this data.
+async fn observing(server: &ApiServer, data: Value) -> Result<(Arc<Observing>, Context)> {
+    let maps: Api<ConfigMap> = Api::namespaced(server.client(), "default");
+    let map = serde_json::from_value(json!({"metadata": {"name": "watched"}, "data": data}))?;
+    maps.create(&PostParams::default(), &map).await?;
+    let context = context(BoxCloneSyncService::new(server.clone()), vec![])?;
+    let (reconciler, counter) = (
+        Reconciler::new(&context, context.cache::<ConfigMap>()),
+        Arc::<Observing>::default(),
+    );
+    tokio::spawn(reconciler.run(counter.clone()));
+    until("it is never observed", || counter.0.load(Ordering::SeqCst) > 0).await?;
+    Ok((counter, context))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_needs_nothing_is_observed_again_after_the_resync() -> Result<()> {
+    let server = ApiServer::new(Settings::default());
+    let (counter, context) = observing(&server, json!({})).await?;
+    let before = counter.0.load(Ordering::SeqCst);
+    context.clock.sleep(context.resync * 3 + Duration::from_secs(1)).await;
+    let again = counter.0.load(Ordering::SeqCst) - before;
+    ensure!(again == 3, "observed {again} times in three resyncs");
+    context.shutdown.cancel();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_of_which_a_controller_reports_nothing_is_an_event() -> Result<()> {
+    let server = ApiServer::new(Settings::default());
+    let (_, context) = observing(&server, json!({"fails": "true"})).await?;
+    let is_reported = || {
+        let events = server.objects_of("", "events");
+        events.iter().any(|event| event["reason"] == "ReconcileFailed")
+    };
+    until("the failure is not reported", is_reported).await?;
+    context.shutdown.cancel();
+    Ok(())
+}
+
 /// Panics once, when a Pod was created and before the controller has the answer.
 struct PanicAfterCreate(AtomicBool);
 
@@ -406,6 +489,7 @@ async fn the_log_of_a_failure_names_the_reconcile() -> Result<()> {
         "{lines:?}"
     );
     ensure!(span["reconcile"].is_u64(), "{span}");
+    ensure!(span["namespace"] == "default" && span["name"] == "held", "{span}");
     context.shutdown.cancel();
     running.await?;
     Ok(())

@@ -86,7 +86,9 @@ impl Actor<'_> {
                 }
                 return self.renew(drained, Renewal::Reimage).await;
             }
-            Step::FinishUpdate { name, uncordon } => self.finish_update(observed, &name, uncordon).await?,
+            Step::FinishUpdate { name, model, uncordon } => {
+                self.finish_update(observed, &name, &model, uncordon).await?;
+            }
             Step::AbandonUpdate { name, reason } => {
                 if let Some(member) = observed.member(&name) {
                     let written = self.writer().abandon_update(member, reason).await?;
@@ -329,16 +331,20 @@ impl Actor<'_> {
         Ok(Outcome::Observe)
     }
 
-    async fn finish_update(&mut self, observed: &Observed, name: &str, uncordon: bool) -> Result<(), Error> {
-        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
-        let wanted = wanted.or_else(|| self.scale_set()?.model);
-        let (Some(member), Some(model)) = (observed.member(name), wanted) else {
+    async fn finish_update(
+        &mut self,
+        observed: &Observed,
+        name: &str,
+        model: &str,
+        uncordon: bool,
+    ) -> Result<(), Error> {
+        let Some(member) = observed.member(name) else {
             return Ok(());
         };
         if let Some(node) = member.node.node().filter(|_| uncordon) {
             self.workload().connection().await?.drainer.uncordon(node).await?;
         }
-        let written = self.writer().finish_update(member, &model).await?;
+        let written = self.writer().finish_update(member, model).await?;
         self.note(written);
         Ok(())
     }

@@ -23,10 +23,7 @@ impl Actor<'_> {
         let now = self.now();
         let lists = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.lists);
         let confirmed = self.state.snapshot.as_ref().is_some_and(|snapshot| snapshot.confirmed);
-        let set_model = self.scale_set().and_then(|set| set.model);
-        let wanted = observed.model.as_ref().map(|model| model.hash.clone());
-        let wanted = wanted.or_else(|| set_model.clone());
-        let applied = wanted.is_some() && wanted == set_model;
+        let target = self.update_target(observed.model.as_ref());
         let mut failed = HashMap::new();
         let mut updated = HashMap::new();
         let mut joining = HashMap::new();
@@ -67,11 +64,11 @@ impl Actor<'_> {
                     .state
                     .updated_since
                     .get(&id)
-                    .filter(|(model, _)| Some(model) == wanted.as_ref());
+                    .filter(|(model, _)| Some(model) == target.as_ref());
                 let since = known
                     .map(|(_, since)| *since)
-                    .or((instance.latest && applied && !member.awaits_reimage()).then_some(now));
-                updated.extend(since.zip(wanted.clone()).map(|(since, model)| (id, (model, since))));
+                    .or((instance.latest && !member.awaits_reimage()).then_some(now));
+                updated.extend(target.clone().zip(since).map(|update| (id, update)));
             }
         }
         let is_updated = |id: &str| observed.members.iter().any(|m| m.id() == id && m.updating());

@@ -238,8 +238,10 @@ pub struct Frame<'a> {
     pub updating: &'a BTreeSet<String>,
     /// Instances whose update failed, and why.
     pub failed_updates: &'a BTreeMap<String, &'static str>,
-    /// Since when instances have had the wanted model after an update, by provider id.
-    pub updated: &'a HashMap<String, Duration>,
+    /// Whether updates in place end with the model that the scale set has.
+    pub updates_end: bool,
+    /// The model that instances have after an update, and for how long, by provider id.
+    pub updated: &'a HashMap<String, (String, Duration)>,
     /// Spot instances that Azure took away stay behind, deallocated.
     pub spot: bool,
     /// Whether the zones of the pool stay even.
@@ -336,14 +338,13 @@ fn update(member: &Member, frame: &Frame<'_>) -> Update {
         return Update::Running;
     }
     match frame.updated.get(&instance.provider_id) {
-        Some(waited) => Update::Applied {
+        Some((model, waited)) => Update::Applied {
+            model: model.clone(),
             ready: member.node.is_ready(),
             waited: *waited,
         },
         None if instance.is("Failed") => Update::Failed("InstanceFailed"),
-        None if member.awaits_reimage() && instance.latest && frame.set.model.as_deref() == Some(frame.model) => {
-            Update::Upgraded
-        }
+        None if member.awaits_reimage() && instance.latest && frame.updates_end => Update::Upgraded,
         None => Update::Pending,
     }
 }
@@ -429,6 +430,7 @@ mod tests {
             deleting: &none,
             updating: &none,
             failed_updates: &BTreeMap::new(),
+            updates_end: true,
             updated: &HashMap::new(),
             spot,
             balanced: false,
@@ -517,6 +519,7 @@ mod tests {
             deleting: &BTreeSet::new(),
             updating: &BTreeSet::new(),
             failed_updates: &BTreeMap::new(),
+            updates_end: true,
             updated: &HashMap::new(),
             spot: false,
             balanced: false,

@@ -395,7 +395,7 @@ impl Actor<'_> {
         let make = observed.model.as_ref().map(|model| Make::of(&model.set));
         let updated = state.updated_since.iter();
         let updated = updated
-            .map(|(id, (_, since))| (id.clone(), self.since(*since)))
+            .map(|(id, (model, since))| (id.clone(), (model.clone(), self.since(*since))))
             .collect();
         let frame = Frame {
             model: wanted.or(set.model.as_deref()).unwrap_or_default(),
@@ -404,6 +404,7 @@ impl Actor<'_> {
             deleting: &deleting,
             updating: &updating,
             failed_updates: &observed.failed_updates,
+            updates_end: self.update_target(observed.model.as_ref()).is_some(),
             updated: &updated,
             spot: self.pool().spec.template.spot_vm_options.is_some() || set.is_spot(),
             balanced: self.pool().spec.zone_balance == Some(true),
@@ -501,6 +502,15 @@ impl Actor<'_> {
             Some(model) if model::is_of_this_version(model) => self.pending(wanted),
             Some(_) | None if fits(set, wanted) => pool::Model::Unmarked,
             Some(_) | None => self.pending(wanted),
+        }
+    }
+
+    /// Returns the model with which updates in place end: the scale set's, unless it gets another one first.
+    pub(super) fn update_target(&self, wanted: Option<&Model>) -> Option<String> {
+        let set = self.scale_set()?;
+        match self.observed_model(&set, wanted) {
+            pool::Model::Current | pool::Model::Refused => set.model,
+            pool::Model::Outdated | pool::Model::Unmarked => None,
         }
     }
 

@@ -98,6 +98,7 @@ impl Actor<'_> {
             deleting: &none,
             updating: &none,
             failed_updates: &BTreeMap::new(),
+            updates_end: true,
             updated: &Default::default(),
             spot: false,
             balanced: false,

@@ -78,6 +78,50 @@ async fn an_update_in_place_whose_answer_is_lost_is_not_asked_for_again() -> Res
     Ok(())
 }
 
+/// Whether no update in place is under way and all nodes take pods.
+fn at_rest(still: &Still) -> bool {
+    let updates =
+        |machine: &Value| !machine["metadata"]["annotations"][format!("{ANNOTATION}/updateInstance")].is_null();
+    let cordoned = |node: &Value| node["spec"]["unschedulable"] == true;
+    !still.machines().iter().any(updates) && !still.server.objects("nodes").iter().any(cordoned)
+}
+
+#[rstest]
+#[case::a_spec_that_we_refuse(json!({ "osDisk": { "diskSizeGB": 4096 } }), None)]
+#[case::a_model_that_azure_refuses(json!({ "vmSize": "Standard_D4s_v3" }), Some("InvalidParameter"))]
+#[tokio::test(start_paused = true)]
+async fn an_update_in_place_ends_while_the_next_spec_is_refused(
+    #[case] change: Value,
+    #[case] refused: Option<&str>,
+) -> Result<()> {
+    let (still, _running) = Still::ready(in_place()).await?;
+    still.upgrade(2).await?;
+    still.until("an update", |still| updates(still) == 1).await;
+    if let Some(code) = refused {
+        let answer = Action::Answer {
+            status: 400,
+            code: Some(code.to_owned()),
+            message: None,
+            retry_after: None,
+        };
+        still
+            .azure
+            .fault(Fault::new(answer).method("PUT").path("virtualMachineScaleSets/np"))?;
+    }
+    still.patch_pool(json!({ "spec": { "template": change } })).await?;
+    still
+        .until("the report", |still| {
+            Still::condition(&still.pool(), "ScaleSetRunning")["reason"] == "InvalidConfiguration"
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(at_rest(&still), "{:#?}", still.machines());
+    assert_eq!(updates(&still), 1, "the instance is updated once");
+    let updated = images(&still).iter().filter(|found| **found == json!(image(2))).count();
+    assert_eq!(updated, 1, "no other machine goes for the model");
+    Ok(())
+}
+
 #[rstest]
 #[case::by_an_admin(true)]
 #[case::by_nobody(false)]

@@ -9,7 +9,6 @@ use super::{Controller, Observed, Target, check, disks, internal_balancer, node,
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::VirtualMachine;
-use capstan_azure::operation::Follow;
 use capstan_azure::{Operation, Progress};
 use capstan_core::machine::failure::{self, Creation};
 use capstan_core::machine::{NodeLookup, Step};
@@ -77,12 +76,8 @@ impl Controller {
             }
             Step::AwaitVm => {
                 let target = self.target(scope, observed).await?;
-                state.follow(Some(Operation {
-                    method: "PUT".to_owned(),
-                    resource: format!("{}?api-version=2024-07-01", target.names.vm_id()),
-                    follow: Follow::Resource,
-                    not_before: scope.now() + POLL_INTERVAL,
-                }));
+                let begun = Operation::of_vm("PUT", &target.names.vm_id(), scope.now() + POLL_INTERVAL);
+                state.follow(Some(begun));
                 Ok(Outcome::Wait(Some(POLL_INTERVAL)))
             }
             Step::RecordRequested => self.record_requested(observed, scope).await,

@@ -36,6 +36,7 @@ use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::{self, Step, names::Names};
 use capstan_kube::cache::Change;
 use capstan_kube::drain::Drainer;
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, Recorder};
 use disk_list::DiskLists;
@@ -105,11 +106,7 @@ fn machines_of(node: &Node, machines: &Cache<Machine>) -> Vec<ObjectRef<Machine>
         let addresses = status.map(|status| status.addresses.as_slice()).unwrap_or_default();
         linked || node::belongs(node, machine.spec.provider_id.as_deref().unwrap_or_default(), addresses)
     };
-    machines
-        .select(None, of_node)
-        .iter()
-        .map(|machine| ObjectRef::from_obj(machine.as_ref()))
-        .collect()
+    references(&machines.select(None, of_node))
 }
 
 pub(crate) struct Controller {
@@ -175,10 +172,14 @@ impl Reconcile for Controller {
     fn status(
         machine: &Machine,
         observed: Option<&Observed>,
-        _: Result<(), &Error>,
+        result: Result<(), &Error>,
         now: Timestamp,
     ) -> Report<Machine> {
-        status::status(machine, observed.map(|observed| &observed.notes), now)
+        match (observed, result) {
+            (Some(observed), _) => status::status(machine, &observed.notes, now),
+            (None, Err(error)) => status::unobserved(machine, error, now),
+            (None, Ok(())) => Report::nothing(),
+        }
     }
 
     fn reported(&self, before: &Machine, after: &Machine) {

@@ -1,6 +1,7 @@
 //! A machine and its Node: which Node it is, and the machine's metadata on it. Pure.
 
 use capstan_api::openshift::Machine;
+use capstan_kube::nodes;
 use capstan_kube::runtime::ObjectKey;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference, Taint};
 use kube::ResourceExt as _;
@@ -48,14 +49,7 @@ pub fn lacks_addresses(machine: &Machine, node: Option<&Node>) -> bool {
 
 /// Whether the Node is not ready, or its kubelet does not report.
 pub fn is_unwell(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_deref())
-        .unwrap_or_default();
-    conditions
-        .iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status != "True")
+    nodes::ready(node).is_some_and(|condition| condition.status != "True")
 }
 
 pub fn is_control_plane(node: &Node) -> bool {

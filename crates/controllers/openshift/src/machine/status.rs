@@ -6,6 +6,9 @@ mod read;
 pub use notes::{Failed, Note, Notes, Shown};
 pub use read::*;
 
+use std::time::Duration;
+
+use super::error::Error;
 use super::ids::Ids as _;
 use capstan_api::common::Condition;
 use capstan_api::openshift::{AzureMachineProviderStatus, LastOperation, Machine, MachineAuthority, MachineStatus};
@@ -14,6 +17,7 @@ use capstan_azure::model::VirtualMachine;
 use capstan_core::machine::disks::{Attached, recorded};
 use capstan_core::machine::names::Names;
 use capstan_core::machine::{self, describe_hooks, phase};
+use capstan_core::{Class, Classified};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
@@ -42,6 +46,10 @@ const CONDITIONS_BY: &str = "conditionsBy";
 const CREATED: &str = "MachineCreated";
 
 const INSTANCE_EXISTS: &str = "InstanceExists";
+/// Upstream's reason for a virtual machine that cannot be looked up.
+const UNCHECKED: &str = "ErrorCheckingProvider";
+/// Each attempt may fail with another text.
+const UNOBSERVED_PACE: Duration = Duration::from_secs(60);
 const DRAINABLE: &str = "Drainable";
 const DRAINED: &str = "Drained";
 const TERMINABLE: &str = "Terminable";
@@ -52,10 +60,7 @@ const PAUSED: &str = "Paused";
 const RUNNING: &str = "Running";
 
 /// Returns the machine with the status that users should see after a reconcile, and the events.
-pub fn status(machine: &Machine, notes: Option<&Notes>, now: Timestamp) -> Report<Machine> {
-    let Some(notes) = notes else {
-        return Report::nothing();
-    };
+pub fn status(machine: &Machine, notes: &Notes, now: Timestamp) -> Report<Machine> {
     let (mut after, mut events) = (with_pause(machine, now), Vec::new());
     for note in notes.iter() {
         let shown = noted(&after, note, now);
@@ -66,6 +71,22 @@ pub fn status(machine: &Machine, notes: Option<&Notes>, now: Timestamp) -> Repor
     Report {
         events,
         ..Report::of(after)
+    }
+}
+
+/// Reports that nobody knows whether the virtual machine exists. An error of the API server is not the machine's, and Azure's
+/// request for patience passes.
+pub fn unobserved(machine: &Machine, error: &Error, now: Timestamp) -> Report<Machine> {
+    let passes = matches!(error.class(), Class::Throttled(_));
+    if matches!(error, Error::Kube(_)) || passes {
+        return Report::nothing();
+    }
+    let mut status = of(machine);
+    let message = format!("Failed to check if machine exists: {error}");
+    conditions::mark_unknown(&mut status.conditions, INSTANCE_EXISTS, UNCHECKED, &message, now);
+    Report {
+        pace: Some(UNOBSERVED_PACE),
+        ..Report::of(stamped(machine, status, now))
     }
 }
 

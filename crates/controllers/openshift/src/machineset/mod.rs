@@ -15,6 +15,7 @@ use capstan_api::openshift::{Machine, MachineSet};
 use capstan_azure::Clients;
 use capstan_core::machineset::{self, Step};
 use capstan_core::plan::Forecast;
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
 use jiff::Timestamp;
@@ -168,10 +169,7 @@ fn sets_of(sets: &Cache<MachineSet>, machine: &Machine) -> Vec<ObjectRef<Machine
         return (owner.kind == MachineSet::KIND).then_some(set).into_iter().collect();
     }
     let takes = |set: &MachineSet| observe::selector(set).is_ok_and(|selector| selector.matches(machine.labels()));
-    sets.select(machine.namespace().as_deref(), takes)
-        .iter()
-        .map(|set| ObjectRef::from_obj(set.as_ref()))
-        .collect()
+    references(&sets.select(machine.namespace().as_deref(), takes))
 }
 
 /// The machine that a node belongs to, by its annotation or by the machine's nodeRef.

@@ -8,6 +8,7 @@ use capstan_api::openshift::{DeletePolicy, Machine, MachineSet};
 use capstan_core::machine::is_machine_apis;
 use capstan_core::machineset::{self, Desired, Member, Owner, capacity};
 use capstan_core::validate::openshift::is_azure;
+use capstan_kube::nodes;
 use capstan_kube::runtime::Scope;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -176,16 +177,9 @@ fn member(set: &MachineSet, machine: &Machine, node: Option<&Node>) -> Option<Me
 }
 
 fn ready_since(node: &Node) -> Option<Timestamp> {
-    let conditions = node.status.as_ref()?.conditions.as_ref()?;
-    let ready = conditions
-        .iter()
-        .find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
-    Some(
-        ready
-            .last_transition_time
-            .as_ref()
-            .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
-    )
+    let ready = nodes::ready(node).filter(|condition| condition.status == "True")?;
+    let since = ready.last_transition_time.as_ref();
+    Some(since.map_or(Timestamp::UNIX_EPOCH, |time| time.0))
 }
 
 #[cfg(test)]

@@ -267,3 +267,43 @@ async fn labels_follow_a_virtual_machine_that_somebody_resizes() -> Result<()> {
         .await;
     Ok(())
 }
+
+/// Upstream's condition for a machine whose virtual machine nobody can look up.
+#[tokio::test(start_paused = true)]
+async fn a_machine_whose_vm_cannot_be_looked_up_reports_why_until_it_can() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let machine = |still: &Still| still.get(API, "machines", "m").unwrap_or_default();
+    let exists = |still: &Still| condition(&machine(still), "InstanceExists");
+    let name = "azure-cloud-credentials";
+    let secret = still.get("", "secrets", name).context("no Secret")?;
+    let named = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
+    still.delete(named.clone()).await?;
+    still
+        .until("an unknown state", |still| exists(still).as_deref() == Some("Unknown"))
+        .await;
+    let status = machine(&still)["status"].clone();
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let unknown = conditions.iter().find(|condition| condition["status"] == "Unknown");
+    let unknown = unknown.context("no condition")?;
+    assert_eq!(
+        (&unknown["reason"], &status["phase"]),
+        (&json!("ErrorCheckingProvider"), &json!("Running"))
+    );
+    assert!(
+        unknown["message"].as_str().is_some_and(|text| text.contains(name)),
+        "{unknown}"
+    );
+    let version = still.server.version();
+    tokio::time::sleep(MINUTE * 30).await;
+    assert_eq!(still.server.version(), version, "the same failure is written once");
+    let mut again = named;
+    again["data"] = secret["data"].clone();
+    still.create(again).await?;
+    still
+        .until("a known state", |still| exists(still).as_deref() == Some("True"))
+        .await;
+    Ok(())
+}

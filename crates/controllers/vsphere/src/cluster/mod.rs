@@ -16,6 +16,7 @@ use capstan_core::cluster::modules::Target;
 use capstan_core::cluster::vsphere::{self, ClusterStep, ObservedCluster};
 use capstan_core::validate::vcenter::same_server;
 use capstan_kube::capi::Cluster;
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::workload::{NodeEvent, Workloads};
 use capstan_kube::{Cache, Context, Recorder, cache};
@@ -205,13 +206,6 @@ impl Reconcile for Controller {
     ) -> Report<VSphereCluster> {
         status::status(cluster, observed, result, now)
     }
-}
-
-fn references(found: &[Arc<VSphereCluster>]) -> Vec<ObjectRef<VSphereCluster>> {
-    found
-        .iter()
-        .map(|cluster| ObjectRef::from_obj(cluster.as_ref()))
-        .collect()
 }
 
 /// Whether a zone and a cluster are on the same vCenter.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity};
 use capstan_core::cluster::identity::{self, IdentityStep, ObservedIdentity};
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
 use futures::StreamExt;
 use jiff::Timestamp;
-use kube::runtime::reflector::ObjectRef;
 
 use crate::credentials::Credentials;
 use crate::error::Error;
@@ -35,9 +35,7 @@ pub async fn run(
     let (known, by_name) = (own.clone(), credentials.clone());
     let by_secret = credentials.changes().flat_map(move |secret| {
         let named = |identity: &VSphereClusterIdentity| by_name.secret_of_identity(identity).as_ref() == Some(&secret);
-        let found = known.select(None, named);
-        let found: Vec<_> = found.iter().map(|i| ObjectRef::from_obj(i.as_ref())).collect();
-        futures::stream::iter(found)
+        futures::stream::iter(references(&known.select(None, named)))
     });
     Reconciler::cluster_wide(context, own)
         .on(by_secret)

@@ -11,6 +11,7 @@ use capstan_api::capi::GROUP;
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine, VSphereVM};
 use capstan_core::vm::machine::{self, MachineStep, ObservedMachine};
 use capstan_kube::capi::{Cluster, Machine};
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context, cache};
 use jiff::Timestamp;
@@ -79,11 +80,7 @@ pub async fn run(
                 let paused = conditions::shows_paused(shown) != cluster.is_paused();
                 cluster_name(machine).as_ref() == Some(&name) && (busy || deleting || paused)
             };
-            let found = by_cluster.select(cluster.namespace().as_deref(), waiting);
-            found
-                .iter()
-                .map(|machine| ObjectRef::from_obj(machine.as_ref()))
-                .collect()
+            references(&by_cluster.select(cluster.namespace().as_deref(), waiting))
         });
     reconciler.run(Arc::new(controller)).await;
     Ok(())

@@ -9,6 +9,7 @@ use capstan_kube::conditions;
 use capstan_kube::runtime::{ObjectKey, Scope};
 use jiff::Timestamp;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
 use super::{Controller, Observed, check_owner, desired, is_owned_by, machine_name};
 use crate::conditions as names;
@@ -20,7 +21,7 @@ impl Controller {
     pub(super) async fn observe_machine(&self, scope: &mut Scope<VSphereMachine>) -> Result<Option<Observed>, Error> {
         let own = scope.object.clone();
         let Some(name) = machine_name(&own) else {
-            return Ok(self.observe_without_owner(scope));
+            return self.observe_without_owner(scope).await;
         };
         let machine = self.machines.get(Some(&scope.key.namespace), &name);
         // Without its Machine the label still names the cluster.
@@ -60,7 +61,7 @@ impl Controller {
     }
 
     /// A VSphereMachine that belongs to no Machine is left alone, until it is deleted: then it goes with its VSphereVM.
-    fn observe_without_owner(&self, scope: &Scope<VSphereMachine>) -> Option<Observed> {
+    async fn observe_without_owner(&self, scope: &Scope<VSphereMachine>) -> Result<Option<Observed>, Error> {
         let own = &scope.object;
         let is_held = own
             .finalizers()
@@ -68,16 +69,13 @@ impl Controller {
             .any(|finalizer| finalizer == names::MACHINE_FINALIZER);
         let cluster = self.clusters.of(own.as_ref()).ok();
         if !scope.is_deleting() || !is_held || paused(own.as_ref(), cluster.as_deref()).is_some() {
-            return None;
+            return Ok(None);
         }
-        let namespace = Some(scope.key.namespace.as_str());
-        let vm = self
-            .vms
-            .select(namespace, |vm| is_owned_by(vm, &scope.key.uid))
-            .into_iter()
-            .next();
-        let plan = ObservedMachine::Deleting { vm };
-        Some(Observed { plan, machine: None })
+        // No name leads to it, and the cache may be late.
+        let vms = scope.api_of::<VSphereVM>().list(&ListParams::default()).await?;
+        let vm = vms.into_iter().find(|vm| is_owned_by(vm, &scope.key.uid));
+        let plan = ObservedMachine::Deleting { vm: vm.map(Arc::new) };
+        Ok(Some(Observed { plan, machine: None }))
     }
 
     fn cluster_of(&self, machine: &Machine) -> Option<Arc<Cluster>> {

@@ -3,11 +3,12 @@
 use capstan_api::capi::CLUSTER_NAME_LABEL;
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::vm::Observation;
+use capstan_kube::objects::delete_exactly;
 use capstan_kube::patch;
 use capstan_kube::runtime::{Outcome, Scope};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 
 use super::state::VmState;
 use super::status::Progress;
@@ -91,10 +92,7 @@ impl Controller {
             for finalizer in [names::CLAIM_FINALIZER, names::OLD_CLAIM_FINALIZER] {
                 patch::remove_finalizer(&api, &claim, finalizer).await?;
             }
-            match api.delete(&claimed.name, &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                result => drop(result?),
-            }
+            delete_exactly(&api, &claim).await?;
         }
         Ok(())
     }

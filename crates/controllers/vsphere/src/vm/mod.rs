@@ -23,13 +23,13 @@ use capstan_api::vsphere::VSphereVM;
 use capstan_core::Class;
 use capstan_core::backoff::exponential;
 use capstan_core::vm::{self as plan, CloneLimits, DesiredVm, Observation, Step};
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope, Trigger};
 use capstan_kube::workload::Workloads;
 use capstan_kube::{Cache, Context};
 use capstan_vsphere::Vcenter;
 use futures::StreamExt;
 use jiff::Timestamp;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use crate::affinity::Affinity;
@@ -126,10 +126,6 @@ pub async fn run(
         started: context.clock.now(),
     };
     reconciler.run(Arc::new(controller)).await;
-}
-
-fn references(vms: &[Arc<VSphereVM>]) -> Vec<ObjectRef<VSphereVM>> {
-    vms.iter().map(|vm| ObjectRef::from_obj(vm.as_ref())).collect()
 }
 
 /// The plan's observation, what its steps are carried out with, and what the status reports.

@@ -2,8 +2,9 @@
 
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::Class;
-use capstan_core::vm::{Observation, Teardown, TeardownStep};
+use capstan_core::vm::{Observation, Teardown, TeardownStep, is_node_of};
 use capstan_kube::conditions::{self, Severity};
+use capstan_kube::objects::delete_exactly;
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_kube::workload::Lookup;
 use capstan_vsphere::{ConfigSpec, DeviceChange, MoRef, Vcenter};
@@ -178,28 +179,36 @@ impl Controller {
             return;
         };
         let cluster = self.workloads.cluster(&scope.key.namespace, &cluster);
-        let node = match cluster.by_name(&scope.key.name).await {
-            Lookup::Found(node) => node,
+        match cluster.by_name(&scope.key.name).await {
+            Lookup::Found(_) => {}
             Lookup::Missing => return,
             Lookup::Unreachable(reason) => {
                 tracing::warn!(%reason, "the Node is not deleted: its cluster does not answer");
                 return;
             }
-        };
-        let uuid = vm.spec.bios_uuid.as_ref();
-        let own = uuid.map(|uuid| format!("{}{uuid}", names::PROVIDER_ID));
-        let found = node.spec.as_ref().and_then(|spec| spec.provider_id.clone());
-        if found.is_some() && own.is_some() && found != own {
-            return;
         }
         let Ok(connection) = cluster.connection().await else {
             return;
         };
         let nodes: Api<Node> = Api::all(connection.client.clone());
-        if let Err(error) = nodes.delete(&scope.key.name, &Default::default()).await {
-            tracing::warn!(%error, "the Node is not deleted");
+        if let Err(error) = delete_live_node(&nodes, &scope.key.name, vm).await {
+            tracing::warn!(node = scope.key.name, %error, "the Node is not deleted");
         }
     }
+}
+
+/// The cache may show the Node of an earlier machine of this name: the API server says whose Node it is now.
+async fn delete_live_node(nodes: &Api<Node>, name: &str, vm: &VSphereVM) -> Result<(), capstan_kube::Error> {
+    let own = vm.spec.bios_uuid.as_ref();
+    let own = own.map(|uuid| format!("{}{uuid}", names::PROVIDER_ID));
+    let Some(node) = nodes.get_opt(name).await? else {
+        return Ok(());
+    };
+    let id = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref());
+    if is_node_of(own.as_deref(), id) {
+        delete_exactly(nodes, &node).await?;
+    }
+    Ok(())
 }
 
 /// Returns when the guest was asked to shut down.

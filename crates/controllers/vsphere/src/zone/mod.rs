@@ -9,11 +9,11 @@ use std::sync::Arc;
 use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine};
 use capstan_core::cluster::zone::{self, ObservedZone, ZoneStep};
 use capstan_kube::capi::Machine;
+use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
 use jiff::Timestamp;
 use kube::ResourceExt;
-use kube::runtime::reflector::ObjectRef;
 
 use crate::cluster::same_vcenter;
 use crate::credentials::Credentials;
@@ -45,17 +45,14 @@ pub async fn run(
     machines.ready().await?;
     owners.ready().await?;
     let (of_domain, of_cluster) = (own.clone(), own.clone());
-    let references = |found: Vec<Arc<VSphereDeploymentZone>>| -> Vec<ObjectRef<VSphereDeploymentZone>> {
-        found.iter().map(|zone| ObjectRef::from_obj(zone.as_ref())).collect()
-    };
     let reconciler = Reconciler::cluster_wide(context, own)
         .watches(&domains, move |domain: &VSphereFailureDomain| {
             let name = domain.name_any();
-            references(of_domain.select(None, |zone| zone.spec.failure_domain.as_ref() == Some(&name)))
+            references(&of_domain.select(None, |zone| zone.spec.failure_domain.as_ref() == Some(&name)))
         })
         .watches(&clusters.infrastructure, move |cluster: &VSphereCluster| {
             let waits = |zone: &VSphereDeploymentZone| zone.status.as_ref().and_then(|s| s.ready) != Some(true);
-            references(of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
+            references(&of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
         });
     let controller = Controller {
         context: context.clone(),

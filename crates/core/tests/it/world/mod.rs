@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use capstan_core::drain::{self, Assessment, NodeState, Request};
 use capstan_core::pool::{
-    Activity, Amount, Budget, DeletePolicy, Drain, Health, Instance as Listing, Machine, Model, Object, Observed,
+    Activity, Amount, Budget, DeletePolicy, Drain, Health, Instance as Listing, Machine, Mode, Model, Object, Observed,
     ScaleSet, Scaling, Selected, Step, Strategy, Update, plan,
 };
 
@@ -80,7 +80,8 @@ impl Instance {
                 Health::Ready
             };
             (self.failed, self.outdated, self.irreparable) = (false, false, false);
-        } else if matches!(self.stage, Stage::Updating | Stage::Updated) {
+        } else if self.stage == Stage::Updating {
+            // The end of the update decides.
             self.outdated = false;
         }
         self
@@ -150,8 +151,12 @@ pub enum Event {
     Refuse,
     /// The next list lacks every instance that nobody deletes.
     EmptyList,
-    /// Somebody else sets the capacity.
+    /// Somebody else sets the capacity: a lower one takes back what does not exist yet, or the newest instance.
     OutsideCapacity(u8),
+    /// The user makes the spec invalid.
+    Invalid,
+    /// And valid again.
+    Valid,
     NewModel,
     Scale(u8),
 }
@@ -168,7 +173,8 @@ impl Event {
             | Event::UpdateDone(_)
             | Event::Gone(_)
             | Event::CapacityReturns
-            | Event::ModelAccepted => false,
+            | Event::ModelAccepted
+            | Event::Valid => false,
             Event::Die
             | Event::Fail(_)
             | Event::Vanish(_)
@@ -180,6 +186,7 @@ impl Event {
             | Event::Refuse
             | Event::EmptyList
             | Event::OutsideCapacity(_)
+            | Event::Invalid
             | Event::NewModel
             | Event::Scale(_) => true,
         }
@@ -212,6 +219,8 @@ pub struct World {
     pub model: Model,
     /// The cloud will refuse it.
     pub refuses: bool,
+    /// The spec is invalid: the pool goes on with the model that the scale set has.
+    pub invalid: bool,
     /// The next list lacks every instance that nobody deletes.
     pub empty_list: bool,
     /// The capacity that the controller last read, when somebody else has changed it since.
@@ -224,7 +233,7 @@ pub struct World {
 }
 
 /// All that a plan depends on.
-type Sight = (u8, u8, bool, Vec<Instance>, Model, bool, Option<u8>);
+type Sight = (u8, u8, bool, bool, Vec<Instance>, Model, bool, Option<u8>);
 
 /// What does not change while the world runs.
 pub struct Rules {
@@ -263,6 +272,7 @@ impl World {
             exhausted: false,
             model: Model::Outdated,
             refuses: false,
+            invalid: false,
             empty_list: false,
             known_capacity: None,
             queue: Vec::new(),
@@ -320,6 +330,8 @@ impl World {
                 Stage::Idle | Stage::Updated | Stage::Drained | Stage::UpdateDrained | Stage::UpdateFailed => {}
             }
         }
+        // Last: what is under way ends before.
+        events.extend(self.invalid.then_some(Event::Valid));
         events
     }
 
@@ -345,9 +357,12 @@ impl World {
             events.push(Event::Refuse);
         }
         let capacity = self.live() + self.unborn;
-        if self.known_capacity.is_none() && capacity <= LARGEST {
-            events.push(Event::OutsideCapacity(capacity + 1));
+        if self.known_capacity.is_none() {
+            let more = Some(capacity + 1).filter(|_| capacity <= LARGEST);
+            let others = [more, capacity.checked_sub(1)];
+            events.extend(others.into_iter().flatten().map(Event::OutsideCapacity));
         }
+        events.extend((!self.invalid).then_some(Event::Invalid));
         for (n, instance) in (0u8..).zip(&self.instances) {
             if instance.stage == Stage::Deleting {
                 continue;
@@ -404,8 +419,11 @@ impl World {
                 }
             }
             Event::UpdateDone(n) => {
+                // It has the model of the scale set, which may not be the newest.
+                let outdated = self.model != Model::Current;
                 let instance = self.at(n);
-                (instance.stage, instance.outdated, instance.health) = (Stage::Updated, false, Health::NotReady);
+                (instance.stage, instance.outdated, instance.health) = (Stage::Updated, outdated, Health::NotReady);
+                self.retarget();
             }
             Event::UpdateFails(n) => self.at(n).stage = Stage::UpdateFailed,
             Event::Gone(n) => self.remove(n),
@@ -415,7 +433,10 @@ impl World {
                 self.remove(n);
             }
             Event::CapacityReturns => self.exhausted = false,
-            Event::ModelAccepted => self.model = Model::Outdated,
+            Event::ModelAccepted => {
+                self.model = Model::Outdated;
+                self.retarget();
+            }
             Event::Die => self.queue.clear(),
             Event::Fail(n) => (self.at(n).failed, self.at(n).health) = (true, Health::NotReady),
             Event::OutsideDrain(n) => self.at(n).stage = Stage::Draining,
@@ -426,12 +447,21 @@ impl World {
             Event::EmptyList => self.empty_list = true,
             Event::OutsideCapacity(capacity) => {
                 self.known_capacity = Some(self.live() + self.unborn);
-                self.unborn = capacity - self.live();
+                match capacity.checked_sub(self.live()) {
+                    Some(unborn) => self.unborn = unborn,
+                    None => self.remove_newest(),
+                }
+            }
+            Event::Invalid => self.invalid = true,
+            Event::Valid => {
+                self.invalid = false;
+                self.retarget();
             }
             Event::NewModel => {
                 self.models -= 1;
                 self.model = Model::Outdated;
                 self.instances.iter_mut().for_each(|instance| instance.outdated = true);
+                self.retarget();
             }
             Event::Scale(desired) => self.desired = desired,
         }
@@ -471,6 +501,33 @@ impl World {
         &mut self.instances[usize::from(n)]
     }
 
+    /// An update that ended with a model that the scale set is about to lose begins again.
+    fn retarget(&mut self) {
+        let again = |i: &&mut Instance| i.stage == Stage::Updated;
+        if self.model == Model::Outdated && !self.invalid {
+            let updated = self.instances.iter_mut().filter(again);
+            updated.for_each(|instance| instance.stage = Stage::UpdateDraining);
+        }
+    }
+
+    fn remove_newest(&mut self) {
+        let stays = |i: &Instance| i.stage != Stage::Deleting;
+        if let Some(newest) = self.instances.iter().rposition(stays) {
+            self.remove(newest as u8);
+        }
+    }
+
+    /// Whether an update in place has begun and not ended.
+    pub fn updates(&self) -> bool {
+        let updates = |i: &Instance| {
+            matches!(
+                i.stage,
+                Stage::UpdateDraining | Stage::UpdateDrained | Stage::Updating | Stage::Updated | Stage::UpdateFailed
+            )
+        };
+        self.instances.iter().any(updates)
+    }
+
     /// Takes an instance out; effects that were meant for it find nothing, the others keep their aim.
     fn remove(&mut self, gone: u8) {
         self.instances.remove(gone.into());
@@ -483,7 +540,12 @@ impl World {
         let listed = |i: &Instance| i.listed && !self.empty_list;
         let capacity = self.known_capacity.unwrap_or(self.live() + self.unborn);
         let machines = self.instances.iter().enumerate();
+        let (mode, model) = match self.invalid {
+            true => (Mode::FinishOnly, Model::Current),
+            false => (Mode::Full, self.model),
+        };
         Observed {
+            mode,
             desired: self.desired.into(),
             budget: rules.budget(self.desired),
             policy: rules.policy,
@@ -491,7 +553,7 @@ impl World {
             seed: 1,
             scale_set: Some(ScaleSet {
                 capacity: capacity.into(),
-                model: self.model,
+                model,
                 scaling: if self.unborn > 0 && !self.exhausted {
                     Scaling::Running
                 } else {
@@ -521,8 +583,12 @@ impl World {
             Stage::UpdateDrained => (Activity::Updating(Update::Pending), drained(&name)),
             Stage::Updating => (Activity::Updating(Update::Running), Drain::NotRun),
             Stage::Updated => {
-                let (ready, waited) = (instance.health == Health::Ready, Duration::ZERO);
-                (Activity::Updating(Update::Applied { ready, waited }), Drain::NotRun)
+                let applied = Update::Applied {
+                    model: String::new(),
+                    ready: instance.health == Health::Ready,
+                    waited: Duration::ZERO,
+                };
+                (Activity::Updating(applied), Drain::NotRun)
             }
             Stage::UpdateFailed => (Activity::Updating(Update::Failed("UpdateFailed")), Drain::NotRun),
             Stage::Deleting => (Activity::Deleting, Drain::NotRun),
@@ -554,6 +620,7 @@ impl World {
             self.desired,
             self.unborn,
             self.exhausted,
+            self.invalid,
             self.instances.clone(),
             self.model,
             self.empty_list,

@@ -96,7 +96,7 @@ fn the_state_is_what_is_done_to_it_or_else_how_it_runs(
 fn reported(machine: &Machine, notes: Vec<Note>) -> (Machine, Vec<&'static str>) {
     let mut all = Notes::default();
     notes.into_iter().for_each(|note| all.push(note));
-    let report = status(machine, Some(&all), NOW);
+    let report = status(machine, &all, NOW);
     let events = report.events.iter().map(|event| event.reason).collect();
     (report.object.unwrap_or_else(|| machine.clone()), events)
 }

@@ -43,7 +43,7 @@ const TRANSIENT_CODES: &[&str] = &[
     "ServiceUnavailable",
     "SkuNotAvailable",
     "SubnetIsFull",
-    // A fault of the account, not of the machine: somebody corrects the Secret, or the subscription comes back.
+    // A fault of the account, not of the machine: an operator corrects the Secret, or Azure restores the subscription.
     "SubscriptionNotFound",
     "SubscriptionRequestsThrottled",
     "TooManyRequests",
@@ -59,8 +59,8 @@ const NO_ROOM_CODES: &[&str] = &[
     "ZonalAllocationFailed",
 ];
 
-/// Azure refuses to change what it fixes when it makes a resource, for example the priority of a scale set. It says so as a
-/// conflict, but no time ends that.
+/// Azure refuses to change a property that is fixed at the creation of a resource, for example the priority of a scale
+/// set. Azure answers with a conflict, but waiting does not help.
 pub const FIXED_PROPERTY: &str = "PropertyChangeNotAllowed";
 
 /// Azure's error body, kept whole.
@@ -217,7 +217,7 @@ pub enum Error {
     /// Azure's answer is larger than what is read.
     #[error("{call}: azure's answer is larger than the limit of {limit}")]
     Oversized { call: String, limit: usize },
-    /// The resource is somebody else's, or its answer does not show whose it is. Nothing was sent.
+    /// Another owner has the resource, or its answer does not show the owner. Nothing was sent.
     #[error("{resource} is not deleted: {reason}")]
     NotOwned { resource: String, reason: String },
 }
@@ -237,7 +237,7 @@ impl Classified for Error {
         match self {
             Error::Arm { error, .. } => error.class(),
             Error::Throttled { after, .. } => Class::Throttled(*after),
-            // Somebody corrects the Secret or mounts the token file: a bad credential does not make a machine fail.
+            // An operator corrects the Secret or mounts the token file: a bad credential does not make a machine fail.
             Error::Network { .. }
             | Error::Intercepted { .. }
             | Error::SignIn { .. }

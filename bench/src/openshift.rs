@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_sim::azure::joiner::{Cluster, Options as Joiner};
-use capstan_sim::azure::{Azure, Config, Handle, Span, Times};
+use capstan_sim::azure::{Azure, Config, Handle, OPENSHIFTS_ROLE, Span, Times};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
@@ -55,6 +55,9 @@ pub struct Args {
     /// Nodes join when their virtual machines run
     #[arg(long)]
     nodes: bool,
+    /// The account has only the rights that OpenShift gives it: it may delete disks, and neither list nor read them
+    #[arg(long)]
+    openshifts_role: bool,
     /// Give up after so many seconds
     #[arg(long, default_value_t = 300)]
     patience: u64,
@@ -171,6 +174,9 @@ async fn simulated(args: &Args, audited: &Audited) -> Result<Config> {
         retry_after: args.retry_after,
         network_retry_after: args.retry_after,
         joiner: args.nodes.then_some(joiner),
+        allowed_actions: args
+            .openshifts_role
+            .then(|| OPENSHIFTS_ROLE.map(str::to_owned).to_vec()),
         ..Config::default()
     })
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use capstan_api::{azure, openshift, vsphere};
+use capstan_core::disks::azure::is_nvme_only_by_name;
 use capstan_core::disks::init::{self, KnownDisk, Mount, MountRequest};
 use capstan_core::disks::vsphere as units;
 use clap::{Args, Subcommand};
@@ -61,12 +62,15 @@ pub struct Render {
     #[arg(long, requires = "secret")]
     name: Option<String>,
     #[command(flatten)]
-    template: Template,
+    hardware: Hardware,
 }
 
-/// The hardware of the template, which the manifest does not show.
+/// The hardware of the machines, which the manifest does not show.
 #[derive(Args, Clone, Copy)]
-struct Template {
+struct Hardware {
+    /// Azure: the size attaches disks by NVMe and not by SCSI [default: by its name, from v6 on]
+    #[arg(long)]
+    nvme: bool,
     /// vSphere: the template has this many disks [default: 1, and one for each of additionalDisksGiB]
     #[arg(long = "template-disks", value_name = "N")]
     disks: Option<i32>,
@@ -92,7 +96,7 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
         Disks::Ignition(render) => (render, init::merge_ignition),
         Disks::CloudInit(render) => (render, init::merge_cloud_init),
     };
-    let disks = known_disks(&render.filename, render.template)?;
+    let disks = known_disks(&render.filename, render.hardware)?;
     let mounts = init::resolve(&render.mount, &disks)?;
     let out = match &render.secret {
         Some(path) => into_secret(path, render.name.as_deref(), |data| merge(data, &mounts))?,
@@ -109,9 +113,9 @@ pub fn run(command: &Disks) -> anyhow::Result<()> {
 }
 
 /// Returns the data disks of the first object in the file that has some.
-fn known_disks(path: &Path, template: Template) -> anyhow::Result<Vec<KnownDisk>> {
+fn known_disks(path: &Path, hardware: Hardware) -> anyhow::Result<Vec<KnownDisk>> {
     for object in manifest::read(path)? {
-        if let Some(disks) = disks_of(&object, template)? {
+        if let Some(disks) = disks_of(&object, hardware)? {
             return Ok(disks);
         }
     }
@@ -121,11 +125,12 @@ fn known_disks(path: &Path, template: Template) -> anyhow::Result<Vec<KnownDisk>
     )
 }
 
-fn disks_of(object: &Object, template: Template) -> anyhow::Result<Option<Vec<KnownDisk>>> {
-    let vsphere = |spec: &vsphere::VirtualMachineCloneSpec| vsphere_disks(spec, template);
+fn disks_of(object: &Object, hardware: Hardware) -> anyhow::Result<Option<Vec<KnownDisk>>> {
+    let vsphere = |spec: &vsphere::VirtualMachineCloneSpec| vsphere_disks(spec, hardware);
     Ok(Some(match object.kind() {
         "Machine" if object.group() == openshift::Machine::GROUP => {
-            openshift_disks(object, object.typed::<openshift::Machine>()?.spec.provider_spec.value)?
+            let value = object.typed::<openshift::Machine>()?.spec.provider_spec.value;
+            openshift_disks(object, value, hardware)?
         }
         "MachineSet" if object.group() == openshift::MachineSet::GROUP => openshift_disks(
             object,
@@ -136,6 +141,7 @@ fn disks_of(object: &Object, template: Template) -> anyhow::Result<Option<Vec<Kn
                 .spec
                 .provider_spec
                 .value,
+            hardware,
         )?,
         azure::AzureMachinePool::KIND => {
             let template = object.typed::<azure::AzureMachinePool>()?.spec.template;
@@ -145,7 +151,7 @@ fn disks_of(object: &Object, template: Template) -> anyhow::Result<Option<Vec<Kn
                 .data_disks
                 .iter()
                 .enumerate()
-                .map(|(i, d)| KnownDisk::azure(lun(i, d), &d.name_suffix))
+                .map(|(i, d)| azure_disk(hardware, &template.vm_size, lun(i, d), &d.name_suffix))
                 .collect()
         }
         vsphere::VSphereMachine::KIND => vsphere(&object.typed::<vsphere::VSphereMachine>()?.spec.clone_spec)?,
@@ -162,18 +168,27 @@ fn disks_of(object: &Object, template: Template) -> anyhow::Result<Option<Vec<Kn
     }))
 }
 
-fn openshift_disks(object: &Object, value: Option<Value>) -> anyhow::Result<Vec<KnownDisk>> {
+/// An Azure data disk as a machine of this size shows it.
+fn azure_disk(hardware: Hardware, size: &str, lun: i32, name_suffix: &str) -> KnownDisk {
+    if hardware.nvme || is_nvme_only_by_name(size) {
+        KnownDisk::azure_nvme(lun, name_suffix)
+    } else {
+        KnownDisk::azure(lun, name_suffix)
+    }
+}
+
+fn openshift_disks(object: &Object, value: Option<Value>, hardware: Hardware) -> anyhow::Result<Vec<KnownDisk>> {
     let value = value.with_context(|| format!("{}: providerSpec.value is missing", object.describe()))?;
     let spec = openshift::AzureMachineProviderSpec::from_raw(&value).with_context(|| object.describe())?;
-    Ok(spec
-        .data_disks
-        .iter()
-        .map(|disk| KnownDisk::azure(disk.lun, &disk.name_suffix))
+    let size = spec.vm_size.as_deref().unwrap_or_default();
+    let disks = spec.data_disks.iter();
+    Ok(disks
+        .map(|disk| azure_disk(hardware, size, disk.lun, &disk.name_suffix))
         .collect())
 }
 
 /// Returns the places of the disks on a clone of such a template.
-fn vsphere_disks(spec: &vsphere::VirtualMachineCloneSpec, template: Template) -> anyhow::Result<Vec<KnownDisk>> {
+fn vsphere_disks(spec: &vsphere::VirtualMachineCloneSpec, template: Hardware) -> anyhow::Result<Vec<KnownDisk>> {
     const CONTROLLER: i32 = 1000;
     /// Limits are those of the newest hardware; the controller knows the template and refuses what it cannot have.
     const NEWEST_HARDWARE: u32 = 21;
@@ -186,6 +201,13 @@ fn vsphere_disks(spec: &vsphere::VirtualMachineCloneSpec, template: Template) ->
     };
     let sized = i32::try_from(spec.additional_disks_gib.len())?;
     let template_disks = template.disks.unwrap_or(1 + sized);
+    if template.disks.is_none() && !spec.data_disks.is_empty() {
+        writeln!(
+            std::io::stderr(),
+            "warning: the manifest does not show how many disks the template has, so the units are those after {template_disks}: \
+             give the number with --template-disks"
+        )?;
+    }
     let own = (0..template_disks).map(|unit| units::Device {
         key: 2000 + unit,
         controller_key: CONTROLLER,

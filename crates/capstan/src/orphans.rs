@@ -27,8 +27,8 @@ const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 ///
 /// Lists interfaces, public addresses, disks and availability sets that bear the cluster's tag, that nothing uses, and whose
 /// Machine does not exist in the cluster. With --delete, deletes what it has listed, after it has read the tags of each
-/// resource again. A disk may be kept on purpose (deletionPolicy Detach): disks are deleted with --disks only, and a disk
-/// whose tag says Detach only if --kept-disk names it.
+/// resource again. A disk may be kept on purpose (deletionPolicy Detach): OS disks, and data disks whose tag says Delete, are
+/// deleted with --disks only, and every other data disk only if --kept-disk names it.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan orphans --resource-group ocp-x7-rg
@@ -48,10 +48,10 @@ pub struct Orphans {
     /// Delete what is listed, disks excepted
     #[arg(long)]
     delete: bool,
-    /// Delete disks, too, with all their data, except those whose tag says Detach
+    /// Delete OS disks, too, and data disks whose tag says Delete, with all their data
     #[arg(long, requires = "delete")]
     disks: bool,
-    /// Delete this disk whose tag says Detach, too, with all its data; repeat it for several
+    /// Delete this data disk, too, whatever its tag says, with all its data; repeat it for several
     #[arg(long, requires = "delete", value_name = "NAME")]
     kept_disk: Vec<String>,
     /// How to print

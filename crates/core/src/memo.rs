@@ -56,6 +56,17 @@ impl<K: Hash + Eq + Clone, V: Clone> Memo<K, V> {
         Ok(value)
     }
 
+    /// Whether a value is kept that `fresh` accepts. A key that is being asked about has none.
+    pub fn has(&self, key: &K, fresh: impl Fn(Duration, &V) -> bool) -> bool {
+        let slot = self.slots.lock().get(key).map(|(slot, _)| slot.clone());
+        let Some(slot) = slot else { return false };
+        let kept = slot.try_lock();
+        kept.is_ok_and(|kept| {
+            let accepts = |(asked, value): &(_, V)| fresh(self.clock.since(*asked), value);
+            kept.as_ref().is_some_and(accepts)
+        })
+    }
+
     pub fn forget(&self, key: &K) {
         self.slots.lock().remove(key);
     }

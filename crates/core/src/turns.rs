@@ -1,7 +1,8 @@
 //! Turns: what is large is in memory one at a time, whoever sends it.
 //!
-//! Invariant: one turn is taken at a time. Each peer waits for one turn at a time, so that a peer has its turn after at most one
-//! turn of each other. A peer that wastes its turn gets no other one for a while, and for twice as long the next time.
+//! Invariant: one turn is taken at a time. Each tenant waits for one turn at a time, whatever number of peers it has, so that a
+//! tenant has its turn after at most one turn of each other. A peer that wastes its turn gets no other one for a while, and for
+//! twice as long the next time; the other peers of its tenant do.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -25,44 +26,48 @@ pub fn of_answers() -> &'static Arc<Turns> {
 
 pub struct Turns {
     turn: Arc<Semaphore>,
-    peers: Mutex<BTreeMap<String, Peer>>,
+    known: Mutex<Known>,
 }
 
 impl Default for Turns {
     fn default() -> Self {
         Self {
             turn: Arc::new(Semaphore::new(1)),
-            peers: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 }
 
-struct Peer {
-    /// One waits for the turn, or has it; the others of the peer wait for that one.
-    queue: Arc<Semaphore>,
-    /// How many turns in a row it wasted, and until when it gets no other one.
-    wasted: Option<(u32, Instant)>,
+#[derive(Default)]
+struct Known {
+    /// By tenant: one waits for the turn, or has it; the others of the tenant wait for that one.
+    queues: BTreeMap<String, Arc<Semaphore>>,
+    /// By peer: how many turns in a row it wasted, and until when it gets no other one.
+    wasted: BTreeMap<String, (u32, Instant)>,
 }
 
-impl Peer {
-    fn is_barred(&self, now: Instant) -> bool {
-        self.wasted.is_some_and(|(_, until)| now < until)
+impl Known {
+    fn bars(&self, now: Instant, peer: &str) -> bool {
+        let wasted = self.wasted.get(&peer.to_ascii_lowercase());
+        wasted.is_some_and(|(_, until)| now < *until)
     }
 
-    /// Whether nothing about the peer is worth keeping.
-    fn is_idle(&self, now: Instant) -> bool {
-        let is_forgiven = |(_, until)| now >= until + LONGEST_PAUSE;
-        Arc::strong_count(&self.queue) == 1 && self.wasted.is_none_or(is_forgiven)
+    /// Drops what is not worth keeping.
+    fn forget(&mut self, now: Instant) {
+        self.queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        self.wasted.retain(|_, (_, until)| now < *until + LONGEST_PAUSE);
     }
 }
 
 impl Turns {
-    /// Waits for a turn. Returns `None` for a peer that gets none for now.
-    pub async fn take(self: &Arc<Self>, clock: Clock, peer: &str) -> Option<Turn> {
+    /// Waits for a turn of this tenant's peer. Returns `None` for a peer that gets none for now.
+    pub async fn take(self: &Arc<Self>, clock: Clock, tenant: &str, peer: &str) -> Option<Turn> {
         // Nobody closes a semaphore.
-        let queue = self.queue(clock.instant(), peer)?.acquire_owned().await.ok()?;
+        let queue = self.queue(clock.instant(), tenant, peer)?.acquire_owned().await.ok()?;
         // The peer may have wasted the turn before this one.
-        self.queue(clock.instant(), peer)?;
+        if self.bars(clock.instant(), peer) {
+            return None;
+        }
         let turn = self.turn.clone().acquire_owned().await.ok()?;
         Some(Turn {
             turns: self.clone(),
@@ -74,20 +79,17 @@ impl Turns {
 
     /// Whether the peer gets no turn for now.
     pub fn bars(&self, now: Instant, peer: &str) -> bool {
-        let peers = self.peers.lock();
-        peers
-            .get(&peer.to_ascii_lowercase())
-            .is_some_and(|peer| peer.is_barred(now))
+        self.known.lock().bars(now, peer)
     }
 
-    fn queue(&self, now: Instant, peer: &str) -> Option<Arc<Semaphore>> {
-        let mut peers = self.peers.lock();
-        peers.retain(|_, known| !known.is_idle(now));
-        let known = peers.entry(peer.to_ascii_lowercase()).or_insert_with(|| Peer {
-            queue: Arc::new(Semaphore::new(1)),
-            wasted: None,
-        });
-        (!known.is_barred(now)).then(|| known.queue.clone())
+    fn queue(&self, now: Instant, tenant: &str, peer: &str) -> Option<Arc<Semaphore>> {
+        let mut known = self.known.lock();
+        known.forget(now);
+        if known.bars(now, peer) {
+            return None;
+        }
+        let queue = known.queues.entry(tenant.to_ascii_lowercase());
+        Some(queue.or_insert_with(|| Arc::new(Semaphore::new(1))).clone())
     }
 }
 
@@ -102,17 +104,15 @@ pub struct Turn {
 impl Turn {
     /// The peer made good use of it: what it wasted before is forgiven.
     pub fn used(&self) {
-        if let Some(peer) = self.turns.peers.lock().get_mut(&self.peer) {
-            peer.wasted = None;
-        }
+        self.turns.known.lock().wasted.remove(&self.peer);
     }
 
     /// Ends the turn of a peer that let the others wait for nothing.
     pub fn waste(self, now: Instant) {
-        if let Some(peer) = self.turns.peers.lock().get_mut(&self.peer) {
-            let times = peer.wasted.map_or(0, |(times, _)| times).saturating_add(1);
-            peer.wasted = Some((times, now + exponential(FIRST_PAUSE, LONGEST_PAUSE, times)));
-        }
+        let wasted = &mut self.turns.known.lock().wasted;
+        let times = wasted.get(&self.peer).map_or(0, |(times, _)| *times).saturating_add(1);
+        let until = now + exponential(FIRST_PAUSE, LONGEST_PAUSE, times);
+        wasted.insert(self.peer.clone(), (times, until));
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
     /// Holds a turn for as long as a peer that stalls can, for each answer that it has sent.
     async fn stall(turns: Arc<Turns>, peer: String) {
         let clock = Clock::system();
-        while let Some(turn) = turns.take(clock, &peer).await {
+        while let Some(turn) = turns.take(clock, &peer, &peer).await {
             tokio::time::sleep(STALL).await;
             turn.waste(clock.instant());
         }
@@ -141,33 +141,65 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
         let began = clock.instant();
-        drop(turns.take(clock, "good").await.expect("a turn"));
+        drop(turns.take(clock, "good", "good").await.expect("a turn"));
         let waited = clock.since(began);
         assert!(waited <= STALL * 5, "one turn of each: {waited:?}");
         for _ in 0..100 {
-            drop(turns.take(clock, "good").await.expect("a turn"));
+            drop(turns.take(clock, "good", "good").await.expect("a turn"));
         }
         assert!(clock.since(began) == waited, "nobody else wants a turn");
-        assert!(turns.take(clock, "Stalling-4").await.is_none(), "it is barred");
+        assert!(
+            turns.take(clock, "Stalling-4", "Stalling-4").await.is_none(),
+            "it is barred"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_wastes_its_turns_waits_twice_as_long_until_it_uses_one() {
         let (turns, clock) = (Arc::new(Turns::default()), Clock::system());
         for times in 0..3 {
-            turns.take(clock, "a").await.expect("a turn").waste(clock.instant());
+            turns
+                .take(clock, "a", "a")
+                .await
+                .expect("a turn")
+                .waste(clock.instant());
             tokio::time::sleep(FIRST_PAUSE * (1 << times) - Duration::from_secs(1)).await;
-            assert!(turns.take(clock, "a").await.is_none() && turns.bars(clock.instant(), "A"));
+            assert!(turns.take(clock, "a", "a").await.is_none() && turns.bars(clock.instant(), "A"));
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(!turns.bars(clock.instant(), "a"));
         }
-        turns.take(clock, "a").await.expect("a turn").used();
-        turns.take(clock, "a").await.expect("a turn").waste(clock.instant());
+        turns.take(clock, "a", "a").await.expect("a turn").used();
+        turns
+            .take(clock, "a", "a")
+            .await
+            .expect("a turn")
+            .waste(clock.instant());
         tokio::time::sleep(FIRST_PAUSE).await;
-        assert!(turns.take(clock, "a").await.is_some(), "the count began again");
+        assert!(turns.take(clock, "a", "a").await.is_some(), "the count began again");
         tokio::time::sleep(LONGEST_PAUSE).await;
-        drop(turns.take(clock, "b").await);
-        let known: Vec<_> = turns.peers.lock().keys().cloned().collect();
-        assert_eq!(known, ["b"], "nothing is kept of peers that send nothing");
+        drop(turns.take(clock, "b", "b").await);
+        let known = turns.known.lock();
+        assert!(known.wasted.is_empty(), "nothing is kept of peers that send nothing");
+        assert!(known.queues.keys().eq(["b"]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_with_many_peers_costs_the_others_one_turn_at_a_time() {
+        let (turns, clock) = (Arc::new(Turns::default()), Clock::system());
+        for peer in 0..50 {
+            let turns = turns.clone();
+            tokio::spawn(async move {
+                let turn = turns.take(clock, "stalling", &peer.to_string()).await.expect("a turn");
+                tokio::time::sleep(STALL).await;
+                turn.waste(clock.instant());
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let began = clock.instant();
+        for times in 1..4 {
+            drop(turns.take(clock, "good", "good").await.expect("a turn"));
+            assert!(clock.since(began) <= STALL * times, "one turn of the other before each");
+        }
+        assert!(turns.bars(clock.instant(), "0") && !turns.bars(clock.instant(), "49"));
     }
 }

@@ -1,7 +1,7 @@
 //! Bounds on the answers of an API server that somebody else runs. Invariant: an answer that is read in full has at most
 //! [`ANSWER_BYTES`] and takes at most [`ANSWER_TIME`]; an event of a watch has at most [`EVENT_BYTES`]; and the number of
-//! JSON objects in them is bounded too, because an empty object of two bytes becomes a struct of some hundred. Large answers
-//! and events take turns with those of all other servers, vCenters included; they wait for [`ANSWER_TIME`] at most.
+//! JSON objects, arrays and entries in them is bounded too, because an object or array of two bytes becomes some hundred. Large
+//! answers and events take turns with those of all other servers, vCenters included; they wait for [`ANSWER_TIME`] at most.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,18 +20,22 @@ use tower::{BoxError, Layer, Service};
 const ANSWER_BYTES: usize = 4 << 20;
 /// etcd takes objects up to 1.5 MiB.
 const EVENT_BYTES: usize = 2 << 20;
-/// JSON objects in one answer: a page of 50 Nodes has 5,000 to 15,000, most of them in managedFields. One with an entry takes
-/// some 700 bytes in memory.
-const ANSWER_OBJECTS: usize = 20_000;
-/// JSON objects in one event of a watch: a Node has a few hundred.
+/// JSON objects and arrays in one answer: a page of 50 Nodes has 5,000 to 15,000 objects, most of them in managedFields, and
+/// 3,000 arrays, most of them names of images. One with an entry takes some 700 bytes in memory.
+const ANSWER_OBJECTS: usize = 25_000;
+/// JSON objects and arrays in one event of a watch: a Node has a few hundred.
 const EVENT_OBJECTS: usize = 5_000;
+/// Entries of objects and arrays in one answer: a Node has some 500 to 1,000. One takes up to 200 bytes in memory.
+const ANSWER_ENTRIES: usize = 100_000;
+const EVENT_ENTRIES: usize = 20_000;
 /// Items in one list: no page that we ask for has more than 500.
 const ITEMS: usize = 1_000;
 /// An answer that is not complete after this long is given up; the wait for its beginning and for its turn have the same limit.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// An answer or an event with more bytes or objects is large. Any number of small ones is read at a time.
+/// An answer or an event with more bytes, objects or entries is large. Any number of small ones is read at a time.
 const SMALL: usize = 256 << 10;
 const SMALL_OBJECTS: usize = 2_000;
+const SMALL_ENTRIES: usize = 5_000;
 /// The rest of a large answer must come within this time, because others wait for it. It is enough at 1 MiB a second.
 const LARGE_TIME: Duration = Duration::from_secs(5);
 
@@ -39,7 +43,7 @@ const LARGE_TIME: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub bytes: usize,
-    /// JSON objects.
+    /// JSON objects and arrays.
     pub objects: usize,
     /// Entries of arrays and objects at any depth.
     pub entries: usize,
@@ -52,7 +56,7 @@ pub(crate) struct Limits {
 const ANSWER: Limits = Limits {
     bytes: ANSWER_BYTES,
     objects: ANSWER_OBJECTS,
-    entries: usize::MAX,
+    entries: ANSWER_ENTRIES,
     items: ITEMS,
     // The list is the outermost object, and `items` an array in it.
     depth: 2,
@@ -60,7 +64,7 @@ const ANSWER: Limits = Limits {
 const EVENT: Limits = Limits {
     bytes: EVENT_BYTES,
     objects: EVENT_OBJECTS,
-    entries: usize::MAX,
+    entries: EVENT_ENTRIES,
     items: usize::MAX,
     depth: 0,
 };
@@ -78,25 +82,27 @@ pub enum Unbounded {
 #[derive(Clone)]
 pub(crate) struct Bounds {
     turns: Arc<Turns>,
+    tenant: Arc<str>,
     server: Arc<str>,
 }
 
 impl Bounds {
-    /// The bounds of the API server of a cluster that somebody else runs.
-    pub fn of(cluster: &str) -> Self {
-        Self::with(turns::of_answers(), cluster)
+    /// The bounds of the API server of a cluster that the owner of this namespace runs.
+    pub fn of(namespace: &str, cluster: &str) -> Self {
+        Self::with(turns::of_answers(), namespace, cluster)
     }
 
-    fn with(turns: &Arc<Turns>, server: &str) -> Self {
+    fn with(turns: &Arc<Turns>, tenant: &str, server: &str) -> Self {
         Self {
             turns: turns.clone(),
+            tenant: tenant.into(),
             server: server.into(),
         }
     }
 
     /// Waits for a turn, unless the API server gets none for now.
     async fn turn(self) -> Option<Turn> {
-        self.turns.take(Clock::system(), &self.server).await
+        self.turns.take(Clock::system(), &self.tenant, &self.server).await
     }
 }
 
@@ -175,9 +181,7 @@ impl<B> BoundedBody<B> {
 
     fn fail<T>(&mut self, error: Unbounded) -> Poll<Option<Result<T, BoxError>>> {
         self.failed = true;
-        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded)
-            && error == Unbounded::TooLong
-        {
+        if let Waiting::Over(turn) = std::mem::replace(&mut self.turn, Waiting::NotNeeded) {
             turn.waste(Clock::system().instant());
         }
         Poll::Ready(Some(Err(error.into())))
@@ -298,7 +302,7 @@ impl Scan {
 
     /// Whether the answer, or the event that is being read, takes a turn.
     fn is_large(&self) -> bool {
-        self.bytes > SMALL || self.objects > SMALL_OBJECTS
+        self.bytes > SMALL || self.objects > SMALL_OBJECTS || self.entries > SMALL_ENTRIES
     }
 
     fn read(&mut self, byte: u8) {
@@ -313,7 +317,7 @@ impl Scan {
             (true, b'"') => self.in_string = false,
             (true, _) => {}
             (false, b'"') => self.in_string = true,
-            (false, b'{') => {
+            (false, b'{' | b'[') => {
                 self.objects += 1;
                 self.depth += 1;
             }
@@ -322,7 +326,6 @@ impl Scan {
                 self.entries += 1;
                 self.items += usize::from(self.depth == self.limits.depth);
             }
-            (false, b'[') => self.depth += 1,
             (false, b'}' | b']') => self.depth = self.depth.saturating_sub(1),
             (false, _) => {}
         }
@@ -340,7 +343,7 @@ mod tests {
 
     /// Bounds with turns of their own.
     fn bounds() -> Bounds {
-        Bounds::with(&Arc::default(), "server")
+        Bounds::with(&Arc::default(), "tenant", "server")
     }
 
     /// A body of the same part over and over, without end.
@@ -385,6 +388,10 @@ mod tests {
     #[case::text(r#"{"items": [{"metadata": {"name": ""#, "x", ANSWER_BYTES)]
     #[case::empty_items(r#"{"items": ["#, "{},", ITEMS * 3)]
     #[case::empty_objects_in_an_item(r#"{"items": [{"metadata": {"managedFields": ["#, "{},", ANSWER_OBJECTS * 3)]
+    #[case::arrays_in_an_item(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "[0],", ANSWER_OBJECTS * 4)]
+    #[case::nested_arrays(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "[[[[[[[[0]]]]]]]],", ANSWER_OBJECTS * 3)]
+    #[case::numbers_in_an_item(r#"{"items": [{"metadata": {"managedFields": [{"fieldsV1": ["#, "0,", ANSWER_ENTRIES * 2)]
+    #[case::texts_in_an_item(r#"{"items": [{"metadata": {"finalizers": ["#, r#""","#, ANSWER_ENTRIES * 3)]
     #[case::lines(r#"{"items": ["#, "\n", ANSWER_BYTES)]
     #[tokio::test]
     async fn an_answer_without_end_is_given_up(
@@ -416,7 +423,7 @@ mod tests {
         assert!((0..2 * EVENT_OBJECTS).all(|_| scan.is_within_bounds(&event)));
         let mut list = Scan::new(ANSWER);
         assert!(list.is_within_bounds(&[b"{\"items\": [".to_vec(), b"{\"x\": [{}]},".repeat(ITEMS)].concat()));
-        assert_eq!((list.items, list.objects, list.depth), (ITEMS, 2 * ITEMS + 1, 2));
+        assert_eq!((list.items, list.objects, list.depth), (ITEMS, 3 * ITEMS + 2, 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -476,7 +483,7 @@ mod tests {
     async fn large_answers_take_turns_and_one_that_stalls_gives_its_turn_back() {
         let (turns, most) = (Arc::default(), Arc::default());
         let servers: Vec<_> = (0..6)
-            .map(|n| large(&Bounds::with(&turns, &n.to_string()), None, &most))
+            .map(|n| large(&Bounds::with(&turns, &n.to_string(), &n.to_string()), None, &most))
             .collect();
         let began = tokio::time::Instant::now();
         let ended = futures::future::join_all(servers.iter().map(list)).await;
@@ -487,8 +494,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_api_server_waits_for_one_turn_and_gets_none_for_a_while_after_it_lost_one() {
         let (turns, most) = (Arc::default(), Arc::default());
-        let bad = large(&Bounds::with(&turns, "bad"), None, &most);
-        let good = large(&Bounds::with(&turns, "good"), Some(3), &most);
+        let bad = large(&Bounds::with(&turns, "bad", "bad"), None, &most);
+        let good = large(&Bounds::with(&turns, "good", "good"), Some(3), &most);
         let began = tokio::time::Instant::now();
         let many = futures::future::join_all((0..6).map(|_| list(&bad)));
         let (many, one) = tokio::join!(many, list(&good));
@@ -508,11 +515,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_clusters_of_one_tenant_take_one_turn_together() {
+        let (turns, most) = (Arc::default(), Arc::default());
+        let stalling: Vec<_> = (0..20)
+            .map(|n| large(&Bounds::with(&turns, "bad", &n.to_string()), None, &most))
+            .collect();
+        let good = large(&Bounds::with(&turns, "good", "good"), Some(3), &most);
+        let many = futures::future::join_all(stalling.iter().map(list));
+        let one = async {
+            let began = tokio::time::Instant::now();
+            let listed = (list(&good).await, list(&good).await);
+            (listed, began.elapsed())
+        };
+        let (many, (listed, took)) = tokio::join!(many, one);
+        assert!(many.iter().all(Result::is_err));
+        assert_eq!(listed, (Ok(0), Ok(0)));
+        let most = 2 * (LARGE_TIME + Duration::from_secs(3));
+        assert!(took <= most, "one turn of the other before each: {took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_too_large_wastes_its_turn() {
+        use http_body_util::BodyExt;
+        let turns = Arc::default();
+        let text = vec!["x".repeat(SMALL + 1), "x".repeat(ANSWER_BYTES)];
+        let mut body = BoundedBody::new(parts(text), false, Bounds::with(&turns, "server", "server"));
+        assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
+        let end = body.frame().await.and_then(Result::err).map(|error| error.to_string());
+        assert_eq!(end, Some(Unbounded::TooLarge.to_string()));
+        assert!(turns.bars(Clock::system().instant(), "server"));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_answer_does_not_wait_for_its_turn_for_ever() {
         let turns = Arc::default();
-        let _taken = Bounds::with(&turns, "other").turn().await;
+        let _taken = Bounds::with(&turns, "other", "other").turn().await;
         let began = tokio::time::Instant::now();
-        let nodes = large(&Bounds::with(&turns, "server"), Some(1), &Arc::default());
+        let nodes = large(&Bounds::with(&turns, "server", "server"), Some(1), &Arc::default());
         assert_eq!(list(&nodes).await, Err(Unbounded::TooLong.to_string()));
         assert_eq!(began.elapsed(), ANSWER_TIME);
     }
@@ -526,13 +565,15 @@ mod tests {
     #[rstest]
     #[case::of_many_bytes("x".repeat(SMALL + 1))]
     #[case::of_many_objects("{}".repeat(SMALL_OBJECTS + 1))]
+    #[case::of_many_arrays("[".repeat(SMALL_OBJECTS + 1))]
+    #[case::of_many_entries("0,".repeat(SMALL_ENTRIES + 1))]
     #[tokio::test(start_paused = true)]
     async fn a_large_event_takes_a_turn_until_its_end(#[case] text: String) {
         use http_body_util::BodyExt;
         let turns = Arc::default();
-        let is_taken = || Bounds::with(&turns, "other").turn().now_or_never().is_none();
+        let is_taken = || Bounds::with(&turns, "other", "other").turn().now_or_never().is_none();
         let frames = vec![text.clone(), " ".into(), "\n".into(), text.clone(), " ".into()];
-        let mut body = BoundedBody::new(parts(frames), true, Bounds::with(&turns, "server"));
+        let mut body = BoundedBody::new(parts(frames), true, Bounds::with(&turns, "server", "server"));
         for taken in [false, true, false, false, true] {
             assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
             assert_eq!(is_taken(), taken);
@@ -543,7 +584,7 @@ mod tests {
         assert_eq!(began.elapsed(), LARGE_TIME);
         assert!(!is_taken() && turns.bars(Clock::system().instant(), "server"));
         // A watch in which little happens has all the time in the world.
-        let mut body = BoundedBody::new(parts(vec!["{}\n".into()]), true, Bounds::with(&turns, "quiet"));
+        let mut body = BoundedBody::new(parts(vec!["{}\n".into()]), true, Bounds::with(&turns, "quiet", "quiet"));
         assert!(body.frame().await.is_some_and(|frame| frame.is_ok()));
         let silence = tokio::time::timeout(ANSWER_TIME * 100, body.frame()).await;
         assert!(silence.is_err());

@@ -1,5 +1,6 @@
 //! Conditions of Cluster API v1beta1 and the Machine API. Invariant: setting a condition to the value that it has changes
-//! nothing, and `lastTransitionTime` moves only when the status does.
+//! nothing, and `lastTransitionTime` moves only when the status does. Messages are of bounded length: servers of others write
+//! parts of them, and etcd would refuse the object.
 
 use capstan_api::common::Condition;
 use jiff::Timestamp;
@@ -7,6 +8,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// The condition that sums up the others, listed first.
 pub const READY: &str = "Ready";
+
+/// Bytes of a message at most.
+const LONGEST_MESSAGE: usize = 4 << 10;
 
 /// The severity of a False.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,7 +105,7 @@ fn condition(
         // The API server keeps whole seconds.
         last_transition_time: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
         reason: text(reason),
-        message: text(message),
+        message: text(&crate::events::shorten(message, LONGEST_MESSAGE)),
     }
 }
 
@@ -164,6 +168,14 @@ mod tests {
         let before = list.clone();
         assert!(!mark_false(&mut list, "A", Severity::Info, "Why", "because", at(2)));
         assert_eq!(list, before);
+    }
+
+    #[test]
+    fn a_message_without_end_is_cut() {
+        let mut list = Vec::new();
+        mark_false(&mut list, "A", Severity::Error, "Why", &"ä".repeat(1 << 20), at(1));
+        let message = list[0].message.clone().unwrap_or_default();
+        assert!(message.len() <= LONGEST_MESSAGE && message.ends_with("ä..."));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Recorder {
     }
 
     pub async fn record<K: Resource<DynamicType = ()>>(&self, level: Level, object: &K, reason: &str, message: String) {
-        let (message, now) = (shorten(message), self.clock.now());
+        let (message, now) = (shorten(&message, LONGEST_MESSAGE), self.clock.now());
         let key = EventKey {
             uid: object.uid(),
             component: self.component.clone(),
@@ -218,16 +218,13 @@ fn age(record: &Record, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(record.written_at)).unwrap_or_default()
 }
 
-fn shorten(mut message: String) -> String {
-    if message.len() > LONGEST_MESSAGE {
-        let mut end = LONGEST_MESSAGE - 3;
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        message.truncate(end);
-        message.push_str("...");
+/// Returns a message of at most so many bytes.
+pub(crate) fn shorten(message: &str, most: usize) -> String {
+    if message.len() <= most {
+        return message.to_owned();
     }
-    message
+    let cut = &message[..message.floor_char_boundary(most - 3)];
+    format!("{cut}...")
 }
 
 #[cfg(test)]
@@ -283,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_long_message_is_cut_between_characters() {
-        let text = shorten("ü".repeat(600));
+        let text = shorten(&"ü".repeat(600), LONGEST_MESSAGE);
         assert!(text.len() <= LONGEST_MESSAGE && text.ends_with("ü..."));
     }
 }

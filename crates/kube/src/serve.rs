@@ -33,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 use tower::util::MapRequest;
 use tracing::warn;
 
+/// Bytes of the headers of a request at most, and so of what a connection holds that does nothing. Tokens have a few KiB.
+const HEADERS_BYTES: usize = 32 << 10;
 /// The operating system refuses connections when it is out of file descriptors; some are closed after this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
@@ -212,6 +214,7 @@ impl Connections {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.headers)
+            .max_buf_size(HEADERS_BYTES)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         tokio::select! {
@@ -324,6 +327,16 @@ mod tests {
         let slow = connect(address, PART).await;
         assert!(rest(connect(address, WHOLE).await).await.ends_with("served"));
         assert!(!rest(slow).await.contains("served"), "the slow client is cut off");
+    }
+
+    #[tokio::test]
+    async fn a_client_with_large_headers_is_refused_before_it_ends_them() {
+        let address = serve(PATIENT, None).await;
+        let token = |bytes: usize| format!("{PART}h\r\nAuthorization: Bearer {}", "x".repeat(bytes));
+        let answer = rest(connect(address, &token(HEADERS_BYTES)).await).await;
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        let whole = token(HEADERS_BYTES / 2) + "\r\nConnection: close\r\n\r\n";
+        assert!(rest(connect(address, &whole).await).await.ends_with("served"));
     }
 
     #[tokio::test]

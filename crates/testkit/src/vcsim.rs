@@ -26,6 +26,8 @@ pub struct Options {
     /// Datastore clusters; the first, `DC0_POD0`, has all datastores but `LocalDS_0`.
     pub datastore_clusters: u32,
     pub pools: u32,
+    /// Virtual machines in each resource pool.
+    pub machines: u32,
     /// Opaque (NSX) networks.
     pub opaque_networks: u32,
     /// The duration of a clone.
@@ -62,6 +64,7 @@ impl Default for Options {
             datastores: 2,
             datastore_clusters: 0,
             pools: 1,
+            machines: 0,
             opaque_networks: 0,
             clone_delay: Duration::ZERO,
             guest_ip_delay: Some(Duration::ZERO),
@@ -326,6 +329,8 @@ fn command(options: &Options) -> Result<Command> {
             &options.datastores.to_string(),
             "-pool",
             &options.pools.to_string(),
+            "-vm",
+            &options.machines.to_string(),
         ])
         .args([
             "-nsx",

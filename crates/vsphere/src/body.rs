@@ -9,6 +9,8 @@ use capstan_core::clock::Clock;
 use capstan_core::turns::{self, Turn};
 use reqwest::Response;
 
+use crate::session::Login;
+
 /// Bytes of an answer to the first requests at most: a vCenter describes itself in some KiB.
 pub(crate) const MAX_HELLO: usize = SMALL;
 /// Bytes of a SOAP answer at most. The largest answers of a vCenter, thousands of machines at once, have some MiB.
@@ -53,7 +55,7 @@ pub(crate) enum Body {
 }
 
 /// Reads an answer to its end, or to the limit. Bytes that are not UTF-8 are replaced.
-pub(crate) async fn read(clock: Clock, server: &str, answer: Answer, limit: usize) -> reqwest::Result<Body> {
+pub(crate) async fn read(clock: Clock, login: &Login, answer: Answer, limit: usize) -> reqwest::Result<Body> {
     let Answer { mut response, deadline } = answer;
     let announced = response.content_length().unwrap_or_default();
     if announced > limit as u64 {
@@ -79,7 +81,7 @@ pub(crate) async fn read(clock: Clock, server: &str, answer: Answer, limit: usiz
             return Ok(Body::TooLarge);
         }
         if bytes.len() + chunk.len() > SMALL && turn.is_none() {
-            turn = turns::of_answers().take(clock, server).await;
+            turn = turns::of_answers().take(clock, login.tenant(), &login.server).await;
             if turn.is_none() {
                 return Ok(Body::Barred);
             }

@@ -15,14 +15,24 @@ const KEEP: Duration = Duration::from_secs(60);
 const KEEP_MISSING: Duration = Duration::from_secs(3);
 /// More names than a vCenter has that machines use. The oldest are asked for again.
 const CAPACITY: usize = 10_000;
+/// Templates are kept with all their devices, and machines of one vCenter use a few.
+const TEMPLATES: usize = 32;
+/// The keys of templates start with this.
+const TEMPLATE: &str = "template:";
 
 type Found = Arc<dyn Any + Send + Sync>;
 
-pub(crate) struct Cache(Memo<String, Result<Found>>);
+pub(crate) struct Cache {
+    found: Memo<String, Result<Found>>,
+    templates: Memo<String, Result<Found>>,
+}
 
 impl Cache {
     pub fn new(clock: Clock) -> Self {
-        Self(Memo::new(clock, CAPACITY))
+        Self {
+            found: Memo::new(clock, CAPACITY),
+            templates: Memo::new(clock, TEMPLATES),
+        }
     }
 
     /// Returns the value for a key, from `look_up` when there is none that is fresh. That an object is missing, or that a
@@ -42,7 +52,11 @@ impl Cache {
                 Err(error) => Err(error),
             }
         };
-        let found = self.0.get_if(&key, fresh, ask).await??;
+        let memo = match key.starts_with(TEMPLATE) {
+            true => &self.templates,
+            false => &self.found,
+        };
+        let found = memo.get_if(&key, fresh, ask).await??;
         // Keys start with the kind of object, so values of one key are of one type.
         found.downcast::<T>().map_err(|_| Error::Incomplete {
             method: key,
@@ -52,7 +66,8 @@ impl Cache {
 
     /// Drops everything: vCenter has said that an object that we remembered is gone.
     pub fn forget(&self) {
-        self.0.clear();
+        self.found.clear();
+        self.templates.clear();
     }
 }
 

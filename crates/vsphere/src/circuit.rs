@@ -24,6 +24,11 @@ impl Circuit {
         }
     }
 
+    /// Returns the error of the last call that was left without an answer, if none was answered since.
+    pub fn silence(&self) -> Option<Error> {
+        self.silence.lock().clone()
+    }
+
     /// A call was not answered in its time.
     pub fn silent(&self, error: &Error) {
         *self.silence.lock() = Some(error.clone());
@@ -45,10 +50,14 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::in_process::InProcess;
+    use crate::rest::{NOTHING, Path};
     use crate::session::{Login, Settings, Trust};
     use crate::soap::Call;
     use crate::vcenter::Vcenter;
+    use capstan_core::clock::Clock;
     use capstan_core::vm::MoRef;
+    use futures::FutureExt;
 
     const CONTENT: &str = concat!(
         r#"<RetrieveServiceContentResponse><returnval><rootFolder type="Folder">f</rootFolder>"#,
@@ -101,6 +110,7 @@ mod tests {
             username: "me".into(),
             password: "secret".into(),
             trust: Trust::System,
+            tenant: None,
         };
         let server = Arc::new(Server::default());
         let served = server.clone();
@@ -131,6 +141,55 @@ mod tests {
         let all = futures::future::join_all((0..20).map(|_| ask(60))).await;
         assert!(all.iter().all(Result::is_ok), "nobody waits for another any more");
         serving.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_api_that_swallows_calls_keeps_one_of_many_waiting_and_no_soap_call() {
+        let (asked, clock) = (Arc::new(AtomicUsize::new(0)), Clock::system());
+        let counter = asked.clone();
+        let in_process = InProcess::new(move |request| {
+            if request.url().path().starts_with("/rest/") {
+                counter.fetch_add(1, Ordering::SeqCst);
+                return std::future::pending().boxed();
+            }
+            let text = request.body().and_then(|body| body.as_bytes()).unwrap_or_default();
+            let body = match String::from_utf8_lossy(text).contains("<RetrieveServiceContent") {
+                true => CONTENT,
+                false => "<Response/>",
+            };
+            let body = format!("<Envelope><Body>{body}</Body></Envelope>");
+            async { http::Response::new(body) }.boxed()
+        });
+        let login = Login {
+            server: "vc".into(),
+            username: "me".into(),
+            password: "secret".into(),
+            trust: Trust::System,
+        };
+        let settings = Settings {
+            in_process: Some(in_process),
+            ..Settings::default()
+        };
+        let vcenter = Vcenter::connect_to("https://vc".into(), login, settings).await.unwrap();
+        let took = async |began| {
+            let answer = vcenter
+                .rest_list::<String>("GET", &Path::new("/rest/tags"), NOTHING)
+                .await;
+            assert!(matches!(answer, Err(Error::Unreachable { .. })));
+            clock.since(began)
+        };
+        for (round, patience) in [Duration::from_secs(5), Duration::ZERO, Duration::ZERO]
+            .iter()
+            .enumerate()
+        {
+            let began = clock.instant();
+            let all = futures::future::join_all((0..20).map(|_| took(began))).await;
+            assert_eq!(all.iter().filter(|took| *took > patience).count(), 1, "{all:?}");
+            assert_eq!(asked.load(Ordering::SeqCst), round + 1);
+            let service = MoRef::new("ServiceInstance", "ServiceInstance");
+            let time = vcenter.call(Call::read("CurrentTime", &service, String::new()));
+            time.await.unwrap();
+        }
     }
 
     #[test]

@@ -7,7 +7,14 @@ use capstan_core::vm::MoRef;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A fault that vCenter reported: its type, and its message word for word.
+/// Characters of a fault's message and of other texts of a server at most: they go into conditions and logs, and are kept.
+const LONGEST: usize = 1000;
+/// Characters of names at most. Managed object ids, types and privileges have some dozens.
+const LONGEST_NAME: usize = 200;
+/// So many of the objects that a name may stand for are listed.
+const LISTED: usize = 10;
+
+/// A fault that vCenter reported: its type, and its message word for word, as far as it goes into a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The vim25 type without the `Fault` suffix, such as `InvalidDeviceSpec`.
@@ -56,10 +63,10 @@ impl Fault {
         };
         let object = detail.and_then(|detail| detail.moref_at("object").or_else(|| detail.moref_at("obj")));
         Self {
-            kind,
-            message: without_go_type(message).to_owned(),
-            subject,
-            object,
+            kind: cut(&kind, LONGEST_NAME),
+            message: cut(without_go_type(message), LONGEST),
+            subject: subject.map(|subject| cut(&subject, LONGEST)),
+            object: object.filter(|object| object.kind().len().max(object.value().len()) <= LONGEST_NAME),
         }
     }
 
@@ -122,6 +129,26 @@ fn without_go_type(message: &str) -> &str {
     if message.starts_with("*types.") { "" } else { message }
 }
 
+/// Returns the beginning of a text of a server.
+pub(crate) fn shown(text: &str) -> String {
+    cut(text, LONGEST)
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn listed(found: &[String]) -> String {
+    let first: Vec<String> = found.iter().take(LISTED).map(|name| cut(name, LONGEST_NAME)).collect();
+    match found.len().saturating_sub(LISTED) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("vCenter {server} cannot be reached: {cause}")]
@@ -181,7 +208,7 @@ pub enum Error {
     TaskGone { task: MoRef },
     #[error("{kind} {path:?} does not exist")]
     NotFound { kind: &'static str, path: String },
-    #[error("{kind} {path:?} is ambiguous: it matches {}; give a full inventory path", .found.join(", "))]
+    #[error("{kind} {path:?} is ambiguous: it matches {}; give a full inventory path", listed(.found))]
     Ambiguous {
         kind: &'static str,
         path: String,
@@ -241,5 +268,52 @@ impl Error {
             Error::Http { status, .. } => *status == 401,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_a_server_are_cut_before_they_are_kept() {
+        let long = "ö".repeat(1 << 20);
+        let text = |name: &str| Element {
+            name: name.to_owned(),
+            text: long.clone(),
+            ..Element::default()
+        };
+        let detail = Element {
+            name: "XFault".to_owned(),
+            kind: Some(long.clone()),
+            children: vec![
+                text("name"),
+                Element {
+                    reference: Some("VirtualMachine".to_owned()),
+                    ..text("object")
+                },
+            ],
+            ..Element::default()
+        };
+        let fault = Fault::read(Some(&detail), &long);
+        assert_eq!(fault.kind.chars().count(), LONGEST_NAME + 3);
+        assert_eq!(fault.message.chars().count(), LONGEST + 3);
+        assert_eq!(fault.subject.map(|subject| subject.chars().count()), Some(LONGEST + 3));
+        assert_eq!(fault.object, None);
+        let found = vec![long.clone(); 100];
+        let ambiguous = Error::Ambiguous {
+            kind: "folder",
+            path: "x".to_owned(),
+            found,
+        };
+        let text = ambiguous.to_string();
+        assert!(
+            text.len() < 10 * LISTED * LONGEST_NAME && text.contains("and 90 more"),
+            "{text}"
+        );
+        let end = Element::parse(&format!("<a></{long}>")).map_err(|error| error.to_string().len());
+        assert!(end.is_err_and(|length| length < 3 * LONGEST));
+        let short = Fault::read(None, "The name 'vm' already exists.");
+        assert_eq!(short.to_string(), "The name 'vm' already exists. (RuntimeFault)");
     }
 }

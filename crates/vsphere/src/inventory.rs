@@ -37,6 +37,15 @@ pub struct Datastore {
     pub maintenance: String,
 }
 
+/// What a name of a datastore means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedDatastores {
+    /// Whether it is the name of a datastore cluster.
+    pub is_cluster: bool,
+    /// The datastore, or the members of the datastore cluster.
+    pub datastores: Vec<Datastore>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourcePool {
     pub reference: MoRef,
@@ -263,7 +272,7 @@ impl Vcenter {
     }
 
     /// The datastore by path or name, or the members of the datastore cluster of that path or name.
-    pub async fn datastores(&self, datacenter: &Datacenter, path: &str) -> Result<Arc<Vec<Datastore>>> {
+    pub async fn datastores(&self, datacenter: &Datacenter, path: &str) -> Result<Arc<NamedDatastores>> {
         let key = format!("datastores:{}:{path}", datacenter.reference);
         let look_up = async {
             let target = Target {
@@ -273,14 +282,17 @@ impl Vcenter {
                 branch: "datastore",
             };
             let reference = self.find(datacenter, &target, path.trim()).await?;
-            let members = match reference.kind() {
-                "StoragePod" => {
-                    let pod = self.retrieve_one(&reference, &["childEntity"]).await?;
-                    pod.morefs("childEntity")
-                }
-                _ => vec![reference],
+            let is_cluster = reference.kind() == "StoragePod";
+            let members = if is_cluster {
+                let pod = self.retrieve_one(&reference, &["childEntity"]).await?;
+                pod.morefs("childEntity")
+            } else {
+                vec![reference]
             };
-            self.read_datastores(&members).await
+            Ok(NamedDatastores {
+                is_cluster,
+                datastores: self.read_datastores(&members).await?,
+            })
         };
         self.0.cache.get(key, look_up).await
     }

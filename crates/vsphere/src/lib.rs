@@ -42,7 +42,7 @@ pub use device::{Controller, Device, DeviceKind, Disk, Nic, hardware};
 pub use error::{Error, Fault, Result};
 pub use groups::Groups;
 pub use in_process::InProcess;
-pub use inventory::{Datacenter, Datastore, Network, NetworkBacking, ResourcePool};
+pub use inventory::{Datacenter, Datastore, NamedDatastores, Network, NetworkBacking, ResourcePool};
 pub use metrics::Metrics;
 pub use modules::Module;
 pub use session::{Login, Sessions, Settings, Trust};

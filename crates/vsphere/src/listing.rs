@@ -177,32 +177,61 @@ fn matches(listed: &Listed, text: &str, base: &str) -> bool {
     })
 }
 
-/// `*` and `?` as in file names; everything else stands for itself.
+/// `*`, `?` and `[…]` as in file names; everything else stands for itself.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(c) if *c == '?' || Some(c) == text.get(t) => {
-                p += 1;
-                t += 1;
-            }
-            _ => match star {
-                Some((at, from)) => {
-                    p = at + 1;
-                    t = from + 1;
-                    star = Some((at, from + 1));
-                }
-                None => return false,
-            },
+        if pattern.get(p) == Some(&'*') {
+            star = Some((p, t));
+            p += 1;
+        } else if let Some(next) = after_one(&pattern, p, text[t]) {
+            p = next;
+            t += 1;
+        } else if let Some((at, from)) = star {
+            (p, t) = (at + 1, from + 1);
+            star = Some((at, from + 1));
+        } else {
+            return false;
         }
     }
     pattern[p..].iter().all(|c| *c == '*')
+}
+
+/// Returns where the pattern goes on after one character, if its part at `p` stands for that character.
+fn after_one(pattern: &[char], p: usize, character: char) -> Option<usize> {
+    match pattern.get(p)? {
+        '?' => Some(p + 1),
+        '[' => match class(&pattern[p + 1..], character) {
+            Some((is_in, length)) => is_in.then_some(p + 1 + length),
+            // Not a class: the bracket is part of a name.
+            None => (character == '[').then_some(p + 1),
+        },
+        other => (*other == character).then_some(p + 1),
+    }
+}
+
+/// Returns whether a class such as `a-c]` or `^x]` has the character, and how long the class is.
+fn class(text: &[char], character: char) -> Option<(bool, usize)> {
+    let is_negated = text.first() == Some(&'^');
+    let start = usize::from(is_negated);
+    // A class has at least one character.
+    let end = start + 1 + text.get(start + 1..)?.iter().position(|c| *c == ']')?;
+    let (mut rest, mut is_in) = (&text[start..end], false);
+    while let [first, tail @ ..] = rest {
+        rest = match tail {
+            ['-', last, after @ ..] => {
+                is_in |= (first..=last).contains(&&character);
+                after
+            }
+            after => {
+                is_in |= *first == character;
+                after
+            }
+        };
+    }
+    Some((is_in != is_negated, end + 1))
 }
 
 #[cfg(test)]
@@ -275,6 +304,14 @@ mod tests {
     #[case("a**", "a", true)]
     #[case("?", "", false)]
     #[case("*.vm.*", "x.vm.y", true)]
+    #[case("m[ab]", "mb", true)]
+    #[case("m[ab]", "mc", false)]
+    #[case("m[0-9]*", "m7x", true)]
+    #[case("m[^0-9]", "m7", false)]
+    #[case("m[^0-9]", "mx", true)]
+    #[case("*[ab]", "xab", true)]
+    #[case("name [old", "name [old", true)]
+    #[case("[a", "a", false)]
     fn patterns_are_those_of_file_names(#[case] pattern: &str, #[case] text: &str, #[case] fits: bool) {
         assert_eq!(glob(pattern, text), fits);
     }

@@ -8,6 +8,14 @@ use crate::vcenter::Vcenter;
 use crate::xml::{Element, Writer};
 use capstan_core::vm::MoRef;
 
+/// Bytes of memory that the objects of all pages of one answer take at most: some thousand machines with what is listed of them.
+const MAX_RETRIEVED: usize = 24 << 20;
+/// So many objects are in one answer to a call that follows steps: below a folder there may be tens of thousands, and a large
+/// answer has to wait for its turn.
+const PAGE: u32 = 200;
+/// More pages than the largest vCenter has.
+const PAGES: usize = 1000;
+
 /// Which properties of which type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want<'a> {
@@ -49,6 +57,12 @@ impl Object {
 
     pub fn moref(&self, path: &str) -> Option<MoRef> {
         self.get(path).and_then(Element::moref)
+    }
+
+    /// Returns about how many bytes of memory the object takes.
+    pub fn weight(&self) -> usize {
+        let values = self.values.iter();
+        values.map(|(name, value)| name.len() + value.weight()).sum::<usize>() + size_of::<Self>()
     }
 
     pub fn morefs(&self, path: &str) -> Vec<MoRef> {
@@ -101,7 +115,11 @@ impl Vcenter {
         let collector = self.content()?.property_collector.clone();
         let mut body = Writer::new();
         write_filter(&mut body, "specSet", wants, objects, steps);
-        body.nest("options", |_| {});
+        body.nest("options", |w| {
+            if !steps.is_empty() {
+                w.value("maxObjects", PAGE);
+            }
+        });
         let body = body.finish();
         for attempt in 0.. {
             let (generation, _) = self.session();
@@ -117,13 +135,19 @@ impl Vcenter {
 
     async fn pages(&self, call: Call<'_>, collector: &MoRef) -> Result<Vec<Object>> {
         let mut answer = self.call(call).await?;
-        let mut objects = Vec::new();
-        loop {
+        let (mut objects, mut weight) = (Vec::new(), 0);
+        for _ in 0..PAGES {
             let Some(page) = answer.child("returnval") else {
                 return Ok(objects);
             };
             for object in page.all("objects") {
-                objects.push(read_object(object)?);
+                let object = read_object(object)?;
+                weight += object.weight();
+                objects.push(object);
+            }
+            // A server can send small pages without end.
+            if weight > MAX_RETRIEVED {
+                return Err(self.too_large("RetrievePropertiesEx", MAX_RETRIEVED));
             }
             let Some(token) = page.string_at("token") else {
                 return Ok(objects);
@@ -134,6 +158,10 @@ impl Vcenter {
                 .call(Call::read("ContinueRetrievePropertiesEx", collector, body.finish()))
                 .await?;
         }
+        Err(Error::Incomplete {
+            method: "ContinueRetrievePropertiesEx".to_owned(),
+            what: "a last page",
+        })
     }
 
     /// Properties of one object; an object that is gone is a `ManagedObjectNotFound` fault.

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::body::{MAX_REST, Text};
 use crate::error::{Error, Fault, Result};
-use crate::session::Refusal;
+use crate::session::{Refusal, turn};
+use crate::soap::NoAnswer;
 use crate::vcenter::Vcenter;
 
 const SESSION: Path = Path::new("/rest/com/vmware/cis/session");
@@ -79,10 +80,13 @@ impl Vcenter {
         body: Option<&impl Serialize>,
         write: bool,
     ) -> Result<T> {
-        let token = self.rest_token(None).await?;
+        let alone = self.0.rest_circuit.enter()?;
+        let token = self.rest_token(None, alone.is_some()).await?;
         let call = |token: String| self.rest_call(method, path, body, write, token);
         let text = match call(token.clone()).await {
-            Err(error) if error.is_not_authenticated() => call(self.rest_token(Some(token)).await?).await?,
+            Err(error) if error.is_not_authenticated() => {
+                call(self.rest_token(Some(token), alone.is_some()).await?).await?
+            }
             result => result?,
         };
         parse(&format!("{method} {path}"), &text)
@@ -124,7 +128,13 @@ impl Vcenter {
     }
 
     async fn rest_send(&self, method: &str, request: reqwest::RequestBuilder) -> Result<Text> {
-        let answer = self.dispatch(request).await.map_err(|none| none.error)?;
+        let answer = self.dispatch(request).await.map_err(|NoAnswer { error, is_silent }| {
+            if is_silent {
+                self.0.rest_circuit.silent(&error);
+            }
+            error
+        })?;
+        self.0.rest_circuit.answered();
         let status = answer.response.status();
         let text = self.body(method, answer, MAX_REST).await?;
         if status.is_success() {
@@ -139,13 +149,15 @@ impl Vcenter {
     }
 
     /// The session's token; a new one if there is none, or if it still is the one that vCenter refused.
-    async fn rest_token(&self, refused: Option<String>) -> Result<String> {
-        let mut rest = self.0.rest.lock().await;
+    /// A caller that is not `alone` does not log in after another has found out that nobody answers.
+    async fn rest_token(&self, refused: Option<String>, alone: bool) -> Result<String> {
+        let mut rest = turn(self.0.clock, &self.0.login.server, &self.0.rest).await?;
         match &rest.token {
             Some(token) if Some(token) != refused.as_ref() => return Ok(token.clone()),
             _ => {}
         }
-        if let Some(error) = rest.refusal.holds(self.0.clock.instant()) {
+        let silence = self.0.rest_circuit.silence().filter(|_| !alone);
+        if let Some(error) = silence.or_else(|| rest.refusal.holds(self.0.clock.instant())) {
             return Err(error);
         }
         let result = self.rest_login().await;

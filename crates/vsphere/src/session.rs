@@ -35,13 +35,40 @@ const LOGOUT: Duration = Duration::from_secs(5);
 pub use crate::tls::Trust;
 
 /// Where to log in, as whom, and whom to trust.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub struct Login {
     /// Host, host:port, or URL.
     pub server: String,
     pub username: String,
     pub password: Secret,
     pub trust: Trust,
+    /// The namespace whose owner chose the server; large answers of all servers of one tenant wait for one turn. `None`: an
+    /// administrator chose it. Logins that differ in nothing else share a session.
+    pub tenant: Option<String>,
+}
+
+impl Login {
+    fn key(&self) -> (&str, &str, &Secret, &Trust) {
+        (&self.server, &self.username, &self.password, &self.trust)
+    }
+
+    pub(crate) fn tenant(&self) -> &str {
+        self.tenant.as_deref().unwrap_or(&self.server)
+    }
+}
+
+impl PartialEq for Login {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Login {}
+
+impl std::hash::Hash for Login {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
 }
 
 impl std::fmt::Debug for Login {
@@ -123,14 +150,23 @@ impl Slot {
         if let Some(error) = failed {
             return self.state.try_lock().map_err(|_| error);
         }
-        tokio::select! {
-            biased;
-            state = self.state.lock() => Ok(state),
-            () = self.clock.sleep(PATIENCE) => Err(Error::Unreachable {
-                server: server.to_owned(),
-                cause: format!("a login has taken longer than {} s", PATIENCE.as_secs()),
-            }),
-        }
+        turn(self.clock, server, &self.state).await
+    }
+}
+
+/// Waits until no other caller holds the lock for a login. After [`PATIENCE`] this is an error.
+pub(crate) async fn turn<'a, T>(
+    clock: Clock,
+    server: &str,
+    lock: &'a tokio::sync::Mutex<T>,
+) -> Result<tokio::sync::MutexGuard<'a, T>> {
+    tokio::select! {
+        biased;
+        guard = lock.lock() => Ok(guard),
+        () = clock.sleep(PATIENCE) => Err(Error::Unreachable {
+            server: server.to_owned(),
+            cause: format!("a login has taken longer than {} s", PATIENCE.as_secs()),
+        }),
     }
 }
 

@@ -97,13 +97,13 @@ impl Vcenter {
             Some(cookie) => request.header("Cookie", cookie),
             None => request,
         };
-        self.through(
-            call.method,
-            &call.this.to_string(),
-            call.write,
-            self.soap(call, request.body(envelope)),
-        )
-        .await
+        let target = call.this.to_string();
+        let soap = self.soap(call, request.body(envelope));
+        let result = self.through(call.method, &target, call.write, soap).await;
+        if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
+            self.0.circuit.answered();
+        }
+        result
     }
 
     /// Asks the interceptors before the request is sent and after its answer has come.
@@ -128,7 +128,6 @@ impl Vcenter {
         self.0.metrics.called(method, &result, took);
         if matches!(result, Ok(_) | Err(Error::Fault { .. })) {
             *self.0.answered.lock() = self.0.clock.instant();
-            self.0.circuit.answered();
         }
         obey(self.0.interceptors.after(&effect), method).await?;
         result
@@ -189,15 +188,17 @@ impl Vcenter {
             error: self.unreachable(&error),
         };
         let mut request = request.build().map_err(failed)?;
-        if let Some(in_process) = &self.0.in_process {
-            let (response, deadline) = (in_process.send(request).await, None);
-            return Ok(Answer { response, deadline });
-        }
         let time = request.timeout_mut().take();
         let deadline = time.map(|time| self.0.clock.instant() + time);
+        let answer = async {
+            match &self.0.in_process {
+                Some(in_process) => Ok(in_process.send(request).await),
+                None => self.0.http.execute(request).await,
+            }
+        };
         let answered = match deadline {
-            None => self.0.http.execute(request).await,
-            Some(end) => match tokio::time::timeout_at(end.into(), self.0.http.execute(request)).await {
+            None => answer.await,
+            Some(end) => match tokio::time::timeout_at(end.into(), answer).await {
                 Ok(answered) => answered,
                 Err(_) => {
                     let cause = format!("it does not answer within {} s", time.unwrap_or_default().as_secs());
@@ -210,18 +211,15 @@ impl Vcenter {
             },
         };
         let response = answered.map_err(failed)?;
+        let deadline = deadline.filter(|_| self.0.in_process.is_none());
         Ok(Answer { response, deadline })
     }
 
     /// Reads an answer that is not longer than `limit`.
     pub(crate) async fn body(&self, method: &str, answer: Answer, limit: usize) -> Result<body::Text> {
-        match body::read(self.0.clock, &self.0.login.server, answer, limit).await {
+        match body::read(self.0.clock, &self.0.login, answer, limit).await {
             Ok(body::Body::Text(text)) => Ok(text),
-            Ok(body::Body::TooLarge) => Err(Error::TooLarge {
-                server: self.0.login.server.clone(),
-                method: method.to_owned(),
-                limit,
-            }),
+            Ok(body::Body::TooLarge) => Err(self.too_large(method, limit)),
             Ok(body::Body::TooSlow) => Err(Error::Unreachable {
                 server: self.0.login.server.clone(),
                 cause: format!("its answer to {method} does not end in time"),
@@ -231,6 +229,14 @@ impl Vcenter {
                 method: method.to_owned(),
             }),
             Err(error) => Err(self.unreachable(&error)),
+        }
+    }
+
+    pub(crate) fn too_large(&self, method: &str, limit: usize) -> Error {
+        Error::TooLarge {
+            server: self.0.login.server.clone(),
+            method: method.to_owned(),
+            limit,
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Inner {
     pub generation: watch::Sender<u64>,
     pub closed: CancellationToken,
     pub circuit: Circuit,
+    /// That of the REST API, which is another service of vCenter.
+    pub rest_circuit: Circuit,
     pub cache: Cache,
     pub watcher: Watcher,
     pub rest: tokio::sync::Mutex<Rest>,
@@ -101,6 +103,7 @@ impl Vcenter {
             generation: watch::channel(0).0,
             closed: CancellationToken::new(),
             circuit: Circuit::default(),
+            rest_circuit: Circuit::default(),
             cache: Cache::new(settings.clock),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::default(),

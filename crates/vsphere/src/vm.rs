@@ -13,6 +13,17 @@ use crate::watcher::{Interest, Update};
 use crate::xml::{Element, Writer};
 use capstan_core::vm::{Allocation, GuestNic, MoRef, PowerState};
 
+/// Bytes of memory that everything about one machine takes at most, because it is kept. A machine with 60 disks takes less
+/// than one MiB.
+const MAX_VM: usize = 3 << 20;
+/// Bytes of memory of what is watched of a machine at most.
+pub(crate) const MAX_STATE: usize = 512 << 10;
+/// Addresses of one network card that are kept at most.
+const MAX_ADDRESSES: usize = 256;
+/// vSphere allows 496 snapshots in a chain of 32; each of their names has 80 characters.
+const MAX_SNAPSHOTS: usize = 500;
+const MAX_SNAPSHOT_PATH: usize = 16 << 10;
+
 /// What is watched of a machine.
 pub(crate) const STATE_PATHS: &[&str] = &[
     "name",
@@ -133,7 +144,7 @@ fn read_nic(element: &Element) -> GuestNic {
     let detailed = detailed.filter_map(|address| address.text_at("ipAddress"));
     let mut addresses: Vec<IpAddr> = Vec::new();
     for address in plain.chain(detailed).filter_map(|text| text.parse().ok()) {
-        if !addresses.contains(&address) {
+        if addresses.len() < MAX_ADDRESSES && !addresses.contains(&address) {
             addresses.push(address);
         }
     }
@@ -254,6 +265,9 @@ fn read_snapshots(node: &Element, above: &str, found: &mut Vec<Snapshot>) {
     } else {
         format!("{above}/{name}")
     };
+    if found.len() >= MAX_SNAPSHOTS || path.len() > MAX_SNAPSHOT_PATH {
+        return;
+    }
     if let Some(reference) = node.moref_at("snapshot") {
         found.push(Snapshot {
             reference,
@@ -311,6 +325,9 @@ impl Vcenter {
     /// Everything about one machine, in one call.
     pub async fn vm(&self, vm: &MoRef) -> Result<VmInfo> {
         let object = self.retrieve_one(vm, INFO_PATHS).await?;
+        if object.weight() > MAX_VM {
+            return Err(self.too_large("RetrievePropertiesEx", MAX_VM));
+        }
         Ok(VmInfo::read(vm.clone(), &object))
     }
 

@@ -18,7 +18,7 @@ use crate::poll::Poll;
 use crate::properties::{Object, Want};
 use crate::task::TASK_PATHS;
 use crate::vcenter::{Inner, Vcenter};
-use crate::vm::STATE_PATHS;
+use crate::vm::{MAX_STATE, STATE_PATHS};
 use crate::xml::Element;
 use capstan_core::backoff::exponential;
 use capstan_core::vm::MoRef;
@@ -250,6 +250,10 @@ impl Vcenter {
                     object.values.remove(&name);
                 }
             }
+        }
+        // The server can add properties without end; the last state that is small enough stays.
+        if object.weight() > MAX_STATE {
+            return false;
         }
         let reported = entry
             .update

@@ -6,7 +6,7 @@
 use quick_xml::Reader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use capstan_core::vm::MoRef;
 
 /// vCenter nests snapshots and disk chains some dozens deep at most; anything deeper is not an answer of one.
@@ -14,6 +14,9 @@ const MAX_DEPTH: usize = 512;
 /// An element takes 150 to 300 bytes, so a limit on the bytes of a document is not enough. A machine with 60 disks has some
 /// 3,000 elements, and a read of 100 watched machines some 10,000.
 const MAX_ELEMENTS: usize = 100_000;
+
+/// Elements of vim25 have three attributes at most.
+const MAX_ATTRIBUTES: usize = 64;
 
 /// One element with its text and children. Namespaces are dropped: vim25 answers need none of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +89,18 @@ impl Element {
         self.children.iter().filter(move |child| child.name == name)
     }
 
+    /// Returns about how many bytes of memory the tree takes.
+    pub fn weight(&self) -> usize {
+        let texts = [
+            Some(&self.name),
+            self.kind.as_ref(),
+            self.reference.as_ref(),
+            Some(&self.text),
+        ];
+        let own = size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>();
+        own + self.children.iter().map(Element::weight).sum::<usize>()
+    }
+
     /// Follows a dotted path of child names.
     pub fn at(&self, path: &str) -> Option<&Element> {
         path.split('.').try_fold(self, |element, name| element.child(name))
@@ -132,7 +147,12 @@ fn open(start: &BytesStart<'_>) -> Result<Element> {
         name: start.local_name().as_ref().to_owned(),
         ..Element::default()
     };
-    for attribute in start.attributes() {
+    // To check that each has another name takes the square of their number.
+    let mut attributes = start.attributes();
+    for (number, attribute) in attributes.with_checks(false).enumerate() {
+        if number == MAX_ATTRIBUTES {
+            return Err(Error::Xml(format!("more than {MAX_ATTRIBUTES} attributes")));
+        }
         let attribute = attribute.map_err(broken)?;
         if attribute.key.local_name().as_ref() != "type" {
             continue;
@@ -171,7 +191,7 @@ fn resolve(entity: &BytesRef<'_>) -> Result<String> {
 }
 
 fn broken(cause: impl std::fmt::Display) -> Error {
-    Error::Xml(cause.to_string())
+    Error::Xml(shown(&cause.to_string()))
 }
 
 /// Writes elements in the order of the calls. vCenter is strict about order: callers follow the type's declaration.
@@ -367,6 +387,13 @@ mod tests {
         assert!(refused.contains("more than 100000 elements"), "{refused}");
         let allowed = format!("<a>{}</a>", "<a/>".repeat(MAX_ELEMENTS - 1));
         assert_eq!(Element::parse(&allowed).unwrap().children.len(), MAX_ELEMENTS - 1);
+    }
+
+    #[test]
+    fn an_element_of_many_attributes_is_refused() {
+        let attributes: String = (0..1_000_000).map(|n| format!(" a{n}=''")).collect();
+        let refused = Element::parse(&format!("<a{attributes}/>")).unwrap_err().to_string();
+        assert!(refused.contains("more than 64 attributes"), "{refused}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! AzureClusterIdentity: credentials for Azure, and the namespaces that may use them.
 
+use super::names;
 use crate::cel::{Rule, immutable, rule};
 use crate::common::{Condition, is_default};
 use k8s_openapi::api::core::v1::SecretReference;
@@ -70,6 +71,7 @@ pub struct AzureClusterIdentitySpec {
     pub user_assigned_identity_credentials_cloud_type: Option<String>,
     /// ID of the tenant to sign in to.
     #[serde(rename = "tenantID")]
+    #[schemars(extend("pattern" = names::TENANT))]
     pub tenant_id: String,
     /// Namespaces whose clusters may use the identity. No namespace may when unset, not even the identity's own.
     #[serde(skip_serializing_if = "Option::is_none")]

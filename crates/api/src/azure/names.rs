@@ -2,6 +2,8 @@
 //! as unset.
 
 pub(super) const SUBSCRIPTION: &str = r"^([0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})?$";
+/// The directory of a sign-in, by its GUID or one of its domains: it becomes part of the authority's address.
+pub(super) const TENANT: &str = r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)?$";
 pub(super) const RESOURCE_GROUP: &str = r"^([-\p{L}\p{M}\p{N}_.()]{0,89}[-\p{L}\p{M}\p{N}_()])?$";
 pub(super) const VIRTUAL_NETWORK: &str = r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?)?$";
 /// Subnets, load balancers and their backend pools.

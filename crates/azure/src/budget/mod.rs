@@ -198,6 +198,12 @@ impl Budget {
         self.state.lock()
     }
 
+    /// Returns how many buckets there are.
+    #[cfg(test)]
+    pub fn buckets(&self) -> usize {
+        self.lock().buckets.len()
+    }
+
     fn labels(&self, ask: &Ask, policy: &'static str) -> BucketLabels {
         self.metrics.labels(&ask.subscription, &ask.location, policy)
     }

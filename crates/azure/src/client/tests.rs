@@ -218,3 +218,25 @@ fn an_answer_of_another_type_is_refused() {
     let error = of("Microsoft.Resources/resourceGroups").unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn a_caller_that_cannot_sign_in_spends_nothing_of_the_principal_that_it_names() {
+    // Nothing listens there, so nobody signs in.
+    let cloud = Cloud::custom("none", "https://127.0.0.1:1", "https://127.0.0.1:1").unwrap();
+    let credential = Credential::Secret {
+        tenant: "t".into(),
+        client_id: "somebody-elses".into(),
+        secret: Secret::new("guessed"),
+    };
+    let client = Clients::new(Settings::new(cloud))
+        .unwrap()
+        .client(&credential, SUBSCRIPTION);
+    for _ in 0..3 {
+        let error = client.get_vm("group", "vm").await.unwrap_err();
+        assert!(
+            error.to_string().contains("sign-in of t/somebody-elses failed"),
+            "{error}"
+        );
+    }
+    assert_eq!(client.shared.budget.buckets(), 0);
+}

@@ -12,7 +12,7 @@ use crate::program::scratch;
 const NAMESPACES: [&str; 2] = ["capstan-system", "openshift-machine-api"];
 
 /// Kinds that kube-apiserver alone does not serve.
-const ONLY_ON_OPENSHIFT: [&str; 1] = ["ServiceMonitor"];
+const ONLY_ON_OPENSHIFT: [&str; 2] = ["ServiceMonitor", "PrometheusRule"];
 
 fn folder(variant: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(variant)
@@ -160,6 +160,11 @@ async fn the_api_server_accepts_every_variant_and_its_pod_under_the_restricted_l
 async fn the_openshift_overlay_signs_in_with_the_token_that_it_mounts_and_waits_for_the_trusted_certificates()
 -> Result<()> {
     let objects = build("overlays/openshift").await?;
+    // Its alerts, without those that machine-api-operator has itself.
+    let alerts = named(&objects, "PrometheusRule", "capstan").context("no PrometheusRule")?;
+    let groups = alerts["spec"]["groups"].as_array().into_iter().flatten();
+    let groups: Vec<&Value> = groups.map(|group| &group["name"]).collect();
+    ensure!(groups == ["capstan", "ultra-disks"], "{groups:?}");
     let deployment = named(&objects, "Deployment", "capstan").context("no Deployment")?;
     let pod = &deployment["spec"]["template"]["spec"];
     let container = &pod["containers"][0];

@@ -21,6 +21,7 @@ mod image;
 mod metrics;
 mod offline;
 mod orphans;
+mod overlay;
 mod peers;
 mod plan;
 mod product;

@@ -135,6 +135,11 @@ fn the_disks_of_a_vsphere_template_are_counted_and_its_controller_is_known() {
         let args = [&["disks", "ignition", "-f", "-", "--mount", &mount], flags].concat();
         let out = capstan(&args, manifest);
         assert!(out.status.success(), "{}", text(&out.stderr));
+        let is_guess = !flags.contains(&"--template-disks");
+        assert_eq!(
+            text(&out.stderr).contains("give the number with --template-disks"),
+            is_guess
+        );
         text(&out.stdout)
     };
     let path = |slot: &str, unit: u32| format!("/dev/disk/by-path/pci-0000:{slot}:00.0-scsi-0:0:{unit}:0");
@@ -146,6 +151,32 @@ fn the_disks_of_a_vsphere_template_are_counted_and_its_controller_is_known() {
     assert!(mount(&template("", 20), "d19", &[]).contains(&path("03", 21)));
     let lsi = mount(&template("", 1), "d0", &["--template-controller", "lsilogic"]);
     assert!(lsi.contains("scsi-0:0:1:0") && !lsi.contains(&path("03", 1)), "{lsi}");
+}
+
+#[test]
+fn the_device_of_a_disk_in_azure_follows_from_the_size_or_from_a_flag() {
+    let device = |size: &str, flags: &[&str]| {
+        let manifest = format!(
+            "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {{name: m}}\nspec: {{providerSpec: {{value: \
+             {{kind: AzureMachineProviderSpec, vmSize: {size}, dataDisks: [{{nameSuffix: etcd, lun: 3, diskSizeGB: 4}}]}}}}}}\n"
+        );
+        let args = [
+            &["disks", "ignition", "-f", "-", "--mount", "etcd:/var/lib/etcd:xfs"],
+            flags,
+        ]
+        .concat();
+        let out = capstan(&args, &manifest);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let (scsi, nvme) = ("/dev/disk/azure/scsi1/lun3", "/dev/disk/azure/data/by-lun/3");
+    for size in ["Standard_D4s_v3", "Standard_M832ixs_v3", "Standard_B2s"] {
+        assert!(device(size, &[]).contains(scsi), "{size}");
+    }
+    for size in ["Standard_D4ds_v6", "Standard_E8as_V7"] {
+        assert!(device(size, &[]).contains(nvme), "{size}");
+    }
+    assert!(device("Standard_L8s_v4", &["--nvme"]).contains(nvme));
 }
 
 #[test]

@@ -139,7 +139,9 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
         &tags("other", "gone", "0"),
         nic(None),
     );
+    // As Azure makes it together with its machine, with the machine's tags: nothing tells whether it was to be kept.
     given(&sim, "Microsoft.Compute/disks", "gone_data", &gone, disk());
+    given(&sim, "Microsoft.Compute/disks", "gone_OSDisk", &gone, disk());
     let mut kept = gone.clone();
     kept["capstan-deletion-policy"] = json!("Detach");
     given(&sim, "Microsoft.Compute/disks", "gone_kept", &kept, disk());
@@ -159,10 +161,17 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
     );
 
     let out = orphans(&plane, &sim, &["-o", "json"]).await?;
-    let everything = ["gone-nic", "ocp-x7-gone", "gone_data", "gone_kept", "ocp-x7-old-as"];
+    let everything = [
+        "gone-nic",
+        "ocp-x7-gone",
+        "gone_OSDisk",
+        "gone_data",
+        "gone_kept",
+        "ocp-x7-old-as",
+    ];
     assert_eq!(listed(&out)?, pairs(&everything.map(|name| (name, "listed"))));
     let table = String::from_utf8(orphans(&plane, &sim, &[]).await?.stdout)?;
-    assert!(table.starts_with("KIND") && table.ends_with("5 orphans\n"), "{table}");
+    assert!(table.starts_with("KIND") && table.ends_with("6 orphans\n"), "{table}");
     assert!(
         table.contains(&format!("machine {namespace}/gone does not exist")),
         "{table}"
@@ -178,20 +187,34 @@ async fn orphans_are_listed_and_deleted_and_disks_only_on_demand() -> Result<()>
     let expected = [
         ("gone-nic", "deleted"),
         ("ocp-x7-gone", "deleted"),
+        ("gone_OSDisk", "kept"),
         ("gone_data", "kept"),
         ("gone_kept", "kept"),
         ("ocp-x7-old-as", "deleted"),
     ];
     assert_eq!(listed(&out)?, pairs(&expected));
     assert_eq!(names(&sim, "networkInterfaces"), ["alive-nic", "other-nic"]);
-    assert_eq!(names(&sim, "disks"), ["gone_data", "gone_kept", "pvc-1"]);
+    assert_eq!(names(&sim, "disks"), ["gone_OSDisk", "gone_data", "gone_kept", "pvc-1"]);
     assert!(names(&sim, "publicIPAddresses").is_empty() && names(&sim, "availabilitySets").is_empty());
 
     let out = orphans(&plane, &sim, &["--delete", "--disks", "-o", "json"]).await?;
-    assert_eq!(listed(&out)?, pairs(&[("gone_data", "deleted"), ("gone_kept", "kept")]));
-    assert_eq!(names(&sim, "disks"), ["gone_kept", "pvc-1"]);
-    let out = orphans(&plane, &sim, &["--delete", "--kept-disk", "gone_kept", "-o", "json"]).await?;
-    assert_eq!(listed(&out)?, pairs(&[("gone_kept", "deleted")]));
+    let expected = [("gone_OSDisk", "deleted"), ("gone_data", "kept"), ("gone_kept", "kept")];
+    assert_eq!(listed(&out)?, pairs(&expected));
+    assert_eq!(names(&sim, "disks"), ["gone_data", "gone_kept", "pvc-1"]);
+    let by_name = [
+        "--delete",
+        "--kept-disk",
+        "gone_kept",
+        "--kept-disk",
+        "gone_data",
+        "-o",
+        "json",
+    ];
+    let out = orphans(&plane, &sim, &by_name).await?;
+    assert_eq!(
+        listed(&out)?,
+        pairs(&[("gone_data", "deleted"), ("gone_kept", "deleted")])
+    );
     assert_eq!(names(&sim, "disks"), ["pvc-1"]);
     Ok(())
 }

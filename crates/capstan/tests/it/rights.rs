@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::program::{self, LIMIT, Started, Up, build_parts, capstan, kubectl, kubectl_until, scratch, signal, wait};
 
-const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
+pub const ACCOUNT: &str = "system:serviceaccount:capstan-system:capstan";
 const BASE: &str = include_str!("../../../../deploy/base/rbac.yaml");
 const WEBHOOK: &str = include_str!("../../../../deploy/base/webhook.yaml");
 /// For Prometheus; Capstan does not have it.
@@ -44,9 +44,9 @@ const UNSEEN: [(&str, &str, &str); 8] = [
 ];
 
 /// API group, resource with its subresource, verb.
-type Right = (String, String, String);
+pub type Right = (String, String, String);
 
-fn right(group: &str, resource: &str, verb: &str) -> Right {
+pub fn right(group: &str, resource: &str, verb: &str) -> Right {
     (group.to_owned(), resource.to_owned(), verb.to_owned())
 }
 
@@ -78,12 +78,12 @@ fn granted(manifests: &[&str]) -> Result<BTreeSet<Right>> {
 }
 
 /// The requests of Capstan in kube-apiserver's audit log.
-struct Audit {
-    used: BTreeSet<Right>,
-    refused: Vec<String>,
+pub struct Audit {
+    pub used: BTreeSet<Right>,
+    pub refused: Vec<String>,
 }
 
-fn audit(log: &Path) -> Result<Audit> {
+pub fn audit(log: &Path) -> Result<Audit> {
     let mut audit = Audit {
         used: BTreeSet::new(),
         refused: Vec::new(),

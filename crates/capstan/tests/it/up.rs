@@ -158,18 +158,15 @@ async fn up_goes_on_where_it_was_ended_with_the_machines_of_all_clouds_as_they_w
     ];
     kubectl_until(&kubeconfig, &ready, |count| count == "3").await?;
     let vm = "vspherevm/dock-plain";
-    let conditions = [
+    let ready = [
         "get",
         vm,
         "-n",
         "vsphere",
         "-o",
-        "jsonpath={.status.conditions[*].status}",
+        "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}",
     ];
-    kubectl_until(&kubeconfig, &conditions, |all| {
-        all.contains("True") && !all.contains("False")
-    })
-    .await?;
+    kubectl_until(&kubeconfig, &ready, |status| status == "True").await?;
     up.end("-KILL").await?;
 
     // After the hardest end too.

@@ -88,11 +88,10 @@ impl SignIn {
             identity: format!("{home}/{name}"),
             reason: reason.to_owned(),
         };
-        let identity = found.ok_or_else(|| refuse("does not exist"))?;
+        let identity = found.ok_or_else(|| refuse(&absent(&home, &namespace, "does not exist")))?;
         if !permitted(client, &identity, &namespace).await? {
-            return Err(refuse(&format!(
-                "does not allow namespace {namespace}: add it to allowedNamespaces"
-            )));
+            let not_allowed = format!("does not allow namespace {namespace}: add it to allowedNamespaces");
+            return Err(refuse(&absent(&home, &namespace, &not_allowed)));
         }
         self.read(client, &identity).await
     }
@@ -220,6 +219,17 @@ async fn permitted(client: &kube::Client, identity: &AzureClusterIdentity, names
     })
 }
 
+/// The same reason for an identity of another namespace that does not exist and for one that allows nothing: nobody learns
+/// what there is in other namespaces.
+fn absent(home: &str, namespace: &str, reason: &str) -> String {
+    match home == namespace {
+        true => reason.to_owned(),
+        false => format!(
+            "does not exist, or does not allow namespace {namespace}: create it, or add the namespace to allowedNamespaces"
+        ),
+    }
+}
+
 /// Whether a namespace may use an identity. Unset allows none, not even the identity's own namespace; an empty object
 /// allows all; a list or a selector those that it names. As upstream, an empty list and an empty selector name nobody.
 fn is_allowed(
@@ -345,6 +355,33 @@ mod tests {
     fn an_empty_list_stays_a_list_when_it_is_written_again() {
         let allowed: AllowedNamespaces = serde_json::from_value(json!({ "list": [] })).unwrap();
         assert_eq!(serde_json::to_value(allowed).unwrap(), json!({ "list": [] }));
+    }
+
+    #[tokio::test]
+    async fn nobody_learns_whether_an_identity_of_another_namespace_exists() {
+        let refusal = async |home: &str, exists: bool| {
+            let identity = json!({ "metadata": { "name": "i" }, "spec": { "type": "ServicePrincipal",
+                "tenantID": "t", "clientID": "c", "allowedNamespaces": { "list": [] } } });
+            let missing = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });
+            let (code, body) = if exists { (200, identity) } else { (404, missing) };
+            let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+                let body = kube::client::Body::from(body.to_string().into_bytes());
+                let answer = http::Response::builder().status(code).body(body).unwrap();
+                std::future::ready(Ok::<_, std::convert::Infallible>(answer))
+            });
+            let mut cluster = cluster();
+            cluster.spec.identity_ref = serde_json::from_value(json!({ "name": "i", "namespace": home })).unwrap();
+            let client = kube::Client::new(service, "default");
+            let refused = SignIn::default().credential(&client, &cluster).await;
+            refused.unwrap_err().to_string()
+        };
+        assert_ne!(refusal("team-a", true).await, refusal("team-a", false).await);
+        let elsewhere = refusal("platform", true).await;
+        assert!(
+            elsewhere.contains("does not exist, or does not allow namespace team-a"),
+            "{elsewhere}"
+        );
+        assert_eq!(elsewhere, refusal("platform", false).await);
     }
 
     fn cluster() -> AzureCluster {

@@ -123,8 +123,9 @@ async fn controllers(context: Context, clients: Clients, facts: Facts) -> Result
         attach::run(&context).await;
         Ok(())
     };
+    let has_operator = facts.has_operator();
     let sets = async {
-        machineset::run(context.clone(), clients.clone()).await;
+        machineset::run(context.clone(), clients.clone(), has_operator).await;
         Ok(())
     };
     let machines = machine::run(context.clone(), clients.clone(), facts);

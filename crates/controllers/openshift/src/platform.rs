@@ -68,6 +68,11 @@ impl Facts {
         Ok(Self(Some(cache)))
     }
 
+    /// Whether machine-api-operator runs beside the controllers.
+    pub fn has_operator(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub fn cluster(&self) -> Cluster {
         let found = self.0.as_ref().and_then(|cache| cache.get(None, CLUSTER));
         found.map(|found| Cluster::of(&found)).unwrap_or_default()

@@ -16,6 +16,7 @@ use crate::account::{self, Accounts};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::{Api, PostParams};
+use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
 /// Users wait for admission: a catalogue that takes longer than this to read is there for the next request.
@@ -165,6 +166,9 @@ fn wishes(spec: &AzureMachineProviderSpec) -> Vec<(Ability, &'static str, &'stat
 /// How long admission believes an answer about what a user may read. A set makes many machines within that time.
 const ACCESS_KNOWN: Duration = Duration::from_secs(60);
 
+/// Bytes of what a review says about its user at most. A user has a name and some dozens of groups.
+const USER_BYTES: usize = 16 << 10;
+
 /// Look-ups at a time; more requests get no answer. They outlive their requests, and anybody may send some.
 const LOOK_UPS: usize = 16;
 
@@ -177,8 +181,8 @@ pub struct Sizes(Arc<Shared>);
 struct Shared {
     kube: kube::Client,
     accounts: Accounts,
-    /// Whether a user may read a secret.
-    access: Memo<(String, account::Key), bool>,
+    /// Whether a user may read a secret, by the digest of both: their texts may be long.
+    access: Memo<[u8; 32], bool>,
     look_ups: Arc<Semaphore>,
 }
 
@@ -195,13 +199,17 @@ impl Sizes {
     /// Returns what the controller would refuse a machine of this spec in `namespace` for. Nothing where that cannot be
     /// known in time.
     pub async fn warnings(&self, user: &UserInfo, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
+        let who = serde_json::to_string(user).unwrap_or_default();
+        if who.len() > USER_BYTES {
+            return Vec::new();
+        }
         let (shared, user, namespace, spec) = (self.0.clone(), user.clone(), namespace.to_owned(), spec.clone());
         let Ok(place) = shared.look_ups.clone().try_acquire_owned() else {
             return Vec::new();
         };
         // Its own task, so that a reading that comes too late for this user is there for the next.
         let asked = tokio::spawn(async move {
-            let warnings = shared.warnings(&user, &namespace, &spec).await;
+            let warnings = shared.warnings((&user, &who), &namespace, &spec).await;
             drop(place);
             warnings
         });
@@ -213,7 +221,7 @@ impl Sizes {
 }
 
 impl Shared {
-    async fn warnings(&self, user: &UserInfo, namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
+    async fn warnings(&self, user: (&UserInfo, &str), namespace: &str, spec: &AzureMachineProviderSpec) -> Vec<String> {
         let key = account::Key::of(spec.credentials_secret.as_ref(), namespace);
         if !self.may_read(user, &key).await {
             return vec![format!(
@@ -231,8 +239,7 @@ impl Shared {
     }
 
     /// Whether the API server would let the user read the secret. Without its answer: no.
-    async fn may_read(&self, user: &UserInfo, key: &account::Key) -> bool {
-        let who = serde_json::to_string(user).unwrap_or_default();
+    async fn may_read(&self, (user, who): (&UserInfo, &str), key: &account::Key) -> bool {
         let ask = async {
             let review = SubjectAccessReview {
                 spec: SubjectAccessReviewSpec {
@@ -256,7 +263,10 @@ impl Shared {
             let answer = api.create(&PostParams::default(), &review).await?;
             Ok::<_, kube::Error>(answer.status.is_some_and(|status| status.allowed))
         };
-        let answer = self.access.get(&(who, key.clone()), ACCESS_KNOWN, ask).await;
+        let parts = [who, &key.namespace, &key.name];
+        let lengths = parts.map(|part| part.len().to_string()).join(" ");
+        let digest = Sha256::digest(lengths + &parts.concat()).into();
+        let answer = self.access.get(&digest, ACCESS_KNOWN, ask).await;
         answer.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot review the user's access to secrets; sizes are not checked");
             false
@@ -322,6 +332,16 @@ mod tests {
             username: Some(format!("user-{n}")),
             ..UserInfo::default()
         });
+        let many = UserInfo {
+            groups: Some(vec!["x".repeat(USER_BYTES)]),
+            ..UserInfo::default()
+        };
+        assert!(sizes.warnings(&many, "ns", &good()).await.is_empty());
+        assert_eq!(
+            asked.load(std::sync::atomic::Ordering::SeqCst),
+            0,
+            "nobody has so many groups"
+        );
         for user in users {
             let warnings = sizes.warnings(&user, "ns", &good()).await;
             assert_eq!(warnings, Vec::<String>::new());

@@ -65,9 +65,10 @@ pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
 pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-claim-protection";
 /// The finalizer of claims that earlier versions of Capstan made.
 pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
-/// Finalizers of CAPV on objects that Capstan puts none on.
-pub const OLD_IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
-pub const OLD_ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
+/// Keeps an identity until no cluster uses it.
+pub const IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.cluster.x-k8s.io";
+/// Keeps a zone until no machine is in it.
+pub const ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
 
 /// Names the ESXi host that a machine runs on, on its Machine and from there on its Node.
 pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
@@ -182,6 +183,25 @@ pub fn v1beta2(conditions: &[Condition]) -> Option<V1Beta2Status> {
     (!conditions.is_empty()).then(|| V1Beta2Status {
         conditions: conditions.iter().map(convert).collect(),
     })
+}
+
+/// The reason of an event: an object that others need is deleted, and stays.
+pub const IN_USE: &str = "StillInUse";
+/// An event names this many objects at most.
+const LISTED: usize = 5;
+
+/// Returns names for a message: some of them, and how many more there are.
+pub fn list(names: &[String]) -> String {
+    let shown = names
+        .iter()
+        .take(LISTED)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 /// Returns the conditions with `Paused`, for this generation of the object. `before` are the conditions that the object has;

@@ -17,6 +17,7 @@ use capstan_vsphere::{Login, Sessions, Trust, Vcenter};
 use futures::Stream;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::{ListParams, PartialObjectMeta};
 use kube::{Api, ResourceExt};
 
 use crate::error::Error;
@@ -38,6 +39,8 @@ pub struct Account {
     pub username: String,
     pub password: capstan_core::Secret,
     pub ca: Option<String>,
+    /// The namespace whose owner has the account and chooses its servers.
+    pub tenant: Option<String>,
 }
 
 impl std::fmt::Debug for Account {
@@ -57,6 +60,29 @@ pub struct Policy {
     pub servers: Vec<String>,
     /// Whether every certificate is accepted where a manifest gives neither a thumbprint nor a CA.
     pub insecure: bool,
+}
+
+impl Policy {
+    /// Returns the manager's own account if its flags allow that for this namespace and this server. Objects without a
+    /// namespace are those of administrators.
+    fn fallback(&self, namespace: Option<&str>, server: &str) -> Result<Account, Error> {
+        let Some(account) = &self.account else {
+            return Err(Error::Invalid(
+                "spec.identityRef is not set, and the manager has no account of its own: set spec.identityRef".into(),
+            ));
+        };
+        if let Some(namespace) = namespace {
+            let listed = |entry: &String| entry == "*" || entry == namespace;
+            if !self.account_namespaces.iter().any(listed) {
+                return Err(Error::Invalid(format!(
+                    "spec.identityRef is not set, and the manager's own account is not allowed for namespace \
+                     {namespace:?}: set spec.identityRef, or --vcenter-account-namespaces of the manager"
+                )));
+            }
+        }
+        check_server("the manager's own account", &self.servers, server)?;
+        Ok(account.clone())
+    }
 }
 
 /// Identity, its version, and namespace.
@@ -145,19 +171,25 @@ impl Credentials {
         self.sign_in(account, server, thumbprint).await
     }
 
+    /// Whether the certificate of a cluster's server is verified.
+    pub fn verifies(&self, cluster: &VSphereCluster) -> bool {
+        let pinned = cluster.spec.thumbprint.as_deref();
+        !self.policy.insecure || pinned.is_some_and(|text| !text.trim().is_empty())
+    }
+
     /// Returns a session for an object that belongs to no cluster, by the manager's own account.
     pub async fn session_of_manager(&self, server: &str) -> Result<Vcenter, Error> {
-        let account = self.fallback(None, server)?;
+        let account = self.policy.fallback(None, server)?;
         self.sign_in(account, server, None).await
     }
 
     async fn sign_in(&self, account: Account, server: &str, thumbprint: Option<&str>) -> Result<Vcenter, Error> {
-        let Account { username, password, ca } = account;
         let login = Login {
             server: server.to_owned(),
-            username,
-            password,
-            trust: Trust::new(thumbprint, ca.as_deref(), self.policy.insecure),
+            username: account.username,
+            password: account.password,
+            trust: Trust::new(thumbprint, account.ca.as_deref(), self.policy.insecure),
+            tenant: account.tenant,
         };
         Ok(self.sessions.get(&login).await?)
     }
@@ -170,7 +202,7 @@ impl Credentials {
     async fn find_account(&self, cluster: &VSphereCluster, server: &str) -> Result<Account, Error> {
         let namespace = cluster.namespace();
         let Some(identity) = &cluster.spec.identity_ref else {
-            return self.fallback(namespace.as_deref(), server);
+            return self.policy.fallback(namespace.as_deref(), server);
         };
         let namespace = namespace.ok_or_else(|| Error::Invalid("a VSphereCluster without a namespace".into()))?;
         match identity.kind {
@@ -181,35 +213,17 @@ impl Credentials {
                     let whose = format!("Secret {namespace}/{}", identity.name);
                     check_server(&whose, &list(servers), server)?;
                 }
-                account_in(&secret, &namespace, &identity.name)
+                let account = account_in(&secret, &namespace, &identity.name)?;
+                Ok(Account {
+                    tenant: Some(namespace),
+                    ..account
+                })
             }
             VSphereIdentityKind::VSphereClusterIdentity => self.read_identity(&namespace, &identity.name, server).await,
             VSphereIdentityKind::Other(ref kind) => Err(Error::Invalid(format!(
                 "spec.identityRef.kind {kind:?}: use Secret or VSphereClusterIdentity"
             ))),
         }
-    }
-
-    /// Returns the manager's own account if its flags allow that for this namespace and this server. Objects without a
-    /// namespace are those of administrators.
-    fn fallback(&self, namespace: Option<&str>, server: &str) -> Result<Account, Error> {
-        let policy = &self.policy;
-        let Some(account) = &policy.account else {
-            return Err(Error::Invalid(
-                "spec.identityRef is not set, and the manager has no account of its own: set spec.identityRef".into(),
-            ));
-        };
-        if let Some(namespace) = namespace {
-            let listed = |entry: &String| entry == "*" || entry == namespace;
-            if !policy.account_namespaces.iter().any(listed) {
-                return Err(Error::Invalid(format!(
-                    "spec.identityRef is not set, and the manager's own account is not allowed for namespace \
-                     {namespace:?}: set spec.identityRef, or --vcenter-account-namespaces of the manager"
-                )));
-            }
-        }
-        check_server("the manager's own account", &policy.servers, server)?;
-        Ok(account.clone())
     }
 
     async fn read_identity(&self, namespace: &str, name: &str, server: &str) -> Result<Account, Error> {
@@ -261,13 +275,28 @@ impl Credentials {
         self.secrets.get(namespace, name).await?.ok_or_else(missing)
     }
 
-    /// Reads the Secret of a VSphereClusterIdentity from the API server.
-    pub async fn read_identity_secret(&self, identity: &VSphereClusterIdentity) -> Result<Option<Secret>, Error> {
-        let Some((namespace, name)) = self.secret_of_identity(identity) else {
-            return Ok(None);
+    /// Returns the metadata of the Secrets that a VSphereClusterIdentity with this UID names or owns, from the API server. An
+    /// account that may not list Secrets there finds none.
+    pub async fn secrets_of_identity(
+        &self,
+        identity: &VSphereClusterIdentity,
+        uid: &str,
+    ) -> Result<Vec<Secret>, Error> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.home);
+        let all = match secrets.list_metadata(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 403 => return Ok(Vec::new()),
+            all => all?.items,
         };
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &namespace);
-        Ok(secrets.get_opt(&name).await?)
+        let named = self.secret_of_identity(identity).map(|(_, name)| name);
+        let concerns = |secret: &NamedSecret| named.as_deref() == Some(secret.name()) || secret.is_owned_by(uid);
+        let read = |found: PartialObjectMeta<Secret>| Secret {
+            metadata: found.metadata,
+            ..Secret::default()
+        };
+        let all = all.into_iter().map(read);
+        Ok(all
+            .filter(|secret| concerns(&NamedSecret::new(secret.clone())))
+            .collect())
     }
 
     /// Checks that the Secret of a VSphereClusterIdentity is there and has the shape of one.
@@ -369,6 +398,7 @@ fn account_in(secret: &Secret, namespace: &str, name: &str) -> Result<Account, E
         username: field(USERNAME)?,
         password: field(PASSWORD)?.into(),
         ca: text(CA),
+        tenant: None,
     })
 }
 
@@ -440,6 +470,37 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("spec.server") && text.contains(named.unwrap()), "{text}");
         }
+    }
+
+    #[rstest]
+    #[case::of_an_allowed_namespace(Some("team-a"), "vc1", &["team-a"], None)]
+    #[case::of_any_namespace(Some("team-b"), "vc1", &["*"], None)]
+    #[case::of_an_administrator(None, "vc1", &[], None)]
+    #[case::by_default(Some("team-a"), "vc1", &[], Some("--vcenter-account-namespaces"))]
+    #[case::of_another_namespace(Some("team-b"), "vc1", &["team-a"], Some("\"team-b\""))]
+    #[case::for_another_server(Some("team-a"), "attacker.example", &["*"], Some("attacker.example"))]
+    fn the_managers_own_account_is_used_where_the_operator_allows_it(
+        #[case] namespace: Option<&str>,
+        #[case] server: &str,
+        #[case] namespaces: &[&str],
+        #[case] refused: Option<&str>,
+    ) {
+        let policy = Policy {
+            account: Some(Account {
+                username: "manager".into(),
+                ..Account::default()
+            }),
+            account_namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
+            servers: vec!["vc1".into()],
+            insecure: false,
+        };
+        let found = policy.fallback(namespace, server).map_err(|error| error.to_string());
+        match refused {
+            None => assert_eq!(found.unwrap().username, "manager"),
+            Some(text) => assert!(found.as_ref().is_err_and(|error| error.contains(text)), "{found:?}"),
+        }
+        let none = Policy::default().fallback(namespace, server).unwrap_err();
+        assert!(none.to_string().contains("spec.identityRef"), "{none}");
     }
 
     #[test]

@@ -82,6 +82,7 @@ impl Options {
                     username,
                     password: password.into(),
                     ca: None,
+                    tenant: None,
                 }),
                 ..Policy::default()
             },
@@ -150,7 +151,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         machine::run(
             &context,
             clusters.clone(),
-            machines,
+            machines.clone(),
             vms.clone(),
             own.clone(),
             options.concurrency
@@ -164,8 +165,15 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
             identities.clone(),
             workloads
         ),
-        zone::run(&context, clusters.clone(), credentials.clone(), domains, zones),
-        identity::run(&context, identities, credentials),
+        zone::run(
+            &context,
+            clusters.clone(),
+            credentials.clone(),
+            domains,
+            zones,
+            (machines.clone(), own.clone())
+        ),
+        identity::run(&context, identities, clusters.infrastructure.clone(), credentials),
         migration::run(&context),
     );
     sessions.close().await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
+use capstan_api::capi::{CLUSTER_NAME_LABEL, DELETE_FOR_MOVE_ANNOTATION, PAUSED_ANNOTATION};
 use capstan_api::vsphere::VSphereCluster;
 use capstan_kube::capi::Cluster;
 use capstan_kube::{Cache, Context};
@@ -69,14 +69,12 @@ pub fn paused<K: Resource<DynamicType = ()>>(object: &K, cluster: Option<&Cluste
     if cluster.is_some_and(|cluster| cluster.is_paused()) {
         reasons.push("Cluster spec.paused is set to true".to_owned());
     }
-    if has_paused_annotation(object) {
-        reasons.push(format!("{} has the {PAUSED_ANNOTATION} annotation", K::kind(&())));
+    for annotation in [PAUSED_ANNOTATION, DELETE_FOR_MOVE_ANNOTATION] {
+        if object.annotations().contains_key(annotation) {
+            reasons.push(format!("{} has the {annotation} annotation", K::kind(&())));
+        }
     }
     (!reasons.is_empty()).then(|| reasons.join(", "))
-}
-
-pub fn has_paused_annotation(object: &impl Resource<DynamicType = ()>) -> bool {
-    object.annotations().contains_key(PAUSED_ANNOTATION)
 }
 
 pub fn cluster_name(object: &impl Resource<DynamicType = ()>) -> Option<String> {

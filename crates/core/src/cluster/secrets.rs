@@ -37,6 +37,12 @@ impl NamedSecret {
         owners.any(|owner| owner.uid == uid)
     }
 
+    /// Whether another object than the one with this UID is an owner of the Secret.
+    pub fn has_other_owners(&self, uid: &str) -> bool {
+        let mut owners = self.0.metadata.owner_references.iter().flatten();
+        owners.any(|owner| owner.uid != uid)
+    }
+
     /// Returns the Secret with one more owner.
     pub fn owned_by(&self, owner: &OwnerReference) -> Self {
         let mut after = Secret::clone(&self.0);
@@ -65,7 +71,7 @@ impl NamedSecret {
         Self::new(after)
     }
 
-    fn with_finalizer(&self, name: &str) -> Self {
+    pub fn with_finalizer(&self, name: &str) -> Self {
         let mut after = Secret::clone(&self.0);
         let finalizers = after.metadata.finalizers.get_or_insert_default();
         if !finalizers.iter().any(|finalizer| finalizer == name) {
@@ -234,7 +240,7 @@ pub fn is_shared<'a>(secret: &NamedSecret, uid: &str, clusters: impl IntoIterato
     })
 }
 
-fn is_deleting(secret: &NamedSecret) -> bool {
+pub fn is_deleting(secret: &NamedSecret) -> bool {
     secret.0.metadata.deletion_timestamp.is_some()
 }
 

@@ -22,6 +22,8 @@ const DELETING: Duration = Duration::from_secs(10);
 /// A VSphereCluster with everything that the plan depends on.
 #[derive(Clone, Debug)]
 pub enum ObservedCluster {
+    /// A user has paused the VSphereCluster or its Cluster, for this reason.
+    Paused(String),
     /// The cluster is deleted.
     Deleting {
         /// The machines and VMs that are left.
@@ -113,6 +115,7 @@ impl Describe for ClusterStep {
 /// Returns the next steps.
 pub fn plan(observed: &ObservedCluster) -> Plan<ClusterStep> {
     match observed {
+        ObservedCluster::Paused(_) => Plan::idle(),
         ObservedCluster::Deleting { machines, teardown } if machines.is_empty() => Plan {
             steps: release(teardown),
             requeue: None,

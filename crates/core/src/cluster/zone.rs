@@ -1,6 +1,6 @@
 //! Decides whether machines can be placed where a VSphereDeploymentZone says, and which tags to create and attach.
 //!
-//! Invariants: the first fault in the order of the checks is the one that is reported; a tag is created or attached only where
+//! Invariants: a zone stays until no machine is in it, because the zone says where the machine is; the first fault in the order of the checks is the one that is reported; a tag is created or attached only where
 //! the failure domain asks for that (`autoConfigure`), and only when everything that is checked before it exists.
 
 use std::fmt;
@@ -15,6 +15,9 @@ use crate::vm::MoRef;
 /// A folder or network that is missing may be created at any time. The next check comes after as long as it is known to be
 /// missing, within these bounds.
 const RECHECK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// The machines of a zone that is deleted are read from the cache, so that reading them again costs nothing.
+const DELETING: Duration = Duration::from_secs(10);
 
 /// A check of a zone, with the condition that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +71,12 @@ impl Fault {
 /// A VSphereDeploymentZone with everything that the plan depends on.
 #[derive(Clone, Debug)]
 pub enum ObservedZone {
-    Deleting,
+    /// A user has paused the zone, for this reason.
+    Paused(String),
+    Deleting {
+        /// The machines that are in the zone.
+        users: Vec<String>,
+    },
     Present {
         /// What vCenter has of the zone, or why nothing can be placed there.
         topology: Box<Result<ObservedTopology, Fault>>,
@@ -118,7 +126,8 @@ pub struct ObservedGroups {
 /// One effect for a VSphereDeploymentZone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ZoneStep {
-    /// Remove the finalizer that a predecessor left; Capstan puts none on zones.
+    AddFinalizer,
+    /// Remove the finalizer.
     Release,
     /// Create the tag and its category where they do not exist, and attach it.
     AttachTag {
@@ -131,7 +140,8 @@ pub enum ZoneStep {
 impl fmt::Display for ZoneStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Release => f.write_str("takes the finalizer of a predecessor off the VSphereDeploymentZone"),
+            Self::AddFinalizer => f.write_str("puts its finalizer on the VSphereDeploymentZone"),
+            Self::Release => f.write_str("takes its finalizer off the VSphereDeploymentZone"),
             Self::AttachTag {
                 category,
                 name,
@@ -151,7 +161,7 @@ impl fmt::Display for ZoneStep {
 impl Describe for ZoneStep {
     fn impact(&self) -> Impact {
         match self {
-            Self::Release => Impact::Ensures,
+            Self::AddFinalizer | Self::Release => Impact::Ensures,
             Self::AttachTag { objects, .. } => Impact::Cloud(objects.len()),
         }
     }
@@ -160,7 +170,9 @@ impl Describe for ZoneStep {
 /// Returns the next steps.
 pub fn plan(observed: &ObservedZone, now: Timestamp) -> Plan<ZoneStep> {
     let (topology, failing, resync) = match observed {
-        ObservedZone::Deleting => return Plan::step(ZoneStep::Release),
+        ObservedZone::Paused(_) => return Plan::idle(),
+        ObservedZone::Deleting { users } if users.is_empty() => return Plan::step(ZoneStep::Release),
+        ObservedZone::Deleting { .. } => return Plan::after(DELETING),
         ObservedZone::Present {
             topology,
             failing,
@@ -172,8 +184,9 @@ pub fn plan(observed: &ObservedZone, now: Timestamp) -> Plan<ZoneStep> {
         let since = failing.iter().find(|(check, _)| *check == fault.check);
         recheck(since.map_or(now, |(_, since)| *since), now)
     });
+    let attachments = topology.as_ref().as_ref().map(attachments).unwrap_or_default();
     Plan {
-        steps: topology.as_ref().as_ref().map(attachments).unwrap_or_default(),
+        steps: [ZoneStep::AddFinalizer].into_iter().chain(attachments).collect(),
         requeue: Some(requeue),
     }
 }
@@ -341,9 +354,10 @@ mod tests {
             resync: RESYNC,
         };
         let plan = plan(&observed, NOW);
-        let attached = plan.steps.into_iter().map(|step| match step {
+        assert_eq!(plan.steps.first(), Some(&ZoneStep::AddFinalizer));
+        let attached = plan.steps.into_iter().skip(1).map(|step| match step {
             ZoneStep::AttachTag { name, objects, .. } => format!("{name}: {}", objects.len()),
-            ZoneStep::Release => "release".to_owned(),
+            ZoneStep::AddFinalizer | ZoneStep::Release => "finalizer".to_owned(),
         });
         (reason, attached.collect(), plan.requeue)
     }
@@ -376,6 +390,18 @@ mod tests {
         };
         let expected = attached.iter().map(|text| (*text).to_owned()).collect();
         assert_eq!(assess(Ok(topology)), (reason, expected, Some(requeue)));
+    }
+
+    #[test]
+    fn a_zone_stays_until_no_machine_is_in_it() {
+        let deleted = |users: &[&str]| {
+            let users = users.iter().map(|user| (*user).to_owned()).collect();
+            let plan = plan(&ObservedZone::Deleting { users }, NOW);
+            (plan.steps, plan.requeue)
+        };
+        assert_eq!(deleted(&["ns/m"]), (Vec::new(), Some(DELETING)));
+        assert_eq!(deleted(&[]), (vec![ZoneStep::Release], None));
+        assert!(plan(&ObservedZone::Paused(String::new()), NOW).steps.is_empty());
     }
 
     #[test]

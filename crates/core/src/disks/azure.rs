@@ -20,6 +20,19 @@ pub fn disk_name(machine: &str, name_suffix: &str) -> String {
     format!("{machine}_{name_suffix}")
 }
 
+/// The first generation of sizes that attach disks by NVMe and not by SCSI.
+const FIRST_WITHOUT_SCSI: u32 = 6;
+
+/// Whether a size attaches disks by NVMe only, as far as its name tells: `Standard_D4ds_v6`. Azure's catalogue says so for
+/// certain.
+pub fn is_nvme_only_by_name(size: &str) -> bool {
+    let generation = size.rsplit('_').next().unwrap_or_default();
+    let generation = generation
+        .strip_prefix(['v', 'V'])
+        .and_then(|number| number.parse().ok());
+    generation.is_some_and(|generation: u32| generation >= FIRST_WITHOUT_SCSI)
+}
+
 /// Starts and ends with a letter or digit; between them also `_`, `.` and `-`.
 pub fn is_name_suffix(suffix: &str) -> bool {
     let bytes = suffix.as_bytes();

@@ -28,6 +28,7 @@ impl fmt::Display for Step {
             Self::LinkNode(node) => return write!(f, "links Node {} with the Machine", name(node)),
             Self::FailMissing => "marks the Machine as failed: its virtual machine is gone",
             Self::FailNameConflict => "marks the Machine as failed: another virtual machine has its name",
+            Self::FailUnfinished => "marks the Machine as failed: Azure could not finish its virtual machine",
             Self::AwaitDrainHooks => "waits for the preDrain hooks of the Machine",
             Self::AwaitTerminateHooks => "waits for the preTerminate hooks of the Machine",
             Self::AwaitControlPlane(other) => {
@@ -63,6 +64,7 @@ impl Describe for Step {
             | Self::RecordProvisioned
             | Self::FailMissing
             | Self::FailNameConflict
+            | Self::FailUnfinished
             | Self::Drain(_)
             | Self::Release(_) => Impact::Cluster,
             Self::Prepare => Impact::Cloud(CREATION),

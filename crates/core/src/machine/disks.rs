@@ -93,8 +93,12 @@ pub struct Disposition {
     pub delete: Vec<(&'static str, String)>,
     /// Ids of those that stay.
     pub keep: Vec<String>,
+    /// Ids of those that stay by their name: the account may not read them, so nobody has seen them.
+    pub keep_unseen: Vec<String>,
     /// Names of those that were to stay and are not there.
     pub missing: Vec<String>,
+    /// Names of those that stay although their tag says that they go: they were made with another policy.
+    pub mark_kept: Vec<String>,
 }
 
 /// What is known of a machine besides its spec.
@@ -130,7 +134,7 @@ pub fn decide(spec: &AzureMachineProviderSpec, names: &Names, listing: &Listing,
             continue;
         };
         let made = names.made(disk.tags.as_ref());
-        let made_first = disk.tags.as_ref().is_some_and(|tags| tags.contains_key(POLICY_TAG));
+        let made_first = policy_by_tag(disk).is_some();
         let own = made || known.had(&name) || (known.had_vm && !is_older(disk, names));
         // A disk that was made before a virtual machine that never came holds nothing: it goes whatever its policy.
         let unused = made && made_first && !known.had_vm && known.attached.is_empty();
@@ -138,7 +142,12 @@ pub fn decide(spec: &AzureMachineProviderSpec, names: &Names, listing: &Listing,
             // A kept disk of an earlier machine has another name. It goes by nobody's word but the user's.
             DeletionPolicy::Delete if own && names.is_data_disk(&name) => disposition.delete.push(("Data Disk", name)),
             _ if unused => disposition.delete.push(("Data Disk", name)),
-            _ if own || known.had_vm => disposition.keep.push(disk.id.clone()),
+            _ if own || known.had_vm => {
+                disposition.keep.push(disk.id.clone());
+                if made && policy_by_tag(disk) == Some(DeletionPolicy::Delete) {
+                    disposition.mark_kept.push(name);
+                }
+            }
             _ => {}
         }
     }
@@ -155,12 +164,23 @@ pub fn decide_unlisted(spec: &AzureMachineProviderSpec, names: &Names, known: Kn
     disposition.delete.push(("OS disk", names.os_disk()));
     for (name, policy) in wanted(spec, names, &Listing::default(), known) {
         let had = known.attached.is_empty() || known.had(&name);
-        if policy == DeletionPolicy::Delete && had && names.is_data_disk(&name) && AzureName::Disk.check(&name).is_ok()
-        {
-            disposition.delete.push(("Data Disk", name));
+        if !had || AzureName::Disk.check(&name).is_err() {
+            continue;
+        }
+        match policy {
+            DeletionPolicy::Delete if names.is_data_disk(&name) => disposition.delete.push(("Data Disk", name)),
+            // A kept disk of an earlier machine stays, whatever its policy.
+            _ => disposition.keep_unseen.push(disk_id(names, &name)),
         }
     }
     disposition
+}
+
+fn disk_id(names: &Names, disk: &str) -> String {
+    let Names {
+        subscription, group, ..
+    } = names;
+    format!("/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/disks/{disk}")
 }
 
 /// Returns every disk that the machine has or had, with its policy: the spec's, else the virtual machine's, else its tag's.
@@ -183,8 +203,8 @@ fn wanted(
         .values()
         .filter(|found| names.made(found.tags.as_ref()) && names.is_data_disk(&found.name))
         .map(|found| {
-            let tag = found.tags.as_ref().and_then(|tags| tags.get(POLICY_TAG));
-            (found.name.clone(), policy(tag.is_some_and(|tag| tag == "Delete")))
+            let policy = policy_by_tag(found).unwrap_or(DeletionPolicy::Detach);
+            (found.name.clone(), policy)
         })
         .collect();
     by_tag.sort();
@@ -196,6 +216,12 @@ fn wanted(
     all
 }
 
+/// Returns the policy that a disk's tag tells of. Only disks that are made before their machine have it.
+fn policy_by_tag(disk: &Found) -> Option<DeletionPolicy> {
+    let tag = disk.tags.as_ref()?.get(POLICY_TAG)?;
+    Some(policy(tag == "Delete"))
+}
+
 /// Whether a disk was made before the machine: by an earlier machine of the same name, which left it on purpose.
 fn is_older(disk: &Found, names: &Names) -> bool {
     match (disk.created, names.created) {
@@ -205,10 +231,15 @@ fn is_older(disk: &Found, names: &Names) -> bool {
 }
 
 /// Returns the messages of the machine's last events: that it is gone, and where its disks are.
-pub fn deleted_messages(machine: &str, kept: &[String]) -> Vec<String> {
+pub fn deleted_messages(machine: &str, disks: Option<&Disposition>) -> Vec<String> {
     let mut messages = vec![format!("Deleted machine {machine:?}")];
-    for id in kept {
-        let text = format!("; its Data Disk was detached and is kept as {id}");
+    let seen = disks.into_iter().flat_map(|disks| &disks.keep);
+    let seen = seen.map(|id| format!("; its Data Disk was detached and is kept as {id}"));
+    let unseen = disks.into_iter().flat_map(|disks| &disks.keep_unseen);
+    let unseen = unseen.map(|id| {
+        format!("; its Data Disk was detached and is kept as {id}, which the account may not read: nobody has seen it")
+    });
+    for text in seen.chain(unseen) {
         match messages.last_mut() {
             Some(last) if last.len() + text.len() <= MESSAGE => last.push_str(&text),
             _ => messages.push(format!("Deleted machine {machine:?}{text}")),

@@ -14,6 +14,29 @@ pub struct Failure {
     pub is_interface_in_use: bool,
 }
 
+/// What Azure says of a request that it refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal<'a> {
+    /// Azure misses something that the request refers to.
+    pub is_not_found: bool,
+    pub message: &'a str,
+    pub target: Option<&'a str>,
+}
+
+impl Refusal<'_> {
+    /// Whether Azure misses the resource of this name. One that was just made or read is not seen everywhere at once, or goes
+    /// with the last machine that uses it: the request is good, and is sent again.
+    pub fn misses(&self, name: &str) -> bool {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let names_it = |text: &str| {
+            text.split(|c| !is_part(c))
+                // A name at the end of a sentence.
+                .any(|word| !name.is_empty() && word.trim_end_matches('.').eq_ignore_ascii_case(name))
+        };
+        self.is_not_found && (names_it(self.message) || self.target.is_some_and(names_it))
+    }
+}
+
 /// After a step of the creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Creation {
@@ -98,6 +121,44 @@ mod tests {
         #[case] expected: Creation,
     ) {
         assert_eq!(of_creation(failure, is_begun), expected);
+    }
+
+    #[rstest]
+    #[case::quoted("Availability set 'c_workers-as' could not be found.", None, "c_workers-as", true)]
+    #[case::by_id(
+        "Resource /subscriptions/s/networkInterfaces/M-NIC referenced by resource /virtualMachines/m was not found.",
+        None,
+        "m-nic",
+        true
+    )]
+    #[case::at_the_end("Cannot find disk m_data.", None, "m_data", true)]
+    #[case::by_target("Not found.", Some("/disks/m_data"), "m_data", true)]
+    #[case::a_longer_name("Resource /networkInterfaces/m-nic-2 was not found.", None, "m-nic", false)]
+    #[case::a_name_that_ends_alike("Resource /images/abc-m was not found.", None, "c-m", false)]
+    #[case::another(
+        "Resource /images/rhcos referenced by resource /virtualMachines/m was not found.",
+        None,
+        "m-nic",
+        false
+    )]
+    fn only_a_resource_that_azure_names_is_missed(
+        #[case] message: &str,
+        #[case] target: Option<&str>,
+        #[case] name: &str,
+        #[case] expected: bool,
+    ) {
+        let refusal = Refusal {
+            is_not_found: true,
+            message,
+            target,
+        };
+        assert_eq!(refusal.misses(name), expected);
+        assert!(!refusal.misses(""));
+        let other = Refusal {
+            is_not_found: false,
+            ..refusal
+        };
+        assert!(!other.misses(name), "a refusal for another reason");
     }
 
     #[rstest]

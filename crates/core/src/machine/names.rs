@@ -129,11 +129,16 @@ impl Names {
         Some(name).filter(|name| AzureName::AvailabilitySet.check(name).is_ok())
     }
 
-    /// Returns the name that an earlier version gave the availability set, where it is another one.
-    pub fn former_availability_set(&self) -> Option<String> {
-        let [_, former] = availability_set_names(&self.cluster, self.set.as_ref()?);
-        let valid = AzureName::AvailabilitySet.check(&former).is_ok();
-        Some(former).filter(|former| valid && self.availability_set().as_ref() != Some(former))
+    /// Returns the other names that the availability set may have: machine-api-provider-azure names it by the machine's
+    /// label, and an earlier version left the cluster's name out.
+    pub fn former_availability_sets(&self) -> Vec<String> {
+        let Some(set) = &self.set else { return Vec::new() };
+        let [by_label, short] = availability_set_names(&self.labelled, set);
+        let mut names = vec![by_label, short];
+        names.dedup();
+        let today = self.availability_set();
+        names.retain(|name| AzureName::AvailabilitySet.check(name).is_ok() && today.as_ref() != Some(name));
+        names
     }
 
     /// Checks what every request about this machine has in its URL. The group may come from the credentials secret.
@@ -402,10 +407,15 @@ mod tests {
                 set: Some(set.into()),
                 ..sample()
             };
-            names.former_availability_set()
+            names.former_availability_sets()
         };
-        assert_eq!(former("infra").as_deref(), Some("infra-as"));
-        assert_eq!(former("ocp-x7-worker"), None);
+        assert_eq!(former("infra"), ["c_infra-as", "infra-as"]);
+        assert_eq!(former("ocp-x7-worker"), ["c_ocp-x7-worker-as"]);
+        let same = Names {
+            set: Some("c-worker".into()),
+            ..sample()
+        };
+        assert!(same.former_availability_sets().is_empty());
         assert_eq!(sample().availability_set(), None);
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Invariant: a resource is an orphan only if its tags name this cluster, nothing uses it, and the machine that it was made
 //! for does not exist. A resource that names no machine is none, availability sets apart: they belong to a set of machines.
-//! The machines are those of the cluster that the tags name, and a disk that was made to be kept goes only by its name.
+//! The machines are those of the cluster that the tags name, and a disk that may hold data to keep goes only by its name.
 
 use std::collections::BTreeSet;
 
 use super::names::{MACHINE_TAG, POLICY_TAG, Tags, UID_TAG, availability_set_names, is_tag_of};
+use crate::disks::azure::{OS_DISK_SUFFIX, disk_name};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -45,6 +46,16 @@ impl Resource {
     pub fn deletion_policy(&self) -> Option<&str> {
         self.tags.as_ref()?.get(POLICY_TAG).map(String::as_str)
     }
+
+    /// Whether a disk holds nothing to keep: it is its machine's OS disk, or its tag says that it goes with its machine. Azure
+    /// makes most data disks together with their virtual machine, whose tags do not tell what was asked for each of them.
+    fn goes_with_machine(&self) -> bool {
+        let machine = self.tags.as_ref().and_then(|tags| tags.get(MACHINE_TAG));
+        let machine = machine.and_then(|owner| owner.split_once('/'));
+        let os_disk = machine.map(|(_, machine)| disk_name(machine, OS_DISK_SUFFIX));
+        os_disk.is_some_and(|os_disk| os_disk.eq_ignore_ascii_case(&self.name))
+            || self.deletion_policy() == Some("Delete")
+    }
 }
 
 /// What the user wants deleted.
@@ -52,17 +63,17 @@ impl Resource {
 pub struct Wanted {
     /// Whatever is no disk.
     pub others: bool,
-    /// Disks that were not made to be kept.
+    /// Disks that hold nothing to keep.
     pub disks: bool,
-    /// The names of disks that were made to be kept.
+    /// The names of other disks.
     pub kept_disks: BTreeSet<String>,
 }
 
 impl Wanted {
     pub fn includes(&self, orphan: &Resource) -> bool {
         match orphan.kind {
-            Kind::Disk if orphan.deletion_policy() == Some("Detach") => self.kept_disks.contains(&orphan.name),
-            Kind::Disk => self.disks,
+            Kind::Disk if orphan.goes_with_machine() => self.disks,
+            Kind::Disk => self.kept_disks.contains(&orphan.name),
             Kind::Interface | Kind::Address | Kind::AvailabilitySet => self.others,
         }
     }
@@ -217,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_was_made_to_be_kept_goes_only_by_its_name() {
+    fn a_disk_that_may_hold_data_to_keep_goes_only_by_its_name() {
         let disk = |name: &str, policy: Option<&str>| {
             let mut disk = gone(Kind::Disk, name, None);
             let policy = policy.map(|policy| (POLICY_TAG.to_owned(), policy.to_owned()));
@@ -225,7 +236,9 @@ mod tests {
             disk
         };
         let all = [
-            disk("untold", None),
+            disk("gone_data", None),
+            disk("other_OSDisk", None),
+            disk("GONE_osdisk", None),
             disk("scratch", Some("Delete")),
             disk("kept", Some("Detach")),
             gone(Kind::Interface, "nic", None),
@@ -241,9 +254,12 @@ mod tests {
             included.map(|one| one.name.as_str()).collect::<Vec<_>>()
         };
         assert_eq!(included(false, false, &[]), Vec::<&str>::new());
-        assert_eq!(included(true, false, &["untold", "scratch"]), ["nic"]);
-        assert_eq!(included(true, true, &[]), ["untold", "scratch", "nic"]);
-        assert_eq!(included(true, false, &["kept"]), ["kept", "nic"]);
+        assert_eq!(included(true, false, &["scratch"]), ["nic"]);
+        assert_eq!(included(true, true, &[]), ["GONE_osdisk", "scratch", "nic"]);
+        assert_eq!(
+            included(true, false, &["kept", "gone_data"]),
+            ["gone_data", "kept", "nic"]
+        );
     }
 
     fn gone(kind: Kind, name: &str, used_by: Option<&str>) -> Resource {

@@ -103,6 +103,8 @@ pub struct Observed {
     pub drained: Option<Drained>,
     /// Another control plane node that has to come first.
     pub control_plane_before: Option<String>,
+    /// The controller before this one worked on the machine.
+    pub inherited: bool,
     pub dependencies: Dependencies,
     pub teardown: Teardown,
 }
@@ -144,6 +146,8 @@ pub enum Step {
     FailMissing,
     /// Another virtual machine has the machine's name: the machine has failed.
     FailNameConflict,
+    /// Azure could not finish the virtual machine that the controller before this one took for ready: the machine has failed.
+    FailUnfinished,
     /// Hooks block the drain.
     AwaitDrainHooks,
     /// Hooks block the deletion of the virtual machine.
@@ -224,6 +228,7 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan<Step> {
         (Vm::Updating, false) => Plan::step(Step::AwaitVm),
         (Vm::Failed, false) => create(&observed.dependencies, Step::RetryVm),
         (Vm::Ready, false) => Plan::step(Step::RecordProvisioned),
+        (Vm::Failed, true) if observed.inherited && !had_node(observed, &status) => Plan::step(Step::FailUnfinished),
         // A machine that works is not judged by its last update.
         (Vm::NotObserved | Vm::Ready | Vm::Updating | Vm::Failed, true) => link(observed),
     };
@@ -422,6 +427,11 @@ pub fn paused_for(spec: Option<&MachineAuthority>, status: Option<&MachineAuthor
 fn was_ready(machine: &Machine, status: &MachineStatus) -> bool {
     machine.spec.provider_id.as_deref().is_some_and(|id| !id.is_empty())
         || matches!(status.phase.as_deref(), Some(phase::PROVISIONED | phase::RUNNING))
+}
+
+/// Whether the machine has a Node, or had one.
+fn had_node(observed: &Observed, status: &MachineStatus) -> bool {
+    matches!(observed.node, NodeLookup::Found(_)) || status.node_ref.is_some()
 }
 
 /// Whether the machine got as far as a Node can come from.

@@ -1,8 +1,10 @@
-//! What an AzureClusterIdentity must fulfil beyond its schema: fields that belong to one type of identity only.
+//! What an AzureClusterIdentity must fulfil: a tenant that is one, and no fields of another type of identity.
 
 use capstan_api::azure::{AzureClusterIdentitySpec, IdentityType};
 
+use super::azure_cluster::name_error;
 use super::{FieldError, Findings};
+use crate::azure_names::AzureName;
 
 pub fn validate(spec: &AzureClusterIdentitySpec) -> Findings {
     let own = [
@@ -25,8 +27,9 @@ pub fn validate(spec: &AzureClusterIdentitySpec) -> Findings {
         let detail = format!("can only be set when AzureClusterIdentity is of type {}", of.as_str());
         FieldError::forbidden(format!("spec.{field}"), detail)
     });
+    let tenant = name_error("spec.tenantID".to_owned(), AzureName::Tenant, Some(&spec.tenant_id));
     Findings {
-        errors: errors.collect(),
+        errors: tenant.into_iter().chain(errors).collect(),
         warnings: Vec::new(),
     }
 }
@@ -53,5 +56,17 @@ mod tests {
         }
         let spec = serde_json::from_value(spec).unwrap();
         assert_eq!(validate(&spec).message(), expected);
+    }
+
+    #[rstest]
+    #[case("contoso.onmicrosoft.com", true)]
+    #[case("", true)]
+    #[case("t/../attacker", false)]
+    #[case("t?x=", false)]
+    fn a_tenant_cannot_change_the_address_of_a_sign_in(#[case] tenant: &str, #[case] accepted: bool) {
+        let spec = json!({ "type": "ServicePrincipal", "clientID": "c", "tenantID": tenant });
+        let message = validate(&serde_json::from_value(spec).unwrap()).message();
+        assert_eq!(message.is_empty(), accepted, "{message}");
+        assert!(accepted || message.contains("spec.tenantID"), "{message}");
     }
 }

@@ -15,6 +15,10 @@ use crate::plan::Plan;
 /// wrong, is reported at once.
 pub const SLOW: Duration = Duration::from_secs(30);
 
+/// A machine that is ready stays so when its VSphereVM cannot be followed, for example without its failure domain. The next try
+/// comes after this long.
+pub const RECHECK: Duration = Duration::from_secs(60);
+
 /// A machine that is to fail when its VM is lost fails after this long: somebody may register the VM again.
 pub const LOST_GRACE: Duration = Duration::from_secs(5 * 60);
 
@@ -36,8 +40,8 @@ pub enum ObservedMachine {
     },
     Vm {
         vm: Arc<VSphereVM>,
-        /// The VSphereVM as it should be.
-        followed: Box<VSphereVM>,
+        /// The VSphereVM as it should be, or why that is not known of a machine that is ready.
+        followed: Result<Box<VSphereVM>, String>,
         /// The provider ID of the machine, once its VSphereVM is ready.
         provider_id: Option<String>,
         /// Whether the VSphereVM reports a warning or an error.
@@ -104,7 +108,9 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
             lost_since,
             remediation,
         } => {
-            if vm.metadata.deletion_timestamp.is_none() {
+            if let Ok(followed) = followed
+                && vm.metadata.deletion_timestamp.is_none()
+            {
                 steps.push(MachineStep::UpdateVm {
                     vm: vm.clone(),
                     followed: followed.clone(),
@@ -121,6 +127,9 @@ pub fn plan(observed: &ObservedMachine, now: Timestamp) -> Plan<MachineStep> {
                         .then(|| SLOW.saturating_sub(age(vm, now)))
                         .filter(|left| !left.is_zero())
                 }
+            }
+            if followed.is_err() {
+                requeue = Some(requeue.map_or(RECHECK, |left| left.min(RECHECK)));
             }
             steps.extend(host_label.clone().map(MachineStep::LabelHost));
             match remediation {
@@ -175,7 +184,7 @@ mod tests {
 
     fn observed(vm: Arc<VSphereVM>, provider_id: Option<&str>) -> ObservedMachine {
         ObservedMachine::Vm {
-            followed: Box::new(VSphereVM::clone(&vm)),
+            followed: Ok(Box::new(VSphereVM::clone(&vm))),
             vm,
             provider_id: provider_id.map(str::to_owned),
             is_failing: false,
@@ -216,6 +225,15 @@ mod tests {
         assert_eq!(plan(&observed(vm(40, false), None), now()).requeue, None);
         let ready = plan(&observed(vm(10, false), Some("vsphere://1")), now());
         assert_eq!(names(&ready), ["finalizer", "update", "provider id"]);
+        let mut unfollowed = observed(vm(10, false), Some("vsphere://1"));
+        if let ObservedMachine::Vm { followed, .. } = &mut unfollowed {
+            *followed = Err("no such zone".into());
+        }
+        let unfollowed = plan(&unfollowed, now());
+        assert_eq!(
+            (names(&unfollowed), unfollowed.requeue),
+            (vec!["finalizer", "provider id"], Some(RECHECK))
+        );
     }
 
     #[test]

@@ -14,6 +14,9 @@ use kube::core::Status;
 
 use crate::error::Error;
 
+/// No object of Kubernetes has a longer name.
+const LONGEST_NAME: usize = 253;
+
 /// The API server's answer to an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -117,11 +120,12 @@ fn read(status: &Status, namespace: &str) -> Answer {
     }
 }
 
-/// The name in `The disruption budget web needs 2 healthy pods and has 2 currently`.
+/// The name in `The disruption budget web needs 2 healthy pods and has 2 currently`. A text that is too long is no name.
 fn budget_name(message: &str) -> &str {
     message
         .strip_prefix("The disruption budget ")
         .and_then(|rest| rest.split(' ').next())
+        .filter(|name| name.len() <= LONGEST_NAME)
         .unwrap_or("(unnamed)")
 }
 
@@ -164,6 +168,10 @@ mod tests {
     #[case::budget_not_counted_yet(
         status(429, "", Some(("DisruptionBudget", "The disruption budget web is still being processed")), 10),
         blocked("ns/web", Some(10))
+    )]
+    #[case::budget_with_an_endless_name(
+        status(429, "", Some(("DisruptionBudget", &format!("The disruption budget {} needs", "x".repeat(254)))), 0),
+        blocked("ns/(unnamed)", None)
     )]
     #[case::several(
         status(

@@ -42,6 +42,8 @@ use crate::workload::ClusterKey;
 
 /// Listing a node's pods takes milliseconds; a cluster that needs longer than this does not answer.
 const LIST_TIMEOUT: Duration = Duration::from_secs(15);
+/// A pod may cost a request about its DaemonSet; a cluster that needs longer than this for all of a node keeps others waiting.
+const OWNERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A drain that no caller asked about for this long has been abandoned.
 const ABANDONED: Duration = Duration::from_secs(600);
 /// Pods or disruption budgets in one answer: many nodes have no more pods.
@@ -305,11 +307,17 @@ impl Drainer {
         source: Source,
         options: &Options,
     ) -> Result<Plan, Error> {
-        let mut facts = Vec::new();
-        for pod in pods {
-            facts.push(self.0.owners.describe(pod).await?);
-        }
-        Ok(draining.plan(facts, source, options))
+        let describe = async {
+            let mut facts = Vec::new();
+            for pod in pods {
+                facts.push(self.0.owners.describe(pod).await?);
+            }
+            Ok::<_, Error>(facts)
+        };
+        let Ok(facts) = tokio::time::timeout(OWNERS_TIMEOUT, describe).await else {
+            return Err(self.unreachable("it does not answer about the DaemonSets of pods in time".to_owned()));
+        };
+        Ok(draining.plan(facts?, source, options))
     }
 
     async fn plan_live(&self, draining: &NodeDrain, node: &str, options: &Options) -> Result<Plan, Error> {

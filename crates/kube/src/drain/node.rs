@@ -23,6 +23,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// A person has to change one of several budgets on a pod.
 const SEVERAL_BUDGETS_RETRY: Duration = Duration::from_secs(30);
+/// Pods of one node in the metrics at most: a workload cluster of somebody else names them.
+pub(super) const SHOWN: usize = 50;
 /// The caller asks again after this long even if the watch reports nothing: a watch may be silently dead.
 pub(super) const FALLBACK: Duration = Duration::from_secs(30);
 /// Times of deletion are in whole seconds.
@@ -191,7 +193,7 @@ impl NodeDrain {
                 reason,
             })
         };
-        let now: Vec<BlockedLabels> = obstacles.iter().filter_map(labels).collect();
+        let now: Vec<BlockedLabels> = obstacles.iter().filter_map(labels).take(SHOWN).collect();
         let mut reported = self.reported.lock();
         self.metrics.blocked_pods(&reported, &now);
         *reported = now;

@@ -1,5 +1,5 @@
 use super::evict::Answer;
-use super::node::FALLBACK;
+use super::node::{FALLBACK, SHOWN};
 use super::*;
 use capstan_core::drain::{ObstacleReason, PodName};
 
@@ -90,6 +90,24 @@ async fn a_stopped_drain_reports_no_obstacle_and_watches_no_pods() {
     drop(draining);
     drainer.stop("node");
     assert!(!shown() && watching.upgrade().is_none());
+}
+
+#[tokio::test]
+async fn a_node_has_a_bounded_number_of_pods_in_the_metrics() {
+    let drainer = drainer();
+    let draining = drainer.start("node", Arc::new(|| ()));
+    let obstacles: Vec<_> = (0..MAX_PODS)
+        .map(|n| Obstacle {
+            pod: PodName {
+                namespace: "ns".to_owned(),
+                name: n.to_string(),
+            },
+            reason: ObstacleReason::SeveralDisruptionBudgets,
+        })
+        .collect();
+    draining.report("node", &obstacles);
+    let text = drainer.0.metrics.encode();
+    assert_eq!(text.matches("capstan_drain_pod_in_the_way{").count(), SHOWN);
 }
 
 #[tokio::test(start_paused = true)]

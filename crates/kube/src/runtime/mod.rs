@@ -19,6 +19,7 @@
 //! - An object that the watch filter leaves out is not reconciled, also if another object triggers it (see [`crate::Context::reconciles`]).
 //! - A failed reconcile is retried by our backoff and by nothing else. A panic counts as a failure of that object alone.
 
+mod places;
 mod preview;
 mod run;
 mod scope;
@@ -58,7 +59,8 @@ pub trait Reconcile: Send + Sync + 'static {
     const NAME: &'static str;
     /// The component that events are reported by.
     const COMPONENT: &'static str;
-    /// Enough reconciles at once to keep a cloud busy, few enough not to flood an API server.
+    /// Enough reconciles at once to keep a cloud busy, few enough not to flood an API server. Each namespace has some more for
+    /// itself.
     const CONCURRENCY: u16 = 32;
 
     /// Reads everything that the plan depends on. `None`: the object is not for this controller, or there is nothing to

@@ -12,13 +12,14 @@ use capstan_core::{Class, Classified};
 use futures::{FutureExt, Stream, StreamExt};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::runtime::Controller;
-use kube::runtime::controller::{self, Action};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
+use super::places::Places;
 use super::{EventNote, ObjectKey, Outcome, Preview, READ_YOUR_WRITES, Reconcile, Report, Scope, Version, Writes};
 use crate::backoff::Backoff;
 use crate::cache::{Cache, Object};
@@ -147,6 +148,8 @@ impl<K: Object> Reconciler<K> {
                 }
             }
         }
+        let concurrency = self.concurrency.unwrap_or(R::CONCURRENCY);
+        let wake = self.trigger.sender.clone();
         let running = Arc::new(Running {
             recorder: self.context.recorder(R::COMPONENT),
             context: self.context,
@@ -154,10 +157,11 @@ impl<K: Object> Reconciler<K> {
             trigger: self.trigger,
             api: self.api,
             cells: Cells::default(),
+            places: Places::new(concurrency, wake),
             reconcile,
         });
         if let Some(preview) = running.context.preview.clone() {
-            let concurrency = usize::from(self.concurrency.unwrap_or(R::CONCURRENCY));
+            let concurrency = usize::from(concurrency);
             let objects = futures::stream::iter(self.cache.select(None, |_| true));
             let plans = objects.for_each_concurrent(concurrency, |object| running.preview(&preview, object));
             tokio::select! {
@@ -174,13 +178,15 @@ impl<K: Object> Reconciler<K> {
                 {
                     running.cells.0.lock().remove(uid);
                 }
+                if change.gone {
+                    running.places.gone(&ObjectRef::from_obj(change.object.as_ref()));
+                }
                 std::future::ready(())
             })
         };
-        let concurrency = self.concurrency.unwrap_or(R::CONCURRENCY);
+        // Places limit the concurrency; kube's own limit is the same for all namespaces together.
         let results = self
             .controller
-            .with_config(controller::Config::default().concurrency(concurrency))
             .graceful_shutdown_on(shutdown.clone().cancelled_owned())
             .run(one, on_error, running.clone())
             .for_each(|_| std::future::ready(()));
@@ -236,6 +242,7 @@ struct Running<R: Reconcile> {
     recorder: Recorder,
     api: fn(kube::Client, &str) -> Api<R::Object>,
     cells: Cells<R::Object, R::State>,
+    places: Arc<Places<R::Object>>,
     reconcile: Arc<R>,
 }
 
@@ -261,10 +268,15 @@ impl<E: Classified> Classified for Failure<E> {
 static RECONCILES: AtomicU64 = AtomicU64::new(1);
 
 async fn one<R: Reconcile>(object: Arc<R::Object>, running: Arc<Running<R>>) -> Result<Action, Infallible> {
+    let reference = ObjectRef::from_obj(object.as_ref());
+    // Without a place it is triggered again as soon as there is one. Whoever has one gives it back at the end, also when there
+    // is nothing to do.
+    let Some(_place) = running.places.take(&reference) else {
+        return Ok(Action::await_change());
+    };
     if !running.context.reconciles(object.as_ref()) {
         return Ok(Action::await_change());
     }
-    let reference = ObjectRef::from_obj(object.as_ref());
     let (print, now) = (fingerprint(object.as_ref()), running.context.clock.instant());
     if let Some(wait) = running.backoff.remaining(&reference, print, now) {
         return Ok(Action::requeue(wait));

@@ -296,10 +296,14 @@ mod tests {
         assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 
+    #[rstest]
+    #[case::of_many_entries(json!(vec![0; OBJECT.entries + 1]))]
+    #[case::of_many_objects(json!(vec![json!({}); OBJECT.objects + 1]))]
+    #[case::of_many_arrays(json!(vec![json!([]); OBJECT.objects + 1]))]
     #[tokio::test]
-    async fn an_object_that_would_fill_the_memory_is_not_read() {
+    async fn an_object_that_would_fill_the_memory_is_not_read(#[case] many: Value) {
         let mut object = identity("");
-        object["spec"]["many"] = json!(vec![0; OBJECT.entries + 1]);
+        object["spec"]["many"] = many;
         let (status, review) = answer(&Conversion::default().routes(), request(&[object])).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(

@@ -91,7 +91,7 @@ impl Sent {
         let mut turn = None;
         if text.len() > SMALL {
             let client = client.map(|address| address.to_string()).unwrap_or_default();
-            let taken = timeout(TURN_WAIT, turns.take(Clock::system(), &client)).await;
+            let taken = timeout(TURN_WAIT, turns.take(Clock::system(), &client, &client)).await;
             let taken = taken.ok().flatten().ok_or(Refusal::Busy)?;
             match timeout(TURN_TIME, read(&mut text, usize::MAX)).await {
                 Ok(rest) => rest?,
@@ -171,6 +171,8 @@ mod tests {
     #[case::a_large_one(format!("\"{}\"", "x".repeat(2 * SMALL)), StatusCode::OK)]
     #[case::many_bytes(" ".repeat(ADMISSION.bytes + 1), StatusCode::PAYLOAD_TOO_LARGE)]
     #[case::many_objects(format!("[{}", "{\"\":0},".repeat(ADMISSION.objects + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
+    #[case::many_arrays(format!("[{}", "[0],".repeat(ADMISSION.objects + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
+    #[case::deep_arrays(format!("[{}", format!("{}0{},", "[".repeat(100), "]".repeat(100)).repeat(100)), StatusCode::PAYLOAD_TOO_LARGE)]
     #[case::many_entries(format!("[{}", "0,".repeat(ADMISSION.entries + 1)), StatusCode::PAYLOAD_TOO_LARGE)]
     #[tokio::test]
     async fn an_admission_review_that_would_fill_the_memory_is_refused(

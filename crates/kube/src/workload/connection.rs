@@ -33,6 +33,8 @@ pub(crate) const NODES_BYTES: usize = 8 << 20;
 pub(crate) const PAGE: u32 = 50;
 /// A silently dead watch is noticed after this long; kube's own default is five minutes.
 const WATCH_SECONDS: u32 = 120;
+/// A list of all Nodes past the cache takes seconds, or a minute over a slow line; a reconcile waits no longer for all pages.
+const LIST_TIME: Duration = Duration::from_secs(180);
 /// A cluster that just failed to answer is not asked again for this long: its machines share the answer.
 const FAILED_PROBE: Duration = Duration::from_secs(5);
 
@@ -66,7 +68,7 @@ impl Connection {
     ) -> Result<Arc<Self>, String> {
         let refused = |reason: String| format!("the kubeconfig in Secret {} is refused: {reason}", key.secret());
         let config = kubeconfig::config(text).await.map_err(refused)?;
-        let bounds = Bounds::of(&key.to_string());
+        let bounds = Bounds::of(&key.namespace, &key.to_string());
         let client = |profile| {
             let (interceptors, transport) = (&context.interceptors, context.transport.as_ref());
             let config = config.clone();
@@ -197,7 +199,9 @@ impl Connection {
             });
             count <= MAX_NODES && trimmed.all(&mut next)
         });
-        listed.await.map_err(|error| self.failed(&error))?;
+        let listed = tokio::time::timeout(LIST_TIME, listed).await;
+        let listed = listed.map_err(|_| self.keep("the list of its Nodes does not end in time".to_owned()))?;
+        listed.map_err(|error| self.failed(&error))?;
         if count > MAX_NODES {
             return Err(too_many());
         }
@@ -212,6 +216,10 @@ impl Connection {
             Some(401 | 403) => format!("{reason}: renew the kubeconfig in Secret {}", self.key.secret()),
             _ => reason,
         };
+        self.keep(reason)
+    }
+
+    fn keep(&self, reason: String) -> String {
         *self.failed.lock() = Some((self.clock.instant(), reason.clone()));
         reason
     }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::ClusterKey;
+use crate::cache;
 
 /// The key of the kubeconfig in its Secret, by Cluster API's contract.
 const SECRET_KEY: &str = "value";
@@ -23,6 +24,8 @@ const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 /// Fields without effect here: they are allowed and not used.
 const WITHOUT_EFFECT: [&str; 2] = ["extensions", "disable-compression"];
+/// Bytes of a kubeconfig at most: one with chains of certificates has some dozens of KiB.
+const LARGEST: usize = 64 << 10;
 /// At most so much of a field's name is repeated in a reason.
 const NAME_CHARACTERS: usize = 64;
 /// The one name of cluster, user and context in the configuration that is built.
@@ -86,6 +89,18 @@ struct UserFields {
     other: BTreeMap<String, Value>,
 }
 
+/// Removes what is not needed of a Secret before it is kept. Too much of a kubeconfig shows that it is too large.
+pub(super) fn trim(secret: &mut Secret) {
+    cache::trim(secret);
+    if let Some(data) = &mut secret.data {
+        data.retain(|key, _| key == SECRET_KEY);
+        for value in data.values_mut() {
+            value.0.truncate(LARGEST + 1);
+            value.0.shrink_to_fit();
+        }
+    }
+}
+
 /// Returns the kubeconfig in the Secret of `cluster`, or why the Secret is refused.
 pub(super) fn of_secret(secret: &Secret, cluster: &ClusterKey) -> Result<String, String> {
     let refuse = |reason: &str| Err(format!("Secret {} {reason}", cluster.secret()));
@@ -101,6 +116,9 @@ pub(super) fn of_secret(secret: &Secret, cluster: &ClusterKey) -> Result<String,
     let Some(value) = secret.data.as_ref().and_then(|data| data.get(SECRET_KEY)) else {
         return refuse(&format!("has no key {SECRET_KEY}"));
     };
+    if value.0.len() > LARGEST {
+        return refuse(&format!("is refused: its kubeconfig has more than {LARGEST} bytes"));
+    }
     match String::from_utf8(value.0.clone()) {
         Ok(text) => Ok(text),
         Err(_) => refuse("holds a kubeconfig that is not UTF-8"),

@@ -25,7 +25,7 @@ use tracing::Instrument;
 pub use self::connection::{Connection, MAX_NODES};
 use self::events::Events;
 pub use self::events::NodeEvent;
-use crate::cache::{self, Cache, Object};
+use crate::cache::{Cache, Object};
 use crate::context::Context;
 use crate::error::Error;
 pub use crate::nodes::is_ready;
@@ -249,7 +249,7 @@ async fn keep(context: Context, key: ClusterKey, state: watch::Sender<State>, ev
     let name = format!("{}-kubeconfig", key.name);
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &key.namespace);
-    let secrets = Cache::start(api, config, cache::trim, context.shutdown.clone());
+    let secrets = Cache::start(api, config, kubeconfig::trim, context.shutdown.clone());
     let mut changes = Box::pin(secrets.subscribe());
     let missing = || format!("Secret {} does not exist", key.secret());
     let mut used: Option<Result<String, String>> = None;

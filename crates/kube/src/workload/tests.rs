@@ -1,7 +1,7 @@
 use super::*;
 use crate::bounds::Unbounded;
 use crate::context::Options;
-use crate::stub;
+use crate::{cache, stub};
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;

@@ -1,7 +1,7 @@
 //! The runtime on an API server inside the test process, under paused time: no test here waits, and none can lose a race.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -128,6 +128,117 @@ async fn a_failed_removal_of_the_last_finalizer_is_tried_again(#[case] code: u16
         server.objects("configmaps").is_empty()
     })
     .await?;
+    context.shutdown.cancel();
+    running.await?;
+    Ok(())
+}
+
+/// Hangs on every object of namespace `bad`, as on a server that does not answer, panics on those of namespace `panics`, and
+/// counts the objects of others.
+#[derive(Default)]
+struct Hanging {
+    hangs: AtomicUsize,
+    panics: AtomicUsize,
+    reconciled: AtomicUsize,
+}
+
+impl Reconcile for Hanging {
+    type Object = ConfigMap;
+    type State = ();
+    type Observed = ();
+    type Step = Step;
+    type Error = Error;
+
+    const NAME: &'static str = "hanging";
+    const COMPONENT: &'static str = "hanging-controller";
+
+    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
+        match scope.object.metadata.namespace.as_deref() {
+            Some("bad") => {
+                self.hangs.fetch_add(1, Ordering::SeqCst);
+                std::future::pending().await
+            }
+            Some("panics") => {
+                self.panics.fetch_add(1, Ordering::SeqCst);
+                panic!("the test injects a panic")
+            }
+            _ => self.reconciled.fetch_add(1, Ordering::SeqCst),
+        };
+        Ok(None)
+    }
+
+    fn plan((): &(), _: Timestamp) -> Plan<Step> {
+        Plan::idle()
+    }
+
+    async fn apply(&self, _: Step, (): &mut (), _: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
+        Ok(Outcome::Done)
+    }
+
+    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
+        Report::nothing()
+    }
+}
+
+/// Creates so many objects in a namespace.
+async fn create_maps(server: &ApiServer, namespace: &str, number: usize) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(server.client(), namespace);
+    for n in 0..number {
+        let map = serde_json::from_value(json!({"metadata": {"name": format!("m{n}")}}))?;
+        maps.create(&PostParams::default(), &map).await?;
+    }
+    Ok(())
+}
+
+/// The controller of all namespaces, and what it counts.
+fn hanging(server: &ApiServer) -> Result<(Context, Arc<Hanging>, tokio::task::JoinHandle<()>)> {
+    let options = Options {
+        transport: Some(BoxCloneSyncService::new(server.clone())),
+        clock: Clock::starting_at(Settings::default().start),
+        ..Options::default()
+    };
+    let context = Context::new(kube::Config::new("http://in-process".parse()?), options)?;
+    let (reconciler, counts) = (Reconciler::new(&context, context.cache()), Arc::<Hanging>::default());
+    let running = tokio::spawn(reconciler.run(counts.clone()));
+    Ok((context, counts, running))
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_one_namespace_that_hang_do_not_keep_those_of_another_waiting() -> Result<()> {
+    let server = ApiServer::new(Settings::default());
+    create_maps(&server, "bad", 100).await?;
+    let (context, counts, running) = hanging(&server)?;
+    let most = usize::from(Hanging::CONCURRENCY);
+    until("few objects hang", || counts.hangs.load(Ordering::SeqCst) >= most).await?;
+    // More than there are places for it: those that wait get theirs.
+    create_maps(&server, "good", 20).await?;
+    until("the other namespace waits", || {
+        counts.reconciled.load(Ordering::SeqCst) >= 20
+    })
+    .await?;
+    let hangs = counts.hangs.load(Ordering::SeqCst);
+    ensure!(hangs < 100, "one namespace has no limit");
+    context.shutdown.cancel();
+    running.await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_whose_reconcile_panics_is_tried_less_and_less_often() -> Result<()> {
+    let server = ApiServer::new(Settings::default());
+    create_maps(&server, "panics", 1).await?;
+    let (context, counts, running) = hanging(&server)?;
+    let tries = async |time: Duration| {
+        let before = counts.panics.load(Ordering::SeqCst);
+        context.clock.sleep(time).await;
+        counts.panics.load(Ordering::SeqCst) - before
+    };
+    const MINUTE: Duration = Duration::from_secs(60);
+    let first = tries(MINUTE).await;
+    let hour = tries(LONG).await;
+    let later = tries(MINUTE).await;
+    ensure!(first < 20 && later <= 3 && later < first, "{first} tries, then {later}");
+    ensure!(hour > 10, "{hour} tries in an hour");
     context.shutdown.cancel();
     running.await?;
     Ok(())

@@ -7,6 +7,43 @@ use http::Method;
 use super::config::Config;
 use super::wire::{Call, Fail};
 
+/// The actions that machine-api-operator's CredentialsRequest for Azure asks for. It may delete disks, and neither read
+/// nor write them.
+pub const OPENSHIFTS_ROLE: [&str; 32] = [
+    "Microsoft.Compute/availabilitySets/delete",
+    "Microsoft.Compute/availabilitySets/read",
+    "Microsoft.Compute/availabilitySets/write",
+    "Microsoft.Compute/diskEncryptionSets/read",
+    "Microsoft.Compute/disks/delete",
+    "Microsoft.Compute/galleries/images/versions/read",
+    "Microsoft.Compute/skus/read",
+    "Microsoft.Compute/virtualMachines/delete",
+    "Microsoft.Compute/virtualMachines/read",
+    "Microsoft.Compute/virtualMachines/write",
+    "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
+    "Microsoft.Network/applicationSecurityGroups/read",
+    "Microsoft.Network/loadBalancers/backendAddressPools/join/action",
+    "Microsoft.Network/loadBalancers/read",
+    "Microsoft.Network/loadBalancers/write",
+    "Microsoft.Network/networkInterfaces/delete",
+    "Microsoft.Network/networkInterfaces/join/action",
+    "Microsoft.Network/networkInterfaces/loadBalancers/read",
+    "Microsoft.Network/networkInterfaces/read",
+    "Microsoft.Network/networkInterfaces/write",
+    "Microsoft.Network/networkSecurityGroups/read",
+    "Microsoft.Network/networkSecurityGroups/write",
+    "Microsoft.Network/publicIPAddresses/delete",
+    "Microsoft.Network/publicIPAddresses/join/action",
+    "Microsoft.Network/publicIPAddresses/read",
+    "Microsoft.Network/publicIPAddresses/write",
+    "Microsoft.Network/routeTables/read",
+    "Microsoft.Network/virtualNetworks/delete",
+    "Microsoft.Network/virtualNetworks/read",
+    "Microsoft.Network/virtualNetworks/subnets/join/action",
+    "Microsoft.Network/virtualNetworks/subnets/read",
+    "Microsoft.Resources/subscriptions/resourceGroups/read",
+];
+
 /// Refuses a call to a resource whose action the client's role does not have.
 pub fn check(config: &Config, call: &Call) -> Result<(), Fail> {
     let Some(allowed) = &config.allowed_actions else {

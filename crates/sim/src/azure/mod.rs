@@ -34,6 +34,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+pub use access::OPENSHIFTS_ROLE;
 pub use cli::{AzureArgs, run};
 pub use clock::Span;
 pub use config::{Config, Network, Strict, Times};

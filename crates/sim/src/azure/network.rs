@@ -69,6 +69,11 @@ impl World {
                     json!(format!("20.{}.{}.{}", 40 + n / 62500, (n / 250) % 250, n % 250 + 1)),
                 );
                 super::compute::storage::default(&mut body, "sku", json!({ "name": "Standard", "tier": "Regional" }));
+                if let Some(label) = text(&body, "/properties/dnsSettings/domainNameLabel") {
+                    let location = text(&body, "/location").unwrap_or_default();
+                    let name = format!("{label}.{location}.cloudapp.azure.com");
+                    body["properties"]["dnsSettings"]["fqdn"] = json!(name);
+                }
             }
             _ => name_parts(&mut body, &place),
         }

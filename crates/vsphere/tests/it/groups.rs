@@ -18,6 +18,7 @@ async fn start(options: Options) -> Result<(Vcsim, Vcenter, MoRef)> {
         username: sim.username.clone(),
         password: sim.password.clone().into(),
         trust: Trust::Ca(sim.ca.clone()),
+        tenant: None,
     };
     let vcenter = Vcenter::connect(login, Default::default()).await?;
     let datacenter = vcenter.datacenter(None).await?;

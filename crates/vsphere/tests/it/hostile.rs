@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use capstan_core::vm::MoRef;
 use capstan_vsphere::{Error, Login, Settings, Trust, Vcenter};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -86,6 +87,7 @@ impl Server {
             username: "me".into(),
             password: "secret".into(),
             trust,
+            tenant: None,
         };
         let connected = tokio::time::timeout(PATIENCE, Vcenter::connect(login, Settings::default())).await;
         connected.context("no answer in time")
@@ -208,6 +210,77 @@ async fn an_answer_of_many_small_elements_is_refused_with_their_number() -> Resu
     let read = tokio::time::timeout(PATIENCE, vcenter.find_vm_by_instance_uuid(None, "any")).await?;
     let error = read.expect_err("6 MiB of elements");
     assert!(error.to_string().contains("more than 100000 elements"), "{error}");
+    Ok(())
+}
+
+/// An answer of the property collector with one machine, and a token for the next page.
+fn page(properties: &str, token: &str) -> Answer {
+    envelope(&format!(
+        "<RetrievePropertiesExResponse><returnval>{token}<objects><obj type=\"VirtualMachine\">vm-1</obj>{properties}</objects>\
+         </returnval></RetrievePropertiesExResponse>"
+    ))
+}
+
+fn property(name: &str, value: &str) -> String {
+    format!("<propSet><name>{name}</name><val>{value}</val></propSet>")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_without_end_are_given_up() -> Result<()> {
+    let value = property("name", &"x".repeat(200 << 10));
+    let server = Server::start(until_login(move || page(&value, "<token>next</token>"))).await?;
+    let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
+    let read = tokio::time::timeout(PATIENCE, vcenter.vm(&MoRef::new("VirtualMachine", "vm-1"))).await?;
+    let error = read.expect_err("pages without end");
+    assert!(error.to_string().contains("more than 25165824 bytes"), "{error}");
+    assert!(server.requests.load(Ordering::SeqCst) < 200);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_would_fill_the_memory_is_not_kept() -> Result<()> {
+    let option = "<OptionValue><key>k</key><value>v</value></OptionValue>";
+    let many = |times: usize| property("config.extraConfig", &option.repeat(times));
+    for (times, is_kept) in [(1_000, true), (30_000, false)] {
+        let answer = page(&many(times), "");
+        let server = Server::start(until_login(move || answer.clone())).await?;
+        let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
+        let read = tokio::time::timeout(PATIENCE, vcenter.vm(&MoRef::new("VirtualMachine", "vm-1"))).await?;
+        match read {
+            Ok(info) => assert!(is_kept && info.extra_config.len() == times),
+            Err(error) => assert!(
+                !is_kept && error.to_string().contains("more than 3145728 bytes"),
+                "{error}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_and_snapshots_of_a_machine_are_bounded() -> Result<()> {
+    let addresses: String = (0..10_000)
+        .map(|n| format!("<ipAddress>10.0.{}.{}</ipAddress>", n / 256, n % 256))
+        .collect();
+    let name = "n".repeat(4 << 10);
+    let nested = (0..200).fold(String::new(), |inner, _| {
+        format!("<childSnapshotList><snapshot type=\"S\">s</snapshot><name>{name}</name>{inner}</childSnapshotList>")
+    });
+    let flat = "<rootSnapshotList><snapshot type=\"S\">s</snapshot><name>n</name></rootSnapshotList>".repeat(1_000);
+    let root =
+        format!("<rootSnapshotList><snapshot type=\"S\">s</snapshot><name>n</name>{nested}</rootSnapshotList>{flat}");
+    let nic = property("guest.net", &format!("<GuestNicInfo>{addresses}</GuestNicInfo>"));
+    for properties in [nic, property("snapshot", &root)] {
+        let answer = page(&properties, "");
+        let server = Server::start(until_login(move || answer.clone())).await?;
+        let vcenter = server.connect(Trust::Ca(server.ca.clone())).await??;
+        let info = tokio::time::timeout(PATIENCE, vcenter.vm(&MoRef::new("VirtualMachine", "vm-1"))).await??;
+        let addresses: usize = info.state.nics.iter().map(|nic| nic.addresses.len()).sum();
+        let paths: usize = info.snapshots.iter().map(|snapshot| snapshot.path.len()).sum();
+        assert!(addresses <= 256, "{addresses} addresses");
+        assert!(info.snapshots.len() <= 500 && paths < 1 << 20, "{paths} bytes of paths");
+        assert!(addresses == 256 || info.snapshots.len() == 500);
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 
 mod groups;
 mod hostile;
+mod metrics;
 mod order;
 mod vcsim;
 mod watching;

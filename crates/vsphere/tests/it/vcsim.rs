@@ -24,6 +24,7 @@ pub fn login(sim: &Vcsim, trust: Trust) -> Login {
         username: sim.username.clone(),
         password: sim.password.clone().into(),
         trust,
+        tenant: None,
     }
 }
 
@@ -35,7 +36,7 @@ async fn start(options: Options) -> Result<(Vcsim, Sessions, Vcenter)> {
 }
 
 /// Runs a test with an end, so that a lost answer fails instead of hanging.
-async fn in_time<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
+pub async fn in_time<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(PATIENCE, test).await.context("took too long")?
 }
 
@@ -90,7 +91,7 @@ async fn spec(vcenter: &Vcenter, datacenter: &Datacenter, template: &VmInfo, dis
     })
 }
 
-async fn clone(vcenter: &Vcenter, template: &str, name: &str, disks: i32, linked: bool) -> Result<MoRef> {
+pub async fn clone(vcenter: &Vcenter, template: &str, name: &str, disks: i32, linked: bool) -> Result<MoRef> {
     let task = start_clone(vcenter, template, name, disks, linked).await?;
     task.wait().await?.context("the clone task made nothing")
 }
@@ -487,6 +488,25 @@ fn found(result: Result<MoRef, Error>) -> Result<Vec<String>> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_inventory_is_listed_in_pages() -> Result<()> {
+    in_time(async {
+        let (sim, _sessions, vcenter) = start(Options {
+            machines: 250,
+            ..Options::default()
+        })
+        .await?;
+        let dc = vcenter.datacenter(None).await?;
+        let found = vcenter.find_vm(&dc, "DC0_C0_RP1_VM249").await?;
+        assert_eq!(found.kind(), "VirtualMachine");
+        let calls = sim.admin.counters().await?;
+        // The first 200 objects, and the rest.
+        assert_eq!(calls.get("ContinueRetrievePropertiesEx"), Some(&1), "{calls:?}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,6 +53,7 @@ async fn start(interceptor: Arc<Sequence>) -> Result<(Vcsim, Sessions, Vcenter)>
         username: sim.username.clone(),
         password: sim.password.clone().into(),
         trust: Trust::Ca(sim.ca.clone()),
+        tenant: None,
     };
     let vcenter = sessions.get(&login).await?;
     Ok((sim, sessions, vcenter))

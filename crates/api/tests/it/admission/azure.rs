@@ -457,6 +457,7 @@ fn identity_cases() -> Vec<Case> {
     vec![
         creating(KIND, identity.clone()),
         creating(KIND, with(&identity, "/allowedNamespaces/list", json!([]))),
+        creating(KIND, with(&identity, "/tenantID", json!("t/../other"))).refused(&["spec.tenantID", "should match"]),
         creating(KIND, with(&identity, "/type", json!("Password"))).refused(&["spec.type", "\"WorkloadIdentity\""]),
         changing(
             KIND,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use capstan_api::azure::{AzureCluster, AzureMachinePool, MACHINE_POOL_LABEL};
-use capstan_api::capi::{CLUSTER_NAME_LABEL, PAUSED_ANNOTATION};
+use capstan_api::capi::{CLUSTER_NAME_LABEL, DELETE_FOR_MOVE_ANNOTATION, PAUSED_ANNOTATION};
 use capstan_core::pool::Claim;
 use capstan_kube::capi::{Cluster, MachinePool};
 use kube::ResourceExt;
@@ -51,9 +51,6 @@ pub enum Found {
     /// The cluster is of a kind that Capstan does not manage pools of.
     Unsupported(String),
 }
-
-/// `clusterctl move` deletes the objects that it has moved with this annotation: what they stand for lives on.
-const DELETE_FOR_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 
 pub fn find(controller: &Controller, pool: &AzureMachinePool) -> Found {
     let namespace = pool.namespace();

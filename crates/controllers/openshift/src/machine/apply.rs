@@ -5,7 +5,7 @@ use super::error::Error;
 use super::ids::Ids as _;
 use super::state::State;
 use super::status::{Failed, Note, Requested, Shown};
-use super::{Controller, Observed, Target, check, disks, node, observe, status};
+use super::{Controller, Observed, Target, check, disks, internal_balancer, node, observe, status};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::VirtualMachine;
@@ -105,6 +105,10 @@ impl Controller {
                 let name = scope.name();
                 let why = format!("a virtual machine named {name} exists already and was not made for this machine");
                 self.refuse(&why, observed, scope, state).await
+            }
+            Step::FailUnfinished => {
+                let why = "Azure could not finish it, its provisioning state is Failed";
+                self.refuse(why, observed, scope, state).await
             }
             Step::AwaitDrainHooks => {
                 observed.notes.deleting(None);
@@ -244,17 +248,29 @@ impl Controller {
         scope: &mut Scope<Machine>,
         state: &mut State,
     ) -> Result<Outcome, Error> {
+        let balancer = if observed.vm.is_some() && internal_balancer::is_unnamed(&scope.object) {
+            let target = self.target(scope, observed).await?;
+            internal_balancer::find(&target).await
+        } else {
+            None
+        };
         let vm = observed.vm.as_ref();
         let vm_state = vm.and_then(status::state_of);
         let updated = match vm {
             Some(vm) => {
-                let shown = status::shown(&scope.object, vm, vm_state.as_deref());
+                let mut shown = status::shown(&scope.object, vm, vm_state.as_deref());
+                if let Some(balancer) = balancer {
+                    shown = internal_balancer::named(shown, balancer);
+                }
                 self.write_object(scope, state, &shown).await?
             }
             None => false,
         };
-        let known = scope.object.status.as_ref();
-        let addresses = if known.is_none_or(|status| status.addresses.is_empty()) {
+        let node = match &observed.plan.node {
+            NodeLookup::Found(node) => Some(node.as_ref()),
+            NodeLookup::NotCached | NodeLookup::Absent => None,
+        };
+        let addresses = if node::lacks_addresses(&scope.object, node) {
             let target = self.target(scope, observed).await?;
             self.addresses_of(&target).await.map_err(Error::retryable)?
         } else {
@@ -278,10 +294,9 @@ impl Controller {
         let mut public = None;
         if spec.public_ip {
             let found = client.get_public_ip(&names.group, &names.public_ip()).await;
-            let found = found.map_err(Error::doing(format!("reading public ip {}", names.public_ip())))?;
-            public = found.and_then(|found| found.properties?.ip_address);
+            public = found.map_err(Error::doing(format!("reading public ip {}", names.public_ip())))?;
         }
-        Ok(status::addresses(&names.machine, &nic, public.as_deref()))
+        Ok(status::addresses(&names.machine, &nic, public.as_ref()))
     }
 
     pub(super) async fn record_provisioned(

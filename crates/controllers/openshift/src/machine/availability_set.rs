@@ -44,8 +44,8 @@ pub async fn ensure(target: &Target, size: Option<&Size>) -> Result<Option<Strin
             ))),
         };
     }
-    if let Some(former) = names.former_availability_set() {
-        // The earlier name does not contain the cluster's: another cluster of the group may have a set of this name.
+    for former in names.former_availability_sets() {
+        // Another cluster of the group may have a set of this name, which need not contain the cluster's.
         let found = read(&former).await?;
         if found.is_some_and(|set| names.is_of_cluster(set.tags.as_ref())) {
             return Ok(Some(id(&former)));
@@ -83,7 +83,7 @@ pub async fn delete_if_empty(target: &Target) -> Result<(), Error> {
         Err(error) if !sizes::is_unreadable(&error) => return Err(Error::doing("reading Azure's sizes")(error)),
         Ok(Some(_)) | Err(_) => {}
     }
-    for name in std::iter::once(name).chain(names.former_availability_set()) {
+    for name in std::iter::once(name).chain(names.former_availability_sets()) {
         let deleted = delete_one(&account.client, names, &name).await;
         deleted.map_err(Error::doing(format!("failed to delete availability set {name}")))?;
     }

@@ -1,7 +1,7 @@
 //! Creates a machine: checks, public address, interface, the disks that have to be made on their own, virtual machine.
 
 use super::build::{self, Extras};
-use super::error::{Error, is_without_room};
+use super::error::{Error, is_refused, misses_any};
 use super::ids::Ids as _;
 use super::spec::provider_spec;
 use super::state::{State, UserData};
@@ -143,13 +143,12 @@ impl Controller {
                 state.may_exist = true;
                 return Ok(Outcome::Observe);
             }
+            Err(error) if misses_any(&error, &references(names, spec, &extras)) => {
+                return Err(Error::NotReady(format!("cannot create vm {}: {error}", names.machine)));
+            }
             Err(error) => {
-                if is_without_room(&error) && extras.joins_a_balancer() {
+                if is_refused(&error) && extras.joins_a_balancer() {
                     dependencies::leave_balancers(&target, &extras).await;
-                }
-                if extras.availability_set.as_deref().is_some_and(|set| lost(&error, set)) {
-                    // The last machine of the set has taken it along: the next attempt makes it again.
-                    return Err(Error::NotReady(format!("cannot create vm {}: {error}", names.machine)));
                 }
                 return Err(self.explain_rejection(&target, &extras.kept, state, error).await);
             }
@@ -339,12 +338,18 @@ fn rejection(names: &Names, error: capstan_azure::Error) -> Error {
     }
 }
 
-/// Whether Azure refused a request because this resource, which was there before, is gone.
-fn lost(error: &capstan_azure::Error, id: &str) -> bool {
-    let name = id.rsplit('/').next().unwrap_or_default().to_lowercase();
-    let names_it = |text: &str| text.to_lowercase().contains(&name);
-    let arm = error.arm().filter(|_| error.is_not_found());
-    arm.is_some_and(|arm| names_it(&arm.message) || arm.target.as_deref().is_some_and(names_it))
+/// Returns the names of the resources that the request for a virtual machine refers to and that were made or read for it.
+fn references(names: &Names, spec: &AzureMachineProviderSpec, extras: &Extras) -> Vec<String> {
+    let last = |id: &String| id.rsplit('/').next().unwrap_or_default().to_owned();
+    let first = spec
+        .data_disks
+        .iter()
+        .filter(|disk| build::made_first(disk, &extras.kept));
+    let first = first.map(|disk| names.data_disk(&disk.name_suffix));
+    let set = extras.availability_set.iter().map(last);
+    let mut all = vec![names.nic()];
+    all.extend(set.chain(first).chain(extras.kept.values().cloned()));
+    all
 }
 
 /// Returns a password that Azure accepts. Nobody learns it.

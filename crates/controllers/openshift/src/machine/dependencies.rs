@@ -6,7 +6,7 @@
 
 use super::Target;
 use super::build::{self, Extras};
-use super::error::Error;
+use super::error::{Error, is_refused, misses_any};
 use capstan_api::openshift::Machine;
 use capstan_azure::client::When;
 use capstan_azure::model::{NetworkInterface, PublicIpAddress};
@@ -95,9 +95,8 @@ impl Dependencies {
         self.nic.value()
     }
 
-    pub fn public_address(&self) -> Option<&str> {
-        let properties = self.public_ip.value()?.properties.as_ref()?;
-        properties.ip_address.as_deref()
+    pub fn public_address(&self) -> Option<&PublicIpAddress> {
+        self.public_ip.value()
     }
 
     /// Advances the public address. Returns how long to wait, or nothing once it is there.
@@ -119,6 +118,10 @@ impl Dependencies {
         let nic = interface(&mut self.nic, &mut self.own_interface, target, &extras, inherited);
         // Both are awaited whatever one of them answers: an operation that runs must not be forgotten.
         let (nic, disks) = futures::join!(nic, disks(&mut self.disks, target));
+        let refused = matches!(&disks, Err(Error::Azure { source, .. }) if is_refused(source));
+        if refused && matches!(nic, Ok(None)) && extras.joins_a_balancer() {
+            leave_balancers(target, &extras).await;
+        }
         Ok([nic?, disks?].into_iter().flatten().min())
     }
 }
@@ -154,7 +157,13 @@ async fn interface(
     let send = put_interface(target, extras, inherited, own);
     let advanced = stage.advance(&target.account.client, send).await;
     let what = format!("failed to create nic {name} for machine {}", target.names.machine);
-    let wait = advanced.map_err(|error| refused(error, &format!("a network interface named {name}"), what.clone()))?;
+    let wait = advanced.map_err(|error| {
+        // Azure may not see the address yet that was just made.
+        if target.spec.public_ip && misses_any(&error, &[target.names.public_ip()]) {
+            return Error::NotReady(format!("{what}: {error}"));
+        }
+        refused(error, &format!("a network interface named {name}"), what.clone())
+    })?;
     let properties = stage.value().and_then(|nic| nic.properties.as_ref());
     if properties.is_some_and(|properties| properties.provisioning_state.as_deref() == Some("Failed")) {
         // Azure accepted the request and could not finish it. In a balancer's pool such an interface blocks the balancer.

@@ -6,6 +6,7 @@
 use super::error::Error;
 use capstan_azure::{Client, Request};
 use capstan_core::machine::disks::Disposition;
+use capstan_core::machine::names::POLICY_TAG;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub struct Disks {
     stages: HashMap<String, Request<()>>,
     /// Azure did not let us see that they are gone.
     pub unverified: bool,
+    /// All were gone before they were to be deleted: Azure had deleted them with their virtual machine.
+    pub went_before: bool,
 }
 
 impl Disks {
@@ -37,6 +40,8 @@ impl Disks {
             return Ok(None);
         };
         let (mut wait, mut failed) = (None, None);
+        // What is not there is deleted without an operation.
+        let first = self.stages.is_empty() && !disposition.delete.is_empty();
         // One that does not go keeps none of the others.
         for (label, name) in std::mem::take(&mut disposition.delete) {
             let stage = self.stages.entry(name.clone()).or_default();
@@ -56,8 +61,20 @@ impl Disks {
                 }
             }
         }
+        self.went_before = first && wait.is_none() && failed.is_none();
         failed.map_or(Ok(wait), Err)
     }
+}
+
+/// Lets the tag of a disk say that it is kept: it was made with another policy, and `capstan orphans` reads the tag.
+pub async fn mark_kept(client: &Client, group: &str, name: &str) -> Result<(), capstan_azure::Error> {
+    let Some(mut disk) = client.get_disk(group, name).await? else {
+        return Ok(());
+    };
+    let tags = disk.tags.get_or_insert_default();
+    tags.insert(POLICY_TAG.to_owned(), "Detach".to_owned());
+    client.put_disk(group, name, &disk).await?;
+    Ok(())
 }
 
 enum Deleted {

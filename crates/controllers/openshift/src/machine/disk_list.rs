@@ -28,10 +28,16 @@ impl DiskLists {
         }
     }
 
+    /// Whether the account is known to have no right to list disks.
+    pub fn is_refused(&self, client: &Client, group: &str) -> bool {
+        let refused = |age: Duration, found: &Option<Listing>| found.is_none() && age < REFUSED;
+        self.lists.has(&key(client, group), refused)
+    }
+
     /// Returns a list that was begun after this call: what was gone by now is not in it. `None`: the account may neither list
     /// nor read disks. OpenShift's own role may delete them, and no more.
     pub async fn get(&self, client: &Client, group: &str) -> Result<Option<Listing>, Error> {
-        let key = [client.identity(), client.subscription(), group].map(str::to_lowercase);
+        let key = key(client, group);
         let asked = self.clock.instant();
         let fresh = |age: Duration, found: &Option<Listing>| match found {
             Some(_) => age <= self.clock.since(asked),
@@ -39,6 +45,10 @@ impl DiskLists {
         };
         self.lists.get_if(&key, fresh, list(client, group)).await
     }
+}
+
+fn key(client: &Client, group: &str) -> [String; 3] {
+    [client.identity(), client.subscription(), group].map(str::to_lowercase)
 }
 
 async fn list(client: &Client, group: &str) -> Result<Option<Listing>, Error> {

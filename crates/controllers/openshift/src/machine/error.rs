@@ -1,6 +1,6 @@
 //! Why a reconcile of a machine failed.
 
-use capstan_core::machine::failure::Failure;
+use capstan_core::machine::failure::{Failure, Refusal};
 use capstan_core::{Class, Classified};
 
 #[derive(Debug, thiserror::Error)]
@@ -47,22 +47,25 @@ impl Error {
     }
 }
 
-/// Codes of Azure that say that there is no room for a virtual machine: quota, capacity, or a size that is sold out.
-const NO_ROOM: [&str; 7] = [
-    "AllocationFailed",
-    "OperationNotAllowed",
-    "OverconstrainedAllocationRequest",
-    "OverconstrainedZonalAllocationRequest",
-    "QuotaExceeded",
-    "SkuNotAvailable",
-    "ZonalAllocationFailed",
-];
+/// Codes of Azure for a request that refers to something that is not there, besides the status 404.
+const MISSING_REFERENCE: [&str; 3] = ["InvalidResourceReference", "NotFound", "ResourceNotFound"];
 
-/// Whether Azure has no room for a virtual machine now. That may last for days.
-pub fn is_without_room(error: &capstan_azure::Error) -> bool {
+/// Whether Azure refused a request because it misses one of these resources, which were just made or read.
+pub fn misses_any(error: &capstan_azure::Error, names: &[String]) -> bool {
+    let Some(arm) = error.arm() else { return false };
+    let refusal = Refusal {
+        is_not_found: error.is_not_found() || MISSING_REFERENCE.iter().any(|code| arm.has_code(code)),
+        message: &arm.message,
+        target: arm.target.as_deref(),
+    };
+    names.iter().any(|name| refusal.misses(name))
+}
+
+/// Whether Azure read a request and refused it: it made nothing, and will not before something changes.
+pub fn is_refused(error: &capstan_azure::Error) -> bool {
     error
         .arm()
-        .is_some_and(|arm| NO_ROOM.iter().any(|code| arm.has_code(code)))
+        .is_some_and(|arm| matches!(arm.status, 400..500) && !matches!(arm.status, 408 | 429))
 }
 
 impl From<kube::Error> for Error {

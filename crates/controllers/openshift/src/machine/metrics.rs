@@ -9,9 +9,11 @@ use capstan_kube::Cache;
 use kube::ResourceExt as _;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
+use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Failure {
@@ -53,7 +55,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(shared: &capstan_kube::Metrics, machines: Cache<Machine>, clock: Clock) -> Self {
+    /// `has_operator`: machine-api-operator runs beside us and exports the metrics of all machines itself.
+    pub fn new(shared: &capstan_kube::Metrics, machines: Cache<Machine>, clock: Clock, has_operator: bool) -> Self {
         // From a quick test to a machine that took most of an hour.
         let buckets = || {
             Histogram::new([
@@ -94,7 +97,7 @@ impl Metrics {
                 help,
                 metrics.transitions.clone(),
             );
-            registry.register_collector(Box::new(Machines(machines)));
+            registry.register_collector(Box::new(Machines { machines, has_operator }));
         });
         metrics
     }
@@ -133,7 +136,10 @@ impl Metrics {
 }
 
 /// All machines, read from the cache for each scrape.
-struct Machines(Cache<Machine>);
+struct Machines {
+    machines: Cache<Machine>,
+    has_operator: bool,
+}
 
 impl std::fmt::Debug for Machines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -143,23 +149,14 @@ impl std::fmt::Debug for Machines {
 
 impl Collector for Machines {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let machines = self.0.select(None, |_| true);
-        let items = ConstGauge::new(i64::try_from(machines.len()).unwrap_or(i64::MAX));
-        let kind = items.metric_type();
-        items.encode(encoder.encode_descriptor("mapi_machine_items", "Machines that there are", None, kind)?)?;
-        let name = "mapi_machine_created_timestamp_seconds";
-        let mut family = encoder.encode_descriptor(name, "When a machine was created", None, kind)?;
-        for machine in &machines {
-            let created = machine
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(0, |time| time.0.as_second());
-            ConstGauge::new(created).encode(family.encode_family(&labels(machine))?)?;
+        let machines = self.machines.select(None, |_| true);
+        if !self.has_operator {
+            // Else every alert on them would fire twice.
+            encode_all(&machines, &mut encoder)?;
         }
         let name = "capstan_machine_ultra_ssd_capability";
         let help = "Whether a machine takes Ultra disks (1) or not (0)";
-        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for machine in &machines {
             let enabled = provider_spec(machine).is_ok_and(|spec| ultra_enabled(&spec) == Some(true));
             let MachineLabels {
@@ -170,6 +167,24 @@ impl Collector for Machines {
         }
         Ok(())
     }
+}
+
+/// Encodes the metrics that machine-api-operator exports where it runs.
+fn encode_all(machines: &[Arc<Machine>], encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let items = ConstGauge::new(i64::try_from(machines.len()).unwrap_or(i64::MAX));
+    let kind = items.metric_type();
+    items.encode(encoder.encode_descriptor("mapi_machine_items", "Machines that there are", None, kind)?)?;
+    let name = "mapi_machine_created_timestamp_seconds";
+    let mut family = encoder.encode_descriptor(name, "When a machine was created", None, kind)?;
+    for machine in machines {
+        let created = machine
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(0, |time| time.0.as_second());
+        ConstGauge::new(created).encode(family.encode_family(&labels(machine))?)?;
+    }
+    Ok(())
 }
 
 fn labels(machine: &Machine) -> MachineLabels {

@@ -14,6 +14,7 @@ mod disks;
 mod drain;
 mod error;
 mod ids;
+mod internal_balancer;
 mod metrics;
 mod network;
 pub(crate) mod node;
@@ -66,7 +67,7 @@ pub async fn run(context: Context, clients: Clients, facts: Facts) -> Result<(),
         disk_lists: DiskLists::new(context.clock),
         subnets: Subnets::new(context.clock),
         quotas: Quotas::new(context.clock),
-        metrics: Metrics::new(&context.metrics, machines.clone(), context.clock),
+        metrics: Metrics::new(&context.metrics, machines.clone(), context.clock, facts.has_operator()),
         facts,
         context,
         machines,

@@ -38,6 +38,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// The interface has gone with its virtual machine.
+    pub fn interface_went(&mut self) {
+        self.nic = Request::Done(());
+    }
+
     /// Deletes the interface, then the public address that it held. Returns how long to wait, or nothing once both are
     /// gone.
     pub async fn delete(&mut self, target: &Target, ownership: Ownership) -> Result<Option<Duration>, Error> {

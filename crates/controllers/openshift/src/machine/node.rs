@@ -35,6 +35,17 @@ pub fn belongs(node: &Node, provider: &str, machine_addresses: &[NodeAddress]) -
     }
 }
 
+/// Whether the machine lists no addresses, or not all of its Node's: certificates of the kubelet are approved only for addresses
+/// that the machine lists.
+pub fn lacks_addresses(machine: &Machine, node: Option<&Node>) -> bool {
+    let known = machine.status.as_ref().map(|status| status.addresses.as_slice());
+    let known = known.unwrap_or_default();
+    let of_node = node.map(addresses).unwrap_or_default();
+    let is_ip = |address: &&NodeAddress| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP");
+    let is_known = |ip: &NodeAddress| known.iter().any(|own| own.address == ip.address);
+    known.is_empty() || of_node.iter().filter(is_ip).any(|ip| !is_known(ip))
+}
+
 /// Whether the Node is not ready, or its kubelet does not report.
 pub fn is_unwell(node: &Node) -> bool {
     let conditions = node

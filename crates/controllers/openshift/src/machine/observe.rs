@@ -45,6 +45,7 @@ impl Controller {
                     .and_then(|node| self.control_plane_before(&machine, node)),
                 node: node.map_or(NodeLookup::NotCached, NodeLookup::Found),
                 drained: state.drained.clone(),
+                inherited: status::is_inherited(&machine),
                 dependencies: state
                     .dependencies
                     .as_ref()

@@ -118,8 +118,14 @@ fn with_pause(machine: &Machine, now: Timestamp) -> Machine {
     let Some(conditions) = paused(&before.conditions, spec, authority, now) else {
         return machine.clone();
     };
+    // Where the migration controller does not run, nobody else says which API manages the object.
+    let authoritative_api = authority.or(spec).cloned();
     Machine {
-        status: Some(MachineStatus { conditions, ..before }),
+        status: Some(MachineStatus {
+            conditions,
+            authoritative_api,
+            ..before
+        }),
         ..machine.clone()
     }
 }

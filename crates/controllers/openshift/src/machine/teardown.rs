@@ -3,9 +3,10 @@
 //! Invariants: a disk marked Detach is never deleted, and is seen to survive; the finalizer goes only when Azure has
 //! confirmed that the virtual machine, its OS disk, its interface and every disk marked Delete are gone. An account that
 //! may not read disks cannot be asked for that confirmation: then Azure's answer to the deletion counts, and an event
-//! says so.
+//! says so. It does not ask for the interface either where Azure was to delete it with the virtual machine and has done so
+//! with all disks.
 
-use super::disk_deletion::Disks;
+use super::disk_deletion::{self, Disks};
 use super::error::Error;
 use super::ids::Ids as _;
 use super::network::{Network, Ownership};
@@ -15,7 +16,8 @@ use super::status::{self, Deletion, Note, Notes};
 use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
-use capstan_azure::{Owned, Progress as Polled, Request};
+use capstan_azure::model::VirtualMachine;
+use capstan_azure::{Owned, Progress as Polled, Request, ResourceId};
 use capstan_core::drain::{Drained, NotNeeded, Reason};
 use capstan_core::machine::disks::{self as disposition, Known};
 use capstan_core::machine::failure::{self, Report};
@@ -33,6 +35,8 @@ pub struct Teardown {
     pub vm_gone: bool,
     /// Another virtual machine has the machine's name.
     foreign_vm: bool,
+    /// Azure deletes the interface together with the virtual machine.
+    interface_goes: bool,
     /// The change that keeps disks from going with the virtual machine.
     detached: Request<()>,
     disks: Disks,
@@ -73,6 +77,17 @@ impl Teardown {
             ..Self::default()
         }
     }
+}
+
+/// Whether Azure deletes an interface together with the virtual machine.
+fn goes_with(vm: &VirtualMachine, interface: &ResourceId) -> bool {
+    let profile = vm.properties.as_ref().and_then(|vm| vm.network_profile.as_ref());
+    let interfaces = profile.and_then(|profile| profile.network_interfaces.as_deref());
+    interfaces.unwrap_or_default().iter().any(|one| {
+        let id = one.id.as_deref().and_then(|id| id.parse::<ResourceId>().ok());
+        let option = one.properties.as_ref().and_then(|one| one.delete_option.as_deref());
+        id.as_ref() == Some(interface) && option.is_some_and(|option| option.eq_ignore_ascii_case("Delete"))
+    })
 }
 
 impl Controller {
@@ -194,6 +209,7 @@ impl Controller {
                 Err(error) => return Err(doing()(error)),
             }
         }
+        teardown.interface_goes = goes_with(&vm, &names.nic_id());
         let operation = client.delete_vm(&owned).await.map_err(doing())?;
         teardown.vm_gone = operation.is_none();
         state.follow(operation.clone());
@@ -264,13 +280,25 @@ impl Controller {
             had_vm,
             inherited: status::is_inherited(&scope.object),
         };
-        let Teardown { disks, network, .. } = teardown.as_mut();
+        let Teardown {
+            disks,
+            network,
+            interface_goes,
+            ..
+        } = teardown.as_mut();
         let machine = scope.object.clone();
-        let (disks, network) = futures::join!(
-            self.delete_disks(&machine, &target, had_vm, disks, &mut observed.notes),
-            network.delete(&target, ownership)
-        );
-        let wait = [disks?, network?].into_iter().flatten().min();
+        let delete_disks = self.delete_disks(&machine, &target, had_vm, disks, &mut observed.notes);
+        let (deleted, network) =
+            if *interface_goes && self.disk_lists.is_refused(&target.account.client, &target.names.group) {
+                let deleted = delete_disks.await;
+                if matches!(deleted, Ok(None)) && disks.went_before {
+                    network.interface_went();
+                }
+                (deleted, network.delete(&target, ownership).await)
+            } else {
+                futures::join!(delete_disks, network.delete(&target, ownership))
+            };
+        let wait = [deleted?, network?].into_iter().flatten().min();
         teardown.resources = match wait {
             Some(after) => Resources::PendingUntil(scope.now() + after),
             None => Resources::Deleted,
@@ -313,11 +341,19 @@ impl Controller {
                         the machine's disks, and nobody has seen that they are gone";
             notes.event(EventNote::warning("DiskDeletionUnverified", text));
         }
-        let missing = disks
-            .disposition
-            .as_mut()
-            .map(|disposition| std::mem::take(&mut disposition.missing));
-        for name in missing.unwrap_or_default() {
+        let (missing, mark) = match &mut disks.disposition {
+            Some(disposition) => (
+                std::mem::take(&mut disposition.missing),
+                std::mem::take(&mut disposition.mark_kept),
+            ),
+            None => Default::default(),
+        };
+        for name in mark {
+            if let Err(error) = disk_deletion::mark_kept(&account.client, &names.group, &name).await {
+                tracing::warn!(%error, disk = name, "the disk is kept, but its tag says that it goes with its machine");
+            }
+        }
+        for name in missing {
             let text = format!(
                 "Data Disk {name} was to be kept, but is not in resource group {}",
                 names.group
@@ -357,11 +393,8 @@ impl Controller {
             .teardown
             .as_ref()
             .and_then(|teardown| teardown.disks.disposition.as_ref());
-        let kept = disposition
-            .map(|disposition| disposition.keep.clone())
-            .unwrap_or_default();
         // Without its finalizer the object may be gone before the runtime could report.
-        for text in disposition::deleted_messages(&scope.name(), &kept) {
+        for text in disposition::deleted_messages(&scope.name(), disposition) {
             self.events.normal(scope.object.as_ref(), "Deleted", text).await;
         }
         scope.remove_finalizer(MACHINE_FINALIZER).await?;

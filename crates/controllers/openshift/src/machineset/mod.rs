@@ -54,15 +54,19 @@ struct Managed {
 }
 
 /// Runs until the context's shutdown.
-pub async fn run(context: Context, clients: Clients) {
+pub async fn run(context: Context, clients: Clients, has_operator: bool) {
     let (sets, machines, nodes) = (
         context.cache::<MachineSet>(),
         context.cache::<Machine>(),
         context.nodes(),
     );
-    context
-        .metrics
-        .register(|registry| registry.register_collector(Box::new(metrics::Sets(sets.clone()))));
+    if !has_operator {
+        // Else machine-api-operator exports them, and every alert on them would fire twice.
+        let collector = Box::new(metrics::Sets(sets.clone()));
+        context
+            .metrics
+            .register(|registry| registry.register_collector(collector));
+    }
     let ready = async { tokio::try_join!(machines.ready(), nodes.ready()) };
     tokio::select! {
         () = context.shutdown.cancelled() => return,

@@ -25,6 +25,8 @@ pub fn status(
     let mut before = set.status.clone().unwrap_or_default();
     let (spec, authority) = (set.spec.authoritative_api.as_ref(), before.authoritative_api.as_ref());
     if let Some(conditions) = paused(&before.conditions, spec, authority, now) {
+        // Where the migration controller does not run, nobody else says which API manages the object.
+        before.authoritative_api = authority.or(spec).cloned();
         before.conditions = conditions;
     }
     let after = match (observed, result) {

@@ -79,6 +79,45 @@ async fn events_and_vm_state_tell_of_updates_drains_and_deletions() -> Result<()
 }
 
 #[tokio::test(start_paused = true)]
+async fn events_tell_what_a_drain_waits_for() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let mut hooked = still.machine("m", json!({}));
+    hooked["spec"]["lifecycleHooks"] = json!({"preDrain": [{"name": "EtcdQuorum", "owner": "etcd"}]});
+    still.create(hooked).await?;
+    still.until_phase("m", "Running").await;
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "db-0", "namespace": "shop", "labels": {"app": "db"}},
+        "spec": {"nodeName": "m", "containers": [{"name": "c", "image": "i"}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    still.create(pod).await?;
+    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "db", "namespace": "shop"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "db"}}}});
+    still.create(budget).await?;
+    still.delete(named("m")).await?;
+    still
+        .until("DrainBlocked", |still| {
+            events(still, "m").contains(&"DrainBlocked".to_owned())
+        })
+        .await;
+    assert!(!events(&still, "m").contains(&"DrainProceeds".to_owned()));
+    let mut free = named("m");
+    free["spec"]["lifecycleHooks"] = json!({"preDrain": []});
+    still.patch(free).await?;
+    still
+        .until("DrainRequeued", |still| {
+            events(still, "m").contains(&"DrainRequeued".to_owned())
+        })
+        .await;
+    let all = still.server.objects_of("", "events");
+    let requeued = all.iter().find(|event| event["reason"] == "DrainRequeued");
+    let message = requeued.map(|event| event["message"].to_string()).unwrap_or_default();
+    assert!(message.contains("shop/db-0") || message.contains("db-0"), "{message}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_virtual_machine_that_somebody_deletes_in_azure_is_shown_to_be_deleting() -> Result<()> {
     let still = Still::new(Config::default()).await?;
     let _running = still.start(Some(NAMESPACE))?;

@@ -3,7 +3,7 @@
 use crate::support::{World, disk};
 
 use anyhow::Result;
-use capstan_sim::azure::{Action, Config, Fault, Network};
+use capstan_sim::azure::{Action, Config, Fault, Network, OPENSHIFTS_ROLE};
 use serde_json::json;
 
 fn answer(status: u16, code: &str) -> Action {
@@ -14,43 +14,6 @@ fn answer(status: u16, code: &str) -> Action {
         retry_after: None,
     }
 }
-
-/// The actions that machine-api-operator's CredentialsRequest for Azure asks for. It may delete disks, and neither read
-/// nor write them.
-pub const OPENSHIFTS_ROLE: [&str; 32] = [
-    "Microsoft.Compute/availabilitySets/delete",
-    "Microsoft.Compute/availabilitySets/read",
-    "Microsoft.Compute/availabilitySets/write",
-    "Microsoft.Compute/diskEncryptionSets/read",
-    "Microsoft.Compute/disks/delete",
-    "Microsoft.Compute/galleries/images/versions/read",
-    "Microsoft.Compute/skus/read",
-    "Microsoft.Compute/virtualMachines/delete",
-    "Microsoft.Compute/virtualMachines/read",
-    "Microsoft.Compute/virtualMachines/write",
-    "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
-    "Microsoft.Network/applicationSecurityGroups/read",
-    "Microsoft.Network/loadBalancers/backendAddressPools/join/action",
-    "Microsoft.Network/loadBalancers/read",
-    "Microsoft.Network/loadBalancers/write",
-    "Microsoft.Network/networkInterfaces/delete",
-    "Microsoft.Network/networkInterfaces/join/action",
-    "Microsoft.Network/networkInterfaces/loadBalancers/read",
-    "Microsoft.Network/networkInterfaces/read",
-    "Microsoft.Network/networkInterfaces/write",
-    "Microsoft.Network/networkSecurityGroups/read",
-    "Microsoft.Network/networkSecurityGroups/write",
-    "Microsoft.Network/publicIPAddresses/delete",
-    "Microsoft.Network/publicIPAddresses/join/action",
-    "Microsoft.Network/publicIPAddresses/read",
-    "Microsoft.Network/publicIPAddresses/write",
-    "Microsoft.Network/routeTables/read",
-    "Microsoft.Network/virtualNetworks/delete",
-    "Microsoft.Network/virtualNetworks/read",
-    "Microsoft.Network/virtualNetworks/subnets/join/action",
-    "Microsoft.Network/virtualNetworks/subnets/read",
-    "Microsoft.Resources/subscriptions/resourceGroups/read",
-];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_openshifts_own_role_a_machine_leaves_nothing_and_says_what_nobody_saw() -> Result<()> {
@@ -92,6 +55,15 @@ async fn with_openshifts_own_role_a_machine_leaves_nothing_and_says_what_nobody_
     }
     let event = world.event(&name, "DiskDeletionUnverified").await?;
     assert!(event.contains("Microsoft.Compute/disks/read"), "{event}");
+    let last = world.event(&name, "Deleted").await?;
+    assert!(
+        last.contains(&format!("is kept as /subscriptions/{}", world.sim.subscription))
+            && last.contains(&format!("/disks/{name}_keep, which the account may not read")),
+        "{last}"
+    );
+    let events = world.events(&name).await?;
+    let told = events.iter().filter(|(reason, _)| reason == "DiskDeletionUnverified");
+    assert_eq!(told.count(), 1, "{events:?}");
     Ok(())
 }
 

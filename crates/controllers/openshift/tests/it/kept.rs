@@ -1,6 +1,7 @@
 //! Disks that outlive their machine and are attached again, under paused time.
 
 use anyhow::{Context as _, Result};
+use capstan_core::machine::orphans::{Kind, Resource, Wanted};
 use capstan_sim::azure::Config;
 use http::Method;
 use serde_json::{Value, json};
@@ -65,6 +66,60 @@ async fn a_machine_made_again_gets_the_disk_that_it_left_and_leaves_it_again() -
         still.until_phase("m", "Running").await;
         assert_eq!(attached(&still, "m"), ["m_data"]);
         assert_eq!(identity(&still, "m_data")?, disk);
+    }
+    let events = still.server.objects_of("", "events");
+    let told = events.iter().find(|event| event["reason"] == "KeptDiskAttached");
+    let told = told.context("no event KeptDiskAttached")?["message"].clone();
+    assert_eq!(told, "Data Disk data is the kept disk m_data");
+    Ok(())
+}
+
+/// A disk as `capstan orphans` sees it.
+fn orphan(still: &Still, disk: &str) -> Result<Resource> {
+    let id = still.id(DISKS, disk);
+    let found = still.azure.get(&id).context("no disk")?;
+    Ok(Resource {
+        kind: Kind::Disk,
+        group: "capstan".into(),
+        name: disk.to_owned(),
+        id,
+        tags: serde_json::from_value(found["tags"].clone())?,
+        used_by: None,
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_a_machine_left_on_purpose_goes_by_its_name_only() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    // One that Azure makes together with the machine, and one that is made before it and is to stay only later.
+    let fast = |policy: &str| {
+        let mut spec = disks();
+        let fast = json!({"nameSuffix": "fast", "lun": 1, "diskSizeGB": 8, "deletionPolicy": policy, "cachingType": "None",
+            "diskIOPSReadWrite": 500, "managedDisk": {"storageAccountType": "UltraSSD_LRS"}});
+        spec["dataDisks"].as_array_mut().unwrap().push(fast);
+        spec
+    };
+    still.create(still.machine("m", fast("Delete"))).await?;
+    still.until_phase("m", "Running").await;
+    let mut change = named("Machine", "m");
+    change["spec"]["providerSpec"]["value"] = fast("Detach");
+    still.patch(change).await?;
+    gone(&still, "m").await?;
+    assert_eq!(still.resources("disks"), ["m_data", "m_fast"]);
+    let all = Wanted {
+        others: true,
+        disks: true,
+        ..Wanted::default()
+    };
+    for disk in ["m_data", "m_fast"] {
+        let orphan = orphan(&still, disk)?;
+        assert!(!all.includes(&orphan), "{orphan:?}");
+        let by_name = Wanted {
+            kept_disks: [disk.to_owned()].into(),
+            ..Wanted::default()
+        };
+        assert!(by_name.includes(&orphan), "{orphan:?}");
     }
     Ok(())
 }

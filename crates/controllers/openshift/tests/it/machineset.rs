@@ -90,7 +90,7 @@ impl World {
         };
         let context = Context::new(plane.config().await?, options)?;
         if controller {
-            tokio::spawn(capstan_openshift::machineset::run(context.clone(), nowhere()));
+            tokio::spawn(capstan_openshift::machineset::run(context.clone(), nowhere(), false));
         }
         Ok(Self {
             client: plane.client().await?,
@@ -260,7 +260,7 @@ async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many(
         };
         let context = Context::new(world.plane.config().await?, options)?;
         world.set(REPLICAS as i32, json!({})).await?;
-        let doomed = tokio::spawn(capstan_openshift::machineset::run(context.clone(), nowhere()));
+        let doomed = tokio::spawn(capstan_openshift::machineset::run(context.clone(), nowhere(), false));
         let done = async {
             let all = |status: &MachineSetStatus| status.replicas == REPLICAS as i32;
             let done = world.status("all replicas", all).await;
@@ -274,7 +274,11 @@ async fn killed_after_any_effect_and_started_again_it_makes_no_machine_too_many(
         doomed.abort();
         context.shutdown.cancel();
         points += usize::from(killed);
-        tokio::spawn(capstan_openshift::machineset::run(world.context.clone(), nowhere()));
+        tokio::spawn(capstan_openshift::machineset::run(
+            world.context.clone(),
+            nowhere(),
+            false,
+        ));
         world
             .status("all replicas", |status| status.replicas == REPLICAS as i32)
             .await?;

@@ -16,6 +16,8 @@ mod kept;
 mod lifecycle;
 mod machineset;
 mod network;
+mod refusals;
+mod rights;
 mod room;
 mod still;
 mod succession;

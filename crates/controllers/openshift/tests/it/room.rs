@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
-use capstan_sim::azure::{Action, Config, Fault, Network};
+use capstan_sim::azure::{Action, Config, Fault, Network, OPENSHIFTS_ROLE};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::edges::OPENSHIFTS_ROLE;
 use crate::still::{NAMESPACE, Still};
 
 const API: &str = "machine.openshift.io";
@@ -356,7 +355,9 @@ fn openshifts_role() -> Config {
 async fn with_openshifts_role_a_machine_costs_six_calls_to_create_and_six_to_delete() -> Result<()> {
     let still = Still::new(openshifts_role()).await?;
     let _running = still.start(Some(NAMESPACE))?;
-    let disks = json!({"dataDisks": [{"nameSuffix": "data", "lun": 0, "diskSizeGB": 8, "deletionPolicy": "Delete"}]});
+    let disk =
+        |lun: i32| json!({"nameSuffix": format!("d{lun}"), "lun": lun, "diskSizeGB": 8, "deletionPolicy": "Delete"});
+    let disks = json!({"dataDisks": [disk(0), disk(1)]});
     // The first machine shows what the account may not read.
     for name in ["first", "m"] {
         still.azure.clear_requests();
@@ -369,7 +370,9 @@ async fn with_openshifts_role_a_machine_costs_six_calls_to_create_and_six_to_del
             .until("gone", |still| still.get(API, "machines", name).is_none())
             .await;
         let deleting = calls(&still);
-        assert!(still.resources("disks").is_empty());
+        for kind in ["disks", "networkInterfaces", "virtualMachines"] {
+            assert!(still.resources(kind).is_empty(), "{kind}");
+        }
         let known = name == "m";
         assert!(!known || creating.len() <= 6, "{creating:#?}");
         assert!(!known || deleting.len() <= 6, "{deleting:#?}");

@@ -168,7 +168,8 @@ impl Old {
         let name = machine["metadata"]["name"].as_str().unwrap_or_default();
         let vm = self.still.id("Microsoft.Compute/virtualMachines", name);
         if self.still.azure.get(&vm).is_none() {
-            self.put(name, &vm);
+            self.log.violations.lock().extend(put_as_before(&self.still, name));
+            self.log.requested.lock().push(vm.to_lowercase());
         }
         // The pod may be killed here: nothing records the virtual machine then.
         tokio::time::sleep(SECOND).await;
@@ -183,35 +184,6 @@ impl Old {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(status))
             .await?;
         Ok(())
-    }
-
-    fn put(&self, name: &str, vm: &str) {
-        let tags = json!({"kubernetes.io_cluster.ocp-x7": "owned"});
-        let nic = self
-            .still
-            .id("Microsoft.Network/networkInterfaces", &format!("{name}-nic"));
-        let subnet = self.still.id(
-            "Microsoft.Network/virtualNetworks",
-            "capstan-vnet/subnets/worker-subnet",
-        );
-        let interface = json!({"location": "eastus", "tags": tags, "properties": {"ipConfigurations": [
-            {"name": "pipConfig", "properties": {"subnet": {"id": subnet}, "privateIPAllocationMethod": "Dynamic"}}]}});
-        let machine = json!({"location": "eastus", "tags": tags, "zones": ["1"], "properties": {
-            "hardwareProfile": {"vmSize": "Standard_D4s_v3"},
-            "storageProfile": {
-                "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "latest"},
-                "osDisk": {"name": format!("{name}_OSDisk"), "createOption": "FromImage", "osType": "Linux"}},
-            "osProfile": {"computerName": name, "adminUsername": "core", "adminPassword": "Aa1!aaaaaaaa"},
-            "networkProfile": {"networkInterfaces": [{"id": nic, "properties": {"primary": true}}]},
-        }});
-        for (id, version, body) in [(nic.as_str(), "2024-05-01", interface), (vm, "2024-07-01", machine)] {
-            let path = format!("{id}?api-version={version}");
-            let answer = self.still.azure.direct(Method::PUT, &path, body);
-            if !answer.status.is_success() {
-                self.log.violations.lock().push(format!("{id}: {answer:?}"));
-            }
-        }
-        self.log.requested.lock().push(vm.to_lowercase());
     }
 
     /// Links one machine with its Node.
@@ -234,6 +206,36 @@ impl Old {
         }
         Ok(())
     }
+}
+
+/// Makes interface and virtual machine as the old controllers do. Returns what Azure refused.
+pub fn put_as_before(still: &Still, name: &str) -> Vec<String> {
+    let tags = json!({"kubernetes.io_cluster.ocp-x7": "owned"});
+    let vm = still.id("Microsoft.Compute/virtualMachines", name);
+    let nic = still.id("Microsoft.Network/networkInterfaces", &format!("{name}-nic"));
+    let subnet = still.id(
+        "Microsoft.Network/virtualNetworks",
+        "capstan-vnet/subnets/worker-subnet",
+    );
+    let interface = json!({"location": "eastus", "tags": tags, "properties": {"ipConfigurations": [
+        {"name": "pipConfig", "properties": {"subnet": {"id": subnet}, "privateIPAllocationMethod": "Dynamic"}}]}});
+    let machine = json!({"location": "eastus", "tags": tags, "zones": ["1"], "properties": {
+        "hardwareProfile": {"vmSize": "Standard_D4s_v3"},
+        "storageProfile": {
+            "imageReference": {"publisher": "p", "offer": "o", "sku": "s", "version": "latest"},
+            "osDisk": {"name": format!("{name}_OSDisk"), "createOption": "FromImage", "osType": "Linux"}},
+        "osProfile": {"computerName": name, "adminUsername": "core", "adminPassword": "Aa1!aaaaaaaa"},
+        "networkProfile": {"networkInterfaces": [{"id": nic, "properties": {"primary": true}}]},
+    }});
+    let mut refused = Vec::new();
+    for (id, version, body) in [(nic, "2024-05-01", interface), (vm, "2024-07-01", machine)] {
+        let path = format!("{id}?api-version={version}");
+        let answer = still.azure.direct(Method::PUT, &path, body);
+        if !answer.status.is_success() {
+            refused.push(format!("{id}: {answer:?}"));
+        }
+    }
+    refused
 }
 
 fn scaled(set: &str, replicas: usize) -> Value {

@@ -98,9 +98,14 @@ async fn machines_of_another_platform_and_of_other_namespaces_are_left_alone() -
         if status == azure() {
             elsewhere["metadata"]["namespace"] = json!("tenant");
         }
+        let mut set = still.set("workers", 3, json!({}));
+        set["metadata"]["namespace"] = elsewhere["metadata"]["namespace"].clone();
         still.create(elsewhere).await?;
+        still.create(set).await?;
         let _running = still.start(None)?;
         tokio::time::sleep(MINUTE * 5).await;
+        let machines = still.server.objects_of("machine.openshift.io", "machines");
+        assert_eq!(machines.len(), 1, "the set has other controllers: {status}");
         let machine = still.get("machine.openshift.io", "machines", "m").context("gone")?;
         assert_eq!(machine["metadata"]["finalizers"], Value::Null, "{status}");
         assert!(still.azure.arm_requests().is_empty(), "{status}");
@@ -167,5 +172,87 @@ async fn the_network_of_a_machine_in_another_group_is_in_the_clusters_group() ->
     let machine = still.until_phase("m", "Running").await;
     let id = machine["spec"]["providerID"].as_str().unwrap_or_default();
     assert!(id.contains("/resourceGroups/other/"), "{id}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_the_operator_nothing_is_exported_that_it_exports_itself() -> Result<()> {
+    let of_operator = [
+        "mapi_machine_items",
+        "mapi_machine_created_timestamp_seconds",
+        "mapi_machineset_items",
+        "mapi_machineset_created_timestamp_seconds",
+        "mapi_machine_set_status_replicas",
+    ];
+    let of_provider = [
+        "capstan_machine_ultra_ssd_capability",
+        "mapi_machine_phase_transition_seconds",
+    ];
+    for has_operator in [false, true] {
+        let still = Still::new(Config::instant()).await?;
+        if has_operator {
+            still.openshift(azure()).await?;
+        }
+        let running = still.start(Some(NAMESPACE))?;
+        work(&still).await?;
+        still.until_phase("m", "Running").await;
+        let text = running.2.encode();
+        let has = |name: &str| text.lines().any(|line| line.starts_with(&format!("# TYPE {name} ")));
+        for name in of_operator {
+            assert_eq!(has(name), !has_operator, "{name} beside the operator: {has_operator}");
+        }
+        for name in of_provider {
+            assert!(has(name), "{name}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_secret_that_names_no_group_takes_the_clusters() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    still.openshift(azure()).await?;
+    // As ccoctl writes it.
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "azure-cloud-credentials"},
+        "data": {"azure_resourcegroup": null}});
+    still.patch(secret).await?;
+    let _running = still.start(None)?;
+    still.create(still.machine("m", json!({}))).await?;
+    let machine = still.until_phase("m", "Running").await;
+    let id = machine["spec"]["providerID"].as_str().unwrap_or_default();
+    assert!(id.contains("/resourceGroups/capstan/"), "{id}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_availability_set_under_the_labels_name_is_used_and_goes_with_its_last_machine() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    still.openshift(azure()).await?;
+    still.azure.network(&capstan_sim::azure::Network {
+        location: "westus".into(),
+        vnet: "west-vnet".into(),
+        ..Default::default()
+    });
+    // The label says c, the Infrastructure object says ocp-x7.
+    let path = still.id(
+        "Microsoft.Compute/availabilitySets",
+        "c_workers-as?api-version=2024-07-01",
+    );
+    let set = json!({"location": "westus", "sku": {"name": "Aligned"}, "tags": {"kubernetes.io_cluster.ocp-x7": "owned"},
+        "properties": {"platformFaultDomainCount": 2, "platformUpdateDomainCount": 5}});
+    assert!(still.azure.direct(http::Method::PUT, &path, set).status.is_success());
+    let _running = still.start(None)?;
+    let mut machine = still.machine("m", json!({"location": "westus", "zone": "", "vnet": "west-vnet"}));
+    machine["metadata"]["labels"]["machine.openshift.io/cluster-api-machineset"] = json!("workers");
+    still.create(machine).await?;
+    still.until_phase("m", "Running").await;
+    assert_eq!(still.resources("availabilitySets"), ["c_workers-as"]);
+    still.delete(still.machine("m", json!({}))).await?;
+    still
+        .until("gone", |still| {
+            still.get("machine.openshift.io", "machines", "m").is_none()
+        })
+        .await;
+    assert!(still.resources("availabilitySets").is_empty());
     Ok(())
 }

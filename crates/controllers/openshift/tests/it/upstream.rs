@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::still::{NAMESPACE, Still};
+use crate::still::{NAMESPACE, Still, resource};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const API: &str = "machine.openshift.io";
@@ -45,6 +46,18 @@ async fn a_set_without_machines_tells_the_autoscaler_what_they_would_offer() -> 
             annotations(still)["machine.openshift.io/vCPU"] == "8"
         })
         .await;
+    still
+        .create(still.set("unknown", 0, json!({"vmSize": "Standard_Nope"})))
+        .await?;
+    still
+        .until("an event", |still| {
+            let events = still.server.objects_of("", "events");
+            events.iter().any(|event| {
+                let message = event["message"].as_str().unwrap_or_default();
+                event["reason"] == "FailedUpdate" && message.contains("instance type unknown: \"Standard_Nope\"")
+            })
+        })
+        .await;
     Ok(())
 }
 
@@ -71,6 +84,87 @@ async fn objects_that_cluster_api_manages_are_paused_and_nothing_is_made_for_the
     assert_eq!(still.server.objects_of(API, "machines").len(), 1);
     assert!(still.azure.arm_requests().is_empty());
     Ok(())
+}
+
+/// Lets the migration controller say which API manages an object.
+async fn hand_over(still: &Still, kind: &str, name: &str, authority: &str) -> Result<()> {
+    let object = json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": kind, "metadata": {"name": name}});
+    let api: Api<DynamicObject> = Api::namespaced_with(still.server.client(), NAMESPACE, &resource(&object));
+    let status = json!({"status": {"authoritativeAPI": authority}});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    Ok(())
+}
+
+async fn until_paused(still: &Still, paused: &str) {
+    for (plural, name) in [("machines", "m"), ("machinesets", "workers")] {
+        still
+            .until("Paused", |still| {
+                let object = still.get(API, plural, name).unwrap_or_default();
+                condition(&object, "Paused").as_deref() == Some(paused)
+            })
+            .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_migrates_is_left_alone_until_it_comes_back() -> Result<()> {
+    let still = Still::new(Config::default()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let mut machine = still.machine("m", json!({}));
+    let mut set = still.set("workers", 1, json!({}));
+    machine["spec"]["authoritativeAPI"] = json!("MachineAPI");
+    set["spec"]["authoritativeAPI"] = json!("MachineAPI");
+    still.create(machine).await?;
+    still.create(set).await?;
+    let running = |still: &Still, count: usize| {
+        let machines = still.server.objects_of(API, "machines");
+        machines.len() == count && machines.iter().all(|machine| machine["status"]["phase"] == "Running")
+    };
+    still.until("two machines", |still| running(still, 2)).await;
+    let machine = still.get(API, "machines", "m").context("gone")?;
+    assert_eq!(
+        machine["status"]["authoritativeAPI"], "MachineAPI",
+        "nobody else says so"
+    );
+    // One more is under way when the migration begins.
+    still.create(still.machine("late", json!({}))).await?;
+    still.until_phase("late", "Provisioning").await;
+    for authority in ["Migrating", "ClusterAPI"] {
+        for (kind, name) in [("Machine", "m"), ("Machine", "late"), ("MachineSet", "workers")] {
+            hand_over(&still, kind, name, authority).await?;
+        }
+        until_paused(&still, "True").await;
+        still.patch(scaled(3)).await?;
+        let asked = still.azure.arm_requests().len();
+        let version = still.server.version();
+        tokio::time::sleep(MINUTE * 30).await;
+        assert_eq!(
+            still.azure.arm_requests().len(),
+            asked,
+            "Azure is asked under {authority}"
+        );
+        assert_eq!(
+            still.server.version(),
+            version,
+            "something is written under {authority}"
+        );
+        assert_eq!(still.server.objects_of(API, "machines").len(), 3);
+    }
+    for (kind, name) in [("Machine", "m"), ("Machine", "late"), ("MachineSet", "workers")] {
+        hand_over(&still, kind, name, "MachineAPI").await?;
+    }
+    until_paused(&still, "False").await;
+    still.until("all machines", |still| running(still, 5)).await;
+    let sent = still.azure.arm_requests();
+    let made = sent.iter().filter(|request| request.policy == "PutVM").count();
+    assert_eq!(made, 5, "each virtual machine was asked for once");
+    Ok(())
+}
+
+fn scaled(replicas: i32) -> Value {
+    json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineSet", "metadata": {"name": "workers"},
+           "spec": {"replicas": replicas}})
 }
 
 #[tokio::test(start_paused = true)]

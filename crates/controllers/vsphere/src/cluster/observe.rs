@@ -22,7 +22,7 @@ use super::{Connection, Controller, Observed, Zones, same_vcenter};
 use crate::conditions as names;
 use crate::credentials::is_identity;
 use crate::error::Error;
-use crate::owner_cluster::{cluster_name, has_paused_annotation};
+use crate::owner_cluster::{cluster_name, paused};
 
 impl Controller {
     pub(super) async fn observe_cluster(&self, scope: &Scope<VSphereCluster>) -> Result<Option<Observed>, Error> {
@@ -35,14 +35,20 @@ impl Controller {
                 .finalizers()
                 .iter()
                 .any(|finalizer| finalizer == names::CLUSTER_FINALIZER);
-            if !scope.is_deleting() || !is_held || has_paused_annotation(own) {
+            if !scope.is_deleting() || !is_held || paused(own, None).is_some() {
                 return Ok(None);
             }
             return self.observe_deletion(scope, Vec::new()).await.map(Some);
         };
         let cluster = self.clusters.clusters.get(Some(&scope.key.namespace), &owner.name);
-        if has_paused_annotation(own) || cluster.is_some_and(|cluster| cluster.is_paused()) {
-            return Ok(None);
+        if let Some(reason) = paused(own, cluster.as_deref()) {
+            return Ok(Some(Observed {
+                plan: ObservedCluster::Paused(reason),
+                zones: Zones::default(),
+                connection: None,
+                module_problems: Vec::new(),
+                workload: None,
+            }));
         }
         if scope.is_deleting() {
             let machines = self.left_of(scope, &owner.name).await?;

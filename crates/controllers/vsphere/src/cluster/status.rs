@@ -28,9 +28,15 @@ pub fn status(
     let mut after = cluster.clone();
     let status = after.status.get_or_insert_default();
     let mut events = Vec::new();
+    let (shown, generation) = (status.v1beta2.clone(), cluster.metadata.generation);
     if let Some(observed) = observed {
-        if matches!(observed.plan, ObservedCluster::Deleting { .. }) {
-            return Report::nothing();
+        match &observed.plan {
+            ObservedCluster::Deleting { .. } => return Report::nothing(),
+            ObservedCluster::Paused(reason) => {
+                status.v1beta2 = names::with_paused(shown.clone(), shown.as_ref(), generation, Some(reason), now);
+                return Report::of(after);
+            }
+            ObservedCluster::Present { .. } => {}
         }
         workload_available(status, observed.workload.as_deref(), now);
     }
@@ -66,7 +72,8 @@ pub fn status(
         }
     }
     conditions::summarize(&mut status.conditions, &[names::VCENTER_AVAILABLE], now);
-    status.v1beta2 = names::v1beta2(&status.conditions);
+    let conditions = names::v1beta2(&status.conditions);
+    status.v1beta2 = names::with_paused(conditions, shown.as_ref(), generation, None, now);
     let mut report = Report::of(after);
     report.events = events;
     report

@@ -15,17 +15,20 @@ impl Controller {
         scope: &mut Scope<VSphereClusterIdentity>,
     ) -> Result<Outcome, Error> {
         match step {
+            IdentityStep::AddFinalizer => {
+                scope.add_finalizer(names::IDENTITY_FINALIZER).await?;
+            }
             IdentityStep::ReleaseSecret { secret, released } => {
                 self.credentials.patch_identity_secret(&secret, &released).await?;
             }
             IdentityStep::Release => {
-                scope.remove_finalizer(names::OLD_IDENTITY_FINALIZER).await?;
+                scope.remove_finalizer(names::IDENTITY_FINALIZER).await?;
             }
-            IdentityStep::OwnSecret { secret, owned } => {
-                match self.credentials.patch_identity_secret(&secret, &owned).await {
+            IdentityStep::Protect { secret, protected } => {
+                match self.credentials.patch_identity_secret(&secret, &protected).await {
                     // Another client has changed the Secret, or removed it: the watch asks for the next reconcile.
                     Err(error) if error.is_conflict() || error.is_not_found() => {}
-                    // The identity works without an owner; only clusterctl misses it.
+                    // The identity works with a Secret that nobody protects, and that clusterctl does not move.
                     Err(error) if error.code() == Some(403) => {
                         tracing::warn!(secret = secret.name(), %error, "may not patch the Secret of an identity");
                     }

@@ -6,7 +6,7 @@ mod status;
 
 use std::sync::Arc;
 
-use capstan_api::vsphere::VSphereClusterIdentity;
+use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity};
 use capstan_core::cluster::identity::{self, IdentityStep, ObservedIdentity};
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
@@ -22,10 +22,16 @@ pub const NAME: &str = Controller::NAME;
 
 struct Controller {
     credentials: Arc<Credentials>,
+    clusters: Cache<VSphereCluster>,
 }
 
 /// Runs until the context's shutdown.
-pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credentials: Arc<Credentials>) {
+pub async fn run(
+    context: &Context,
+    own: Cache<VSphereClusterIdentity>,
+    clusters: Cache<VSphereCluster>,
+    credentials: Arc<Credentials>,
+) {
     let (known, by_name) = (own.clone(), credentials.clone());
     let by_secret = credentials.changes().flat_map(move |secret| {
         let named = |identity: &VSphereClusterIdentity| by_name.secret_of_identity(identity).as_ref() == Some(&secret);
@@ -35,7 +41,7 @@ pub async fn run(context: &Context, own: Cache<VSphereClusterIdentity>, credenti
     });
     Reconciler::cluster_wide(context, own)
         .on(by_secret)
-        .run(Arc::new(Controller { credentials }))
+        .run(Arc::new(Controller { credentials, clusters }))
         .await;
 }
 

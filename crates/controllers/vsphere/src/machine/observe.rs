@@ -14,7 +14,7 @@ use super::{Controller, Observed, check_owner, desired, is_owned_by, machine_nam
 use crate::conditions as names;
 use crate::credentials::{check_machine_server, server_of};
 use crate::error::Error;
-use crate::owner_cluster::{has_paused_annotation, paused};
+use crate::owner_cluster::paused;
 
 impl Controller {
     pub(super) async fn observe_machine(&self, scope: &mut Scope<VSphereMachine>) -> Result<Option<Observed>, Error> {
@@ -23,7 +23,9 @@ impl Controller {
             return Ok(self.observe_without_owner(scope));
         };
         let machine = self.machines.get(Some(&scope.key.namespace), &name);
+        // Without its Machine the label still names the cluster.
         let cluster = machine.as_ref().and_then(|machine| self.cluster_of(machine));
+        let cluster = cluster.or_else(|| self.clusters.of(own.as_ref()).ok());
         if let Some(reason) = paused(own.as_ref(), cluster.as_deref()) {
             let plan = ObservedMachine::Paused(reason);
             return Ok(Some(Observed { plan, machine }));
@@ -64,7 +66,8 @@ impl Controller {
             .finalizers()
             .iter()
             .any(|finalizer| finalizer == names::MACHINE_FINALIZER);
-        if !scope.is_deleting() || !is_held || has_paused_annotation(own.as_ref()) {
+        let cluster = self.clusters.of(own.as_ref()).ok();
+        if !scope.is_deleting() || !is_held || paused(own.as_ref(), cluster.as_deref()).is_some() {
             return None;
         }
         let namespace = Some(scope.key.namespace.as_str());
@@ -88,27 +91,30 @@ impl Controller {
         machine: &Machine,
         cluster: Option<Arc<Cluster>>,
     ) -> Result<ObservedMachine, Error> {
-        let name = &machine.spec.cluster_name;
-        let cluster = cluster.ok_or_else(|| Error::NotReady(format!("Cluster {name:?} does not exist")))?;
-        if !cluster.infrastructure_provisioned() {
-            return Ok(ObservedMachine::NoInfrastructure);
-        }
-        if machine.spec.bootstrap.data_secret_name.is_none() {
-            return Ok(ObservedMachine::NoBootstrapData);
-        }
-        let desired = self.desired_vm(&scope.object, machine, &cluster)?;
-        let name = desired.name_any();
-        let cached = if scope.live {
-            scope.api_of::<VSphereVM>().get_opt(&name).await?.map(Arc::new)
+        // The gates are those of a VSphereVM that does not exist yet. One that is up stays so behind them.
+        let known = if is_ready(&scope.object) {
+            self.own_vm(scope, machine).await?
         } else {
-            self.vms.get(Some(&scope.key.namespace), &name)
+            None
         };
-        let Some(vm) = cached else {
-            return Ok(ObservedMachine::NoVm {
-                desired: Box::new(desired),
-            });
+        let (vm, followed) = match (known, self.desired_vm(&scope.object, machine, cluster.as_deref())) {
+            (Some(vm), Ok(Gated::Open(desired))) => (vm.clone(), Ok(Box::new(desired::follow(&vm, &desired)))),
+            (Some(vm), Ok(Gated::NoInfrastructure | Gated::NoBootstrapData)) => {
+                (vm.clone(), Ok(Box::new(VSphereVM::clone(&vm))))
+            }
+            (Some(vm), Err(error)) if error.is_reported() => (vm, Err(error.to_string())),
+            (_, Err(error)) => return Err(error),
+            (None, Ok(Gated::NoInfrastructure)) => return Ok(ObservedMachine::NoInfrastructure),
+            (None, Ok(Gated::NoBootstrapData)) => return Ok(ObservedMachine::NoBootstrapData),
+            (None, Ok(Gated::Open(desired))) => {
+                let Some(vm) = self.read_vm(scope, &desired.name_any()).await? else {
+                    return Ok(ObservedMachine::NoVm { desired });
+                };
+                check_owner(&vm, &scope.key.uid)?;
+                let followed = desired::follow(&vm, &desired);
+                (vm, Ok(Box::new(followed)))
+            }
         };
-        check_owner(&vm, &scope.key.uid)?;
         let status = vm.status.clone().unwrap_or_default();
         let uuid = vm
             .spec
@@ -120,7 +126,7 @@ impl Controller {
             .filter(|ready| ready.status != "True")
             .and_then(|ready| ready.severity.as_deref());
         Ok(ObservedMachine::Vm {
-            followed: Box::new(desired::follow(&vm, &desired)),
+            followed,
             provider_id: uuid.map(|uuid| format!("{}{uuid}", names::PROVIDER_ID)),
             is_failing: matches!(severity, Some("Warning" | "Error")),
             host_label: host_label(machine, status.host.as_deref().filter(|_| uuid.is_some())),
@@ -130,7 +136,33 @@ impl Controller {
         })
     }
 
-    fn desired_vm(&self, own: &VSphereMachine, machine: &Machine, cluster: &Cluster) -> Result<VSphereVM, Error> {
+    /// Returns the VSphereVM of a machine that is ready: by its name, or by its owner where the naming strategy gives another.
+    async fn own_vm(&self, scope: &Scope<VSphereMachine>, machine: &Machine) -> Result<Option<Arc<VSphereVM>>, Error> {
+        let owned = |vm: &VSphereVM| is_owned_by(vm, &scope.key.uid);
+        if let Ok(name) = desired::name(&scope.object, &machine.name_any())
+            && let Some(vm) = self.read_vm(scope, &name).await?.filter(|vm| owned(vm))
+        {
+            return Ok(Some(vm));
+        }
+        Ok(self.vms.select(Some(&scope.key.namespace), owned).into_iter().next())
+    }
+
+    async fn read_vm(&self, scope: &Scope<VSphereMachine>, name: &str) -> Result<Option<Arc<VSphereVM>>, Error> {
+        if scope.live {
+            return Ok(scope.api_of::<VSphereVM>().get_opt(name).await?.map(Arc::new));
+        }
+        Ok(self.vms.get(Some(&scope.key.namespace), name))
+    }
+
+    fn desired_vm(&self, own: &VSphereMachine, machine: &Machine, cluster: Option<&Cluster>) -> Result<Gated, Error> {
+        let name = &machine.spec.cluster_name;
+        let cluster = cluster.ok_or_else(|| Error::NotReady(format!("Cluster {name:?} does not exist")))?;
+        if !cluster.infrastructure_provisioned() {
+            return Ok(Gated::NoInfrastructure);
+        }
+        if machine.spec.bootstrap.data_secret_name.is_none() {
+            return Ok(Gated::NoBootstrapData);
+        }
         let infrastructure = self.clusters.infrastructure_of(cluster)?;
         let zone = machine.spec.failure_domain.as_deref();
         let zone = zone
@@ -146,14 +178,8 @@ impl Controller {
         });
         let name = desired::name(own, &machine.name_any()).map_err(Error::Invalid)?;
         let key = ObjectKey::of(own)?;
-        Ok(desired::vm(
-            &name,
-            own,
-            &key.uid,
-            machine,
-            &infrastructure,
-            zone.as_ref(),
-        ))
+        let vm = desired::vm(&name, own, &key.uid, machine, &infrastructure, zone.as_ref());
+        Ok(Gated::Open(Box::new(vm)))
     }
 
     fn zone(&self, name: &str) -> Result<(Arc<VSphereDeploymentZone>, Arc<VSphereFailureDomain>), Error> {
@@ -166,6 +192,17 @@ impl Controller {
         let found = found.ok_or_else(|| missing(VSphereFailureDomain::KIND, &domain))?;
         Ok((zone, found))
     }
+}
+
+/// The VSphereVM that should exist, if nothing holds it back.
+enum Gated {
+    NoInfrastructure,
+    NoBootstrapData,
+    Open(Box<VSphereVM>),
+}
+
+fn is_ready(machine: &VSphereMachine) -> bool {
+    machine.status.as_ref().is_some_and(|status| status.ready)
 }
 
 /// Returns since when vCenter does not have the VM, for a machine whose annotation asks to fail then.

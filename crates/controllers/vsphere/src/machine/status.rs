@@ -11,6 +11,9 @@ use kube::ResourceExt;
 use crate::conditions as names;
 use crate::error::Error;
 
+/// The reason of an event: the VSphereVM of a machine that is up stays as it is.
+const NOT_FOLLOWED: &str = "MachineNotFollowed";
+
 pub fn status(
     machine: &VSphereMachine,
     observed: Option<&ObservedMachine>,
@@ -21,6 +24,8 @@ pub fn status(
     let status = after.status.get_or_insert_default();
     let shown = status.v1beta2.clone();
     let mut events = Vec::new();
+    // A machine that is up stays provisioned when a failure domain, an object of the cluster or a rule cannot be read.
+    let is_up = status.ready && machine.metadata.deletion_timestamp.is_none();
     match (result, observed) {
         (_, Some(ObservedMachine::Paused(reason))) => {
             let generation = machine.metadata.generation;
@@ -31,12 +36,17 @@ pub fn status(
         (Err(error), _) if !error.is_reported() => return Report::nothing(),
         (Err(error), _) => {
             let text = error.to_string();
-            provisioned(status, Severity::Warning, names::CLONING_FAILED, &text, now);
-            events.push(EventNote::warning(names::CLONING_FAILED, text));
+            if is_up {
+                events.push(EventNote::warning(NOT_FOLLOWED, text));
+            } else {
+                provisioned(status, Severity::Warning, names::CLONING_FAILED, &text, now);
+                events.push(EventNote::warning(names::CLONING_FAILED, text));
+            }
         }
         (Ok(()), None) => return Report::nothing(),
         (Ok(()), Some(ObservedMachine::Deleting { vm: None })) => return Report::nothing(),
         (Ok(()), Some(ObservedMachine::Deleting { vm: Some(vm) })) => deleting(status, vm, now),
+        (Ok(()), Some(ObservedMachine::NoInfrastructure | ObservedMachine::NoBootstrapData)) if is_up => {}
         (Ok(()), Some(ObservedMachine::NoInfrastructure)) => {
             provisioned(status, Severity::Info, names::WAITING_FOR_CLUSTER, "", now);
         }
@@ -53,10 +63,17 @@ pub fn status(
                 vm,
                 provider_id: Some(_),
                 lost_since,
+                followed,
                 ..
             }),
         ) => {
             up(status, vm, now);
+            events.extend(
+                followed
+                    .as_ref()
+                    .err()
+                    .map(|text| EventNote::warning(NOT_FOLLOWED, text.clone())),
+            );
             if fails(*lost_since, now) {
                 let text = format!(
                     "vCenter does not have the virtual machine of VSphereVM {:?} any more",
@@ -152,6 +169,7 @@ mod tests {
     use std::sync::Arc;
 
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use rstest::rstest;
 
     use super::*;
 
@@ -162,7 +180,7 @@ mod tests {
             let mut vm = VSphereVM::new("m", Default::default());
             vm.metadata.creation_timestamp = Some(Time(now - jiff::SignedDuration::from_secs(age)));
             let observed = ObservedMachine::Vm {
-                followed: Box::new(vm.clone()),
+                followed: Ok(Box::new(vm.clone())),
                 vm: Arc::new(vm),
                 provider_id: None,
                 is_failing: false,
@@ -185,7 +203,7 @@ mod tests {
         let failed = |lost_since| {
             let vm = VSphereVM::new("m", Default::default());
             let observed = ObservedMachine::Vm {
-                followed: Box::new(vm.clone()),
+                followed: Ok(Box::new(vm.clone())),
                 vm: Arc::new(vm),
                 provider_id: Some("vsphere://1".into()),
                 is_failing: true,
@@ -200,5 +218,31 @@ mod tests {
         assert_eq!(failed(None), None);
         let lost = now - jiff::SignedDuration::from_secs(600);
         assert_eq!(failed(Some(lost)).as_deref(), Some(names::FAILED));
+    }
+
+    #[rstest]
+    #[case::an_error(None, Err(Error::NotReady("no zone".into())), 1)]
+    #[case::no_infrastructure(Some(ObservedMachine::NoInfrastructure), Ok(()), 0)]
+    #[case::no_bootstrap_data(Some(ObservedMachine::NoBootstrapData), Ok(()), 0)]
+    fn a_machine_that_is_up_stays_ready_where_another_waits(
+        #[case] observed: Option<ObservedMachine>,
+        #[case] result: Result<(), Error>,
+        #[case] events: usize,
+    ) {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let provisioned = |up: bool| {
+            let mut machine = VSphereMachine::new("m", Default::default());
+            let before = machine.status.get_or_insert_default();
+            if up {
+                before.ready = true;
+                conditions::mark_true(&mut before.conditions, names::VM_PROVISIONED, now);
+            }
+            let report = status(&machine, observed.as_ref(), result.as_ref().map(|()| ()), now);
+            let after = report.object.unwrap().status.unwrap();
+            let found = conditions::get(&after.conditions, names::VM_PROVISIONED).unwrap();
+            (found.status.clone(), report.events.len())
+        };
+        assert_eq!(provisioned(true), ("True".to_owned(), events));
+        assert_eq!(provisioned(false).0, "False");
     }
 }

@@ -6,7 +6,8 @@ use capstan_core::vm as plan;
 use capstan_core::vm::{CloneRequest, DesiredVm, UserData};
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_vsphere::{
-    CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, ResourcePool, Vcenter, VmInfo,
+    CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, NamedDatastores, ResourcePool,
+    Vcenter, VmInfo,
 };
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -81,9 +82,10 @@ impl Controller {
             ..ConfigSpec::default()
         };
         let config = observed::with_settings(desired, config);
-        let spec = self
-            .location(desired, vcenter, &datacenter, &template, snapshot.clone(), config)
-            .await?;
+        let pool = vcenter.resource_pool(&datacenter, desired.pool.as_deref()).await?;
+        let turn = state.turn.as_ref().map(|turn| turn.request().datastore.as_str());
+        let datastore = self.datastore(desired, vcenter, &datacenter, &pool, turn).await?;
+        let spec = clone_spec(&template, &pool, &datastore, snapshot.clone(), config);
         let kept = plan::ignored_sizes(desired, &hardware, snapshot.is_some());
         if !kept.is_empty() {
             state.events.push(EventNote::warning("DiskNotGrown", kept.join("; ")));
@@ -153,70 +155,44 @@ impl Controller {
         Ok(pending::follow(scope, state, TaskKind::Clone, clone))
     }
 
-    /// Returns the clone with its pool and its datastore.
-    async fn location(
-        &self,
-        desired: &DesiredVm,
-        vcenter: &Vcenter,
-        datacenter: &Datacenter,
-        template: &VmInfo,
-        snapshot: Option<MoRef>,
-        config: ConfigSpec,
-    ) -> Result<CloneSpec, Error> {
-        let pool = vcenter.resource_pool(datacenter, desired.pool.as_deref()).await?;
-        let policy = match &desired.storage_policy {
-            Some(name) => Some(vcenter.storage_policy(name).await?),
-            None => None,
-        };
-        let datastore = self
-            .datastore(desired, vcenter, datacenter, &pool, policy.as_deref())
-            .await?;
-        let disks = template.devices.iter().filter(|device| device.disk().is_some());
-        Ok(CloneSpec {
-            disk_locations: disks
-                .map(|disk| DiskLocation {
-                    key: disk.key,
-                    datastore: datastore.reference.clone(),
-                })
-                .collect(),
-            datastore: Some(datastore.reference.clone()),
-            disk_move: if snapshot.is_some() {
-                DiskMove::Linked
-            } else {
-                DiskMove::Full
-            },
-            pool: Some(pool.reference.clone()),
-            snapshot,
-            config,
-            ..CloneSpec::default()
-        })
-    }
-
     /// Returns the datastore that the spec names, or one of the datastore cluster that it names, else one that satisfies the
-    /// policy, else the only one.
+    /// policy, else the only one. A clone whose turn has come goes where its turn is for, if that still fits.
     async fn datastore(
         &self,
         desired: &DesiredVm,
         vcenter: &Vcenter,
         datacenter: &Datacenter,
         pool: &ResourcePool,
-        policy: Option<&str>,
+        turn: Option<&str>,
     ) -> Result<Datastore, Error> {
-        let all = match (desired.datastore.as_deref(), policy) {
-            (Some(name), _) => vcenter.datastores(datacenter, name).await?,
+        let policy = match &desired.storage_policy {
+            Some(name) => Some(vcenter.storage_policy(name).await?),
+            None => None,
+        };
+        let named = match &desired.datastore {
+            Some(name) => Some(vcenter.datastores(datacenter, name).await?),
+            None => None,
+        };
+        let reachable;
+        let mut fitting = match (&named, &policy) {
+            (Some(named), _) => usable(named),
             (None, None) => return Ok(Datastore::clone(&*vcenter.datastore(datacenter, None).await?)),
             (None, Some(_)) => {
                 let owner = pool.owner.as_ref().unwrap_or(&pool.reference);
-                vcenter.datastores_of(owner).await?
+                reachable = vcenter.datastores_of(owner).await?;
+                reachable.iter().filter(|datastore| is_usable(datastore)).collect()
             }
         };
-        let mut fitting = usable(&all);
-        if let Some(policy) = policy {
+        if let Some(policy) = &policy {
             let references: Vec<MoRef> = fitting.iter().map(|datastore| datastore.reference.clone()).collect();
             let fits = vcenter.compatible_datastores(policy, &references).await?;
             fitting.retain(|datastore| fits.contains(&datastore.reference));
         }
-        let chosen = choose(&desired.instance_uuid, &fitting);
+        let of_turn = |datastore: &&&Datastore| turn == Some(datastore.reference.to_string().as_str());
+        let chosen = match fitting.iter().find(of_turn) {
+            Some(datastore) => Some(Datastore::clone(datastore)),
+            None => choose(&desired.instance_uuid, &fitting),
+        };
         chosen.ok_or_else(|| Error::Invalid(no_datastore(desired)))
     }
 
@@ -351,13 +327,44 @@ impl Controller {
     }
 }
 
-/// Returns the datastores that take machines. One that is named by itself is left to vCenter to judge.
-fn usable(all: &[Datastore]) -> Vec<&Datastore> {
-    let is_usable = |datastore: &&Datastore| datastore.accessible && datastore.maintenance == "normal";
-    match all {
-        [one] => vec![one],
-        all => all.iter().filter(is_usable).collect(),
+/// Returns the clone with its pool and its datastore.
+fn clone_spec(
+    template: &VmInfo,
+    pool: &ResourcePool,
+    datastore: &Datastore,
+    snapshot: Option<MoRef>,
+    config: ConfigSpec,
+) -> CloneSpec {
+    let disks = template.devices.iter().filter(|device| device.disk().is_some());
+    CloneSpec {
+        disk_locations: disks
+            .map(|disk| DiskLocation {
+                key: disk.key,
+                datastore: datastore.reference.clone(),
+            })
+            .collect(),
+        datastore: Some(datastore.reference.clone()),
+        disk_move: if snapshot.is_some() {
+            DiskMove::Linked
+        } else {
+            DiskMove::Full
+        },
+        pool: Some(pool.reference.clone()),
+        snapshot,
+        config,
+        ..CloneSpec::default()
     }
+}
+
+/// Returns the datastores that take machines. One that is named by itself is left to vCenter to judge.
+fn usable(named: &NamedDatastores) -> Vec<&Datastore> {
+    let all = named.datastores.iter();
+    all.filter(|datastore| !named.is_cluster || is_usable(datastore))
+        .collect()
+}
+
+fn is_usable(datastore: &Datastore) -> bool {
+    datastore.accessible && datastore.maintenance == "normal"
 }
 
 /// Returns the datastore for a machine.

@@ -234,19 +234,24 @@ impl Controller {
         let spec = &vm.spec.clone_spec;
         let zone = self.affinity.zone_server(vm);
         let server = check_machine_server(spec.server.as_deref(), &server_of(&cluster)?, zone.as_deref())?;
-        self.credentials
-            .session_with(&cluster, &server, spec.thumbprint.as_deref())
-            .await
+        let own = spec.thumbprint.as_deref();
+        match self.credentials.session_with(&cluster, &server, own).await {
+            // Nobody brings the cluster's new thumbprint to a VSphereVM that is being deleted, or that has no owner.
+            Err(error) if is_other_certificate(&error) && is_alone(vm) && self.credentials.verifies(&cluster) => {
+                self.credentials.session_with(&cluster, &server, None).await
+            }
+            session => session,
+        }
     }
 
     /// Returns when a failure is retried that the runtime's backoff does not retry soon enough: no event comes when a user
     /// corrects something in vCenter. `None`: the runtime's backoff decides.
     fn retry_after(&self, vm: &VSphereVM, state: &mut VmState, error: &Error) -> Option<Duration> {
+        state.give_up_turn();
         if !error.is_reported() {
             return None;
         }
         state.stale();
-        state.turn = None;
         let terminal = error.class() == Class::Terminal;
         if !terminal && !error.is_refusal() {
             return None;
@@ -275,6 +280,14 @@ impl Controller {
         (marks(vm), meta.generation, meta.deletion_timestamp.is_some(), cluster).hash(&mut hasher);
         hasher.finish()
     }
+}
+
+fn is_alone(vm: &VSphereVM) -> bool {
+    vm.meta().deletion_timestamp.is_some() || vm.owner_references().is_empty()
+}
+
+fn is_other_certificate(error: &Error) -> bool {
+    matches!(error.vsphere(), Some(capstan_vsphere::Error::Thumbprint { .. }))
 }
 
 /// Whether a change of its cluster may concern a VM.

@@ -25,6 +25,7 @@ impl Controller {
     ) -> Result<Option<Observed>, Error> {
         let cluster = self.clusters.of(scope.object.as_ref()).ok();
         if let Some(reason) = paused(scope.object.as_ref(), cluster.as_deref()) {
+            state.give_up_turn();
             let mut observed = Observed::idle(None);
             observed.notes.paused = Some(reason);
             return Ok(Some(observed));
@@ -37,7 +38,11 @@ impl Controller {
         if scope.is_deleting() {
             self.observe_teardown(scope, state).await
         } else {
-            self.observe_running(scope, state).await.map(Some)
+            let observed = self.observe_running(scope, state).await?;
+            if observed.clone.is_none() {
+                state.turn = None;
+            }
+            Ok(Some(observed))
         }
     }
 
@@ -82,8 +87,11 @@ impl Controller {
             if state.observed.is_none() {
                 self.load_user_data(scope, state).await?;
                 let prepared = self.prepare_clone(vm, state, &vcenter, &desired).await?;
-                if self.turns.are_limited() && state.turn.is_none() {
-                    let turn = self.turns.clone().wait(prepared.request(&vcenter, scope));
+                let request = prepared.request(&vcenter, scope);
+                let has_turn = state.turn.as_ref().is_some_and(|turn| *turn.request() == request);
+                if self.turns.are_limited() && !has_turn {
+                    state.turn = None;
+                    let turn = self.turns.clone().wait(request);
                     let turn = async { TaskOutcome::Turn(turn.await) };
                     pending::follow(scope, state, TaskKind::Turn, turn);
                     return Ok(observed);

@@ -113,12 +113,7 @@ impl VmState {
 
     /// Takes in the outcome of pending work of a VM that is torn down; returns whether work is still pending.
     pub(super) fn teardown_pending(&mut self) -> Result<bool, Error> {
-        let in_vain = |kind: &TaskKind| {
-            matches!(
-                kind,
-                TaskKind::Address | TaskKind::Group | TaskKind::RestoreGroup | TaskKind::Turn
-            )
-        };
+        let in_vain = |kind: &TaskKind| matches!(kind, TaskKind::Address | TaskKind::Group | TaskKind::RestoreGroup);
         if self.pending.as_ref().is_some_and(|pending| in_vain(&pending.kind)) {
             self.pending = None;
         }

@@ -154,6 +154,18 @@ impl VmState {
         self.devices = Vec::new();
     }
 
+    /// Gives up the turn of a clone that does not start now, and the wait for it: others want to clone.
+    pub fn give_up_turn(&mut self) {
+        self.turn = None;
+        if self
+            .pending
+            .as_ref()
+            .is_some_and(|pending| pending.kind == TaskKind::Turn)
+        {
+            self.pending = None;
+        }
+    }
+
     /// Returns the time until the next retry, if nobody has changed the object since.
     pub fn retry_left(&self, version: u64, now: Instant) -> Option<Duration> {
         let (until, _) = self.retry_at.filter(|(_, by)| *by == version)?;

@@ -31,6 +31,7 @@ impl Controller {
         if !vm.finalizers().iter().any(|finalizer| finalizer == names::VM_FINALIZER) {
             return Ok(None);
         }
+        state.give_up_turn();
         if state.teardown_pending()? {
             return Ok(Some(Observed::idle(None)));
         }

@@ -33,7 +33,15 @@ impl Shared {
 #[derive(Debug)]
 pub struct Turn {
     ticket: u64,
+    request: CloneRequest,
     shared: Arc<Mutex<Shared>>,
+}
+
+impl Turn {
+    /// Returns what the turn is for.
+    pub fn request(&self) -> &CloneRequest {
+        &self.request
+    }
 }
 
 impl Drop for Turn {
@@ -66,11 +74,12 @@ impl CloneTurns {
         let (sender, receiver) = oneshot::channel();
         let turn = {
             let mut shared = self.shared.lock();
-            let ticket = shared.turns.ask(request);
+            let ticket = shared.turns.ask(request.clone());
             shared.waiters.insert(ticket, sender);
             shared.start();
             Turn {
                 ticket,
+                request,
                 shared: self.shared.clone(),
             }
         };
@@ -84,7 +93,45 @@ impl CloneTurns {
 mod tests {
     use futures::FutureExt;
 
+    use super::super::state::{PendingTask, TaskKind, TaskOutcome, VmState, WaiterReport};
     use super::*;
+
+    fn request() -> CloneRequest {
+        CloneRequest {
+            vcenter: "vc".into(),
+            datastore: "ds".into(),
+            owner: "ns".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_vm_gives_up_its_turn_and_its_wait_for_one() {
+        let limits = CloneLimits {
+            per_vcenter: Some(1),
+            per_datastore: None,
+        };
+        let turns = CloneTurns::new(limits);
+        let mut state = VmState {
+            turn: Some(turns.clone().wait(request()).await),
+            ..VmState::default()
+        };
+        let mut next = Box::pin(turns.clone().wait(request()));
+        assert!((&mut next).now_or_never().is_none());
+        state.give_up_turn();
+        let held = next.await;
+        // The turn of one that waits has come, and no reconcile has taken it yet.
+        let report = Arc::new(Mutex::new(WaiterReport::default()));
+        report.lock().outcome = Some(TaskOutcome::Turn(held));
+        state.pending = Some(PendingTask {
+            kind: TaskKind::Turn,
+            waiter: tokio::spawn(async {}).abort_handle(),
+            report,
+        });
+        let mut next = Box::pin(turns.clone().wait(request()));
+        assert!((&mut next).now_or_never().is_none());
+        state.give_up_turn();
+        assert!(next.now_or_never().is_some());
+    }
 
     #[tokio::test]
     async fn a_turn_ends_with_its_clone_and_with_a_waiter_that_gives_up() {
@@ -92,11 +139,6 @@ mod tests {
             per_vcenter: Some(1),
             per_datastore: None,
         });
-        let request = || CloneRequest {
-            vcenter: "vc".into(),
-            datastore: "ds".into(),
-            owner: "ns".into(),
-        };
         let first = turns.clone().wait(request()).await;
         let mut gives_up = Box::pin(turns.clone().wait(request()));
         let mut second = Box::pin(turns.clone().wait(request()));

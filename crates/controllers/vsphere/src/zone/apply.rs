@@ -16,8 +16,11 @@ impl Controller {
         scope: &mut Scope<VSphereDeploymentZone>,
     ) -> Result<Outcome, Error> {
         match step {
+            ZoneStep::AddFinalizer => {
+                scope.add_finalizer(names::ZONE_FINALIZER).await?;
+            }
             ZoneStep::Release => {
-                scope.remove_finalizer(names::OLD_ZONE_FINALIZER).await?;
+                scope.remove_finalizer(names::ZONE_FINALIZER).await?;
             }
             ZoneStep::AttachTag {
                 category,

@@ -6,8 +6,9 @@ mod status;
 
 use std::sync::Arc;
 
-use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain};
+use capstan_api::vsphere::{VSphereCluster, VSphereDeploymentZone, VSphereFailureDomain, VSphereMachine};
 use capstan_core::cluster::zone::{self, ObservedZone, ZoneStep};
+use capstan_kube::capi::Machine;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
 use capstan_kube::{Cache, Context};
 use jiff::Timestamp;
@@ -27,6 +28,8 @@ struct Controller {
     clusters: Clusters,
     credentials: Arc<Credentials>,
     domains: Cache<VSphereFailureDomain>,
+    machines: Cache<Machine>,
+    owners: Cache<VSphereMachine>,
 }
 
 /// Runs until the context's shutdown.
@@ -36,8 +39,11 @@ pub async fn run(
     credentials: Arc<Credentials>,
     domains: Cache<VSphereFailureDomain>,
     own: Cache<VSphereDeploymentZone>,
+    (machines, owners): (Cache<Machine>, Cache<VSphereMachine>),
 ) -> Result<(), Error> {
     domains.ready().await?;
+    machines.ready().await?;
+    owners.ready().await?;
     let (of_domain, of_cluster) = (own.clone(), own.clone());
     let references = |found: Vec<Arc<VSphereDeploymentZone>>| -> Vec<ObjectRef<VSphereDeploymentZone>> {
         found.iter().map(|zone| ObjectRef::from_obj(zone.as_ref())).collect()
@@ -56,6 +62,8 @@ pub async fn run(
         clusters,
         credentials,
         domains,
+        machines,
+        owners,
     };
     reconciler.run(Arc::new(controller)).await;
     Ok(())

@@ -1,9 +1,11 @@
 //! Reads a VSphereDeploymentZone, and what vCenter has of its failure domain.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capstan_api::vsphere::{
     FailureDomain, PlacementConstraint, Topology, VSphereCluster, VSphereDeploymentZone, VSphereFailureDomainSpec,
+    VSphereIdentityKind,
 };
 use capstan_core::cluster::zone::{
     Check, Fault, ObservedGroups, ObservedTag, ObservedTopology, ObservedZone, tagged_objects,
@@ -18,6 +20,7 @@ use kube::ResourceExt;
 use super::{Controller, status};
 use crate::cluster::same_vcenter;
 use crate::error::Error;
+use crate::owner_cluster::paused;
 
 impl Controller {
     pub(super) async fn observe_zone(
@@ -25,8 +28,12 @@ impl Controller {
         scope: &Scope<VSphereDeploymentZone>,
     ) -> Result<Option<ObservedZone>, Error> {
         let own = scope.object.as_ref();
+        if let Some(reason) = paused(own, None) {
+            return Ok(Some(ObservedZone::Paused(reason)));
+        }
         if scope.is_deleting() {
-            return Ok(Some(ObservedZone::Deleting));
+            let users = self.users(&own.name_any());
+            return Ok(Some(ObservedZone::Deleting { users }));
         }
         if self.is_foreign(own) {
             return Ok(None);
@@ -40,6 +47,22 @@ impl Controller {
             failing: failing(own),
             resync: self.context.resync,
         }))
+    }
+
+    /// Returns the machines that are in a zone, with their namespaces.
+    fn users(&self, zone: &str) -> Vec<String> {
+        let named = |domain: &Option<String>| domain.as_deref() == Some(zone);
+        let name = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
+        let machines = self
+            .machines
+            .select(None, |machine| named(&machine.spec.failure_domain));
+        let machines = machines
+            .iter()
+            .map(|machine| name(machine.namespace(), machine.name_any()));
+        let owners = self.owners.select(None, |own| named(&own.spec.failure_domain));
+        let owners = owners.iter().map(|own| name(own.namespace(), own.name_any()));
+        let users: BTreeSet<String> = machines.chain(owners).collect();
+        users.into_iter().collect()
     }
 
     async fn compare(&self, own: &VSphereDeploymentZone) -> Found<ObservedTopology> {
@@ -69,37 +92,76 @@ impl Controller {
     fn on_same_server(&self, own: &VSphereDeploymentZone) -> Vec<Arc<VSphereCluster>> {
         let all = &self.clusters.infrastructure;
         let mut same = all.select(None, |cluster| same_vcenter(own, cluster));
-        // A cluster that names an identity comes before one that uses the manager's own account.
-        same.sort_by_key(|cluster| {
-            (
-                cluster.spec.identity_ref.is_none(),
-                cluster.namespace(),
-                cluster.name_any(),
-            )
-        });
+        same.sort_by_key(|cluster| (rank(cluster), cluster.namespace(), cluster.name_any()));
         same
     }
 
     /// Returns a session by the identity of a cluster on the same server, or by the manager's own account. A cluster that
-    /// cannot sign in does not keep the zone from the next one.
+    /// cannot sign in, or whose account does not see the datacenter, does not keep the zone from the next one.
     pub(super) async fn session(&self, own: &VSphereDeploymentZone) -> Result<Vcenter, Error> {
-        let mut first = None;
+        let domain = own.spec.failure_domain.as_deref().unwrap_or_default();
+        let domain = self.domains.get(None, domain);
+        let datacenter = domain.as_ref().map(|domain| domain.spec.topology.datacenter.as_str());
+        let mut best = Best(None);
         for cluster in self.on_same_server(own) {
-            match self.credentials.session(&cluster).await {
-                Err(error) if cannot_sign_in(&error) => {
-                    first.get_or_insert(error);
-                }
-                session => return session,
+            let session = self.credentials.session(&cluster).await;
+            let sees = match &session {
+                Ok(vcenter) => !vcenter
+                    .datacenter(datacenter)
+                    .await
+                    .is_err_and(|error| is_hidden(&error)),
+                Err(_) => false,
+            };
+            if best.take(session, sees) {
+                break;
             }
         }
-        match first {
-            Some(error) => Err(error),
+        match best.0 {
+            Some(session) => session,
             None => {
                 let server = own.spec.server.as_deref().unwrap_or_default();
                 self.credentials.session_of_manager(server).await
             }
         }
     }
+}
+
+/// The identities of administrators come first, then those of tenants, then the manager's own account: tenants give their own
+/// accounts whatever rights they like.
+fn rank(cluster: &VSphereCluster) -> u8 {
+    match cluster.spec.identity_ref.as_ref().map(|identity| &identity.kind) {
+        Some(VSphereIdentityKind::VSphereClusterIdentity) => 0,
+        Some(_) => 1,
+        None => 2,
+    }
+}
+
+/// The session of the first candidate whose account sees what the zone names. Where none does, that of the first who could sign
+/// in at all, or why the first could not.
+struct Best<S>(Option<Result<S, Error>>);
+
+impl<S> Best<S> {
+    /// Takes what became of the next candidate. Returns whether nobody else is to be asked.
+    fn take(&mut self, session: Result<S, Error>, sees: bool) -> bool {
+        let is_last = match &session {
+            Ok(_) => sees,
+            Err(error) => !cannot_sign_in(error),
+        };
+        let is_better = match &self.0 {
+            None => true,
+            Some(best) => best.is_err() && session.is_ok(),
+        };
+        if is_last || is_better {
+            self.0 = Some(session);
+        }
+        is_last
+    }
+}
+
+/// Whether an account may lack the right to see an object that exists.
+fn is_hidden(error: &capstan_vsphere::Error) -> bool {
+    let is_forbidden = |fault: &capstan_vsphere::Fault| fault.is("NoPermission");
+    matches!(error, capstan_vsphere::Error::NotFound { .. }) || error.fault().is_some_and(is_forbidden)
 }
 
 /// Whether another identity may succeed where one failed. A server that does not answer answers nobody.
@@ -196,7 +258,7 @@ async fn missing(vcenter: &Vcenter, datacenter: &Arc<Datacenter>, topology: &Top
         need!(found(network, not_found("NetworkNotFound"))?);
     }
     if let Some(datastore) = topology.datastore.as_deref().filter(|name| !name.is_empty()) {
-        let datastore = vcenter.datastore(datacenter, Some(datastore)).await;
+        let datastore = vcenter.datastores(datacenter, datastore).await;
         need!(found(datastore, not_found("DatastoreNotFound"))?);
     }
     Ok(Ok(()))
@@ -290,4 +352,54 @@ async fn placement(
         return Ok(folder.map(drop));
     }
     Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_account_that_sees_nothing_does_not_keep_a_zone_from_the_next_one() {
+        let refused = || Error::Invalid("no".to_owned());
+        let silent = || {
+            Error::from(capstan_vsphere::Error::Unreachable {
+                server: "vc".to_owned(),
+                cause: "timed out".to_owned(),
+            })
+        };
+        let chosen = |candidates: &[&'static str]| {
+            let mut best = Best(None);
+            for candidate in candidates {
+                let session = match *candidate {
+                    "refused" => Err(refused()),
+                    "silent" => Err(silent()),
+                    session => Ok(session),
+                };
+                if best.take(session, *candidate == "good") {
+                    break;
+                }
+            }
+            best.0.map(|session| session.map_err(|error| error.to_string()))
+        };
+        assert_eq!(chosen(&["refused", "blind", "good"]), Some(Ok("good")));
+        assert_eq!(chosen(&["refused", "blind", "refused"]), Some(Ok("blind")));
+        assert_eq!(chosen(&["refused"]), Some(Err(refused().to_string())));
+        assert_eq!(chosen(&["blind", "silent", "good"]), Some(Err(silent().to_string())));
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn the_identities_of_administrators_come_before_those_of_tenants() {
+        let ranks = [
+            json!({"identityRef": {"kind": "VSphereClusterIdentity", "name": "i"}}),
+            json!({"identityRef": {"kind": "Secret", "name": "s"}}),
+            json!({}),
+        ];
+        let ranks = ranks.map(|spec| {
+            let cluster = json!({"metadata": {"name": "c"}, "spec": spec});
+            rank(&serde_json::from_value(cluster).unwrap())
+        });
+        assert_eq!(ranks, [0, 1, 2]);
+    }
 }

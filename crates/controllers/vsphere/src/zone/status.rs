@@ -3,7 +3,7 @@
 use capstan_api::vsphere::VSphereDeploymentZone;
 use capstan_core::cluster::zone::{Check, Fault, ObservedZone, fault};
 use capstan_kube::conditions::{self, Severity};
-use capstan_kube::runtime::Report;
+use capstan_kube::runtime::{EventNote, Report};
 use jiff::Timestamp;
 
 use crate::conditions as names;
@@ -15,8 +15,28 @@ pub fn status(
     result: Result<(), &Error>,
     now: Timestamp,
 ) -> Report<VSphereDeploymentZone> {
+    let shown = zone.status.as_ref().and_then(|status| status.v1beta2.clone());
     let fault = match (result, observed) {
-        (_, Some(ObservedZone::Deleting)) => return Report::nothing(),
+        (_, Some(ObservedZone::Deleting { users })) => {
+            let mut report = Report::nothing();
+            if !users.is_empty() {
+                let text = format!("the zone stays until no machine is in it: {}", names::list(users));
+                report.events.push(EventNote::warning(names::IN_USE, text));
+            }
+            return report;
+        }
+        (_, Some(ObservedZone::Paused(reason))) => {
+            let mut after = zone.clone();
+            let paused = names::with_paused(
+                shown.clone(),
+                shown.as_ref(),
+                zone.metadata.generation,
+                Some(reason),
+                now,
+            );
+            after.status.get_or_insert_default().v1beta2 = paused;
+            return Report::of(after);
+        }
         (Err(error), _) if error.is_reported() => Some(unreachable(error)),
         (Err(_), _) | (Ok(()), None) => return Report::nothing(),
         (Ok(()), Some(ObservedZone::Present { topology, .. })) => fault(topology),
@@ -40,7 +60,8 @@ pub fn status(
     }
     status.ready = Some(fault.is_none_or(|fault| fault.is_warning));
     conditions::summarize(&mut status.conditions, &Check::ALL.map(Check::condition), now);
-    status.v1beta2 = names::v1beta2(&status.conditions);
+    let conditions = names::v1beta2(&status.conditions);
+    status.v1beta2 = names::with_paused(conditions, shown.as_ref(), zone.metadata.generation, None, now);
     Report::of(after)
 }
 

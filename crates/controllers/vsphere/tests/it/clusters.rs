@@ -34,7 +34,7 @@ where
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Result<()> {
-    let world = World::start(Options::default()).await?;
+    let world = World::start_alone(Options::default()).await?;
     world.until::<VSphereCluster>("c", available("")).await?;
     let name = format!("identity-{}", world.namespace);
     let home = Api::<Secret>::namespaced(world.client.clone(), &world.namespace);
@@ -69,7 +69,23 @@ async fn an_identity_serves_the_namespaces_that_it_allows_and_no_other() -> Resu
             .any(|c| c.type_ == "VCenterAvailable" && c.status == "True")
     };
     world.until::<VSphereCluster>("c", settled).await?;
+    // Without the identity and its Secret no machine of the cluster could be deleted in vCenter.
+    let protected = |secret: &Secret| {
+        let mut owners = secret.owner_references().iter();
+        owners.any(|owner| owner.kind == "VSphereClusterIdentity") && secret.finalizers().len() == 1
+    };
+    world.until::<Secret>("vcenter", protected).await?;
     identities.delete(&name, &Default::default()).await?;
+    let text = world.event_of_all(&name, "StillInUse").await?;
+    assert!(text.contains(&format!("{}/c", world.namespace)), "{text}");
+    assert!(protected(&home.get("vcenter").await?));
+    let by_secret = json!({"spec": {"identityRef": {"kind": "Secret", "name": "vcenter"}}});
+    merge(&clusters, "c", by_secret).await?;
+    let gone =
+        kube::runtime::wait::await_condition(identities, &name, |i: Option<&VSphereClusterIdentity>| i.is_none());
+    tokio::time::timeout(world::PATIENCE, gone).await??;
+    let of_cluster = |secret: &Secret| holders(secret) == ["c"] && secret.finalizers().len() == 1;
+    world.until::<Secret>("vcenter", of_cluster).await?;
     Ok(())
 }
 
@@ -379,6 +395,24 @@ async fn a_new_thumbprint_of_the_cluster_reaches_its_machines() -> Result<()> {
     let reached = move |vm: &VSphereVM| vm.spec.clone_spec.thumbprint.as_ref() == Some(&renewed);
     world.until::<VSphereVM>("m", reached).await?;
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_thumbprint_of_the_cluster_reaches_a_machine_that_is_being_deleted() -> Result<()> {
+    let world = World::start(Options::default()).await?;
+    world.until::<VSphereCluster>("c", available("")).await?;
+    world.machine("m", spec("pvscsi", json!({}))).await?;
+    world.ready("m").await?;
+    let (clusters, right) = (world.api::<VSphereCluster>(), world.vcsim.thumbprint.clone());
+    let old = ["00"; 20].join(":");
+    merge(&clusters, "c", json!({"spec": {"thumbprint": old}})).await?;
+    let reached = move |vm: &VSphereVM| vm.spec.clone_spec.thumbprint.as_ref() == Some(&old);
+    world.until::<VSphereVM>("m", reached).await?;
+    let machines = world.api::<VSphereMachine>();
+    machines.delete("m", &Default::default()).await?;
+    world.condition_of_vm("m", "thumbprint").await?;
+    merge(&clusters, "c", json!({"spec": {"thumbprint": right}})).await?;
+    world.gone::<VSphereMachine>("m").await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,6 +13,7 @@ mod costs;
 mod crash;
 mod ends;
 mod faults;
+mod in_use;
 mod machines;
 mod older_core;
 mod plan;

@@ -169,6 +169,7 @@ impl Rotation {
             username: self.sim.username.clone(),
             password: self.sim.password.clone().into(),
             trust: Trust::Ca(self.sim.ca.clone()),
+            tenant: None,
         };
         Ok(Vcenter::connect(login, Default::default()).await?)
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use capstan_api::vsphere::{VSphereMachine, VSphereVM};
+use capstan_api::vsphere::{VSphereCluster, VSphereMachine, VSphereVM};
 use capstan_kube::capi::Cluster;
 use capstan_testkit::vcsim::Options;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -129,6 +129,28 @@ async fn a_datastore_cluster_gives_each_machine_a_datastore_with_room() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_only_datastore_of_a_cluster_takes_no_machine_in_maintenance() -> Result<()> {
+    let world = World::start(Options {
+        datastores: 2,
+        datastore_clusters: 1,
+        ..Options::default()
+    })
+    .await?;
+    world
+        .vcsim
+        .admin
+        .set_datastore("LocalDS_1", 900, "inMaintenance")
+        .await?;
+    world
+        .machine("m", spec("pvscsi", json!({"datastore": "DC0_POD0"})))
+        .await?;
+    world
+        .condition_of_vm("m", "has no datastore that is accessible")
+        .await?;
+    world.delete("m").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn data_disks_of_a_machine_that_another_controller_cloned_are_recognized() -> Result<()> {
     let mut world = World::start(Options::default()).await?;
     let disks = json!({"dataDisks": [{"name": "etcd", "sizeGiB": 2}, {"name": "logs", "sizeGiB": 3}]});
@@ -229,7 +251,16 @@ async fn a_pause_of_the_cluster_is_shown_by_machines_and_vms_until_it_ends() -> 
     world
         .until::<VSphereMachine>("m", move |m| is("True", of_machine(m)))
         .await?;
+    let of_cluster = |cluster: &VSphereCluster| paused(cluster.status.as_ref().and_then(|s| s.v1beta2.as_ref()));
+    world
+        .until::<VSphereCluster>("c", move |c| is("True", of_cluster(c)))
+        .await?;
     set(json!(false)).await?;
+    let cluster = world
+        .until::<VSphereCluster>("c", move |c| is("False", of_cluster(c)))
+        .await?;
+    let shown = of_cluster(&cluster).context("no condition")?;
+    assert_eq!(shown.observed_generation, cluster.metadata.generation);
     world.until::<VSphereVM>("m", move |vm| is("False", of_vm(vm))).await?;
     world
         .until::<VSphereMachine>("m", move |m| is("False", of_machine(m)))

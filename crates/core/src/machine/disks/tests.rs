@@ -206,11 +206,16 @@ fn what_is_seen_is_written_down_unless_spec_or_status_tell_of_it() {
 
 #[test]
 fn every_kept_disk_is_told_of_within_the_length_of_an_event() {
-    assert_eq!(deleted_messages("m", &[]), [r#"Deleted machine "m""#]);
+    assert_eq!(deleted_messages("m", None), [r#"Deleted machine "m""#]);
     let ids: Vec<String> = (0..64)
         .map(|n| format!("/subscriptions/{}/disks/{n}", "s".repeat(150)))
         .collect();
-    let told = deleted_messages("m", &ids);
+    let disks = Disposition {
+        keep: ids[..40].to_vec(),
+        keep_unseen: ids[40..].to_vec(),
+        ..Disposition::default()
+    };
+    let told = deleted_messages("m", Some(&disks));
     assert!(
         told.iter()
             .all(|text| text.len() <= MESSAGE && text.starts_with(r#"Deleted machine "m""#))
@@ -230,6 +235,8 @@ fn an_account_that_may_not_list_deletes_by_name_what_the_machine_had() {
     );
     let disposition = decide_unlisted(&spec(), &sample(), HAD_VM);
     assert_eq!(names(&disposition), ["m1_OSDisk", "m1_gone"]);
+    let id = |disk: &str| format!("/subscriptions/SUB/resourceGroups/Group/providers/Microsoft.Compute/disks/{disk}");
+    assert_eq!(disposition.keep_unseen, ["m1_kept", "m1_unsaid"].map(id));
     let attached = had(&[("m1_kept", "Delete"), ("m1_lost", "Delete")]);
     let known = Known {
         attached: &attached,
@@ -241,7 +248,25 @@ fn an_account_that_may_not_list_deletes_by_name_what_the_machine_had() {
         ["m1_OSDisk", "m1_lost"],
         "the spec keeps what it names; m1_gone was added later"
     );
+    assert_eq!(disposition.keep_unseen, [id("m1_kept")]);
     let mut hostile = spec();
     hostile.data_disks[1].name_suffix = "x/../../y?z=".into();
     assert_eq!(names(&decide_unlisted(&hostile, &sample(), HAD_VM)), ["m1_OSDisk"]);
+}
+
+#[rstest]
+#[case::as_it_was_made("gone", "Delete", &[])]
+#[case::marked_before("kept", "Detach", &[])]
+#[case::changed_since("kept", "Delete", &["m1_kept"])]
+fn a_disk_that_is_kept_although_its_tag_says_otherwise_gets_another_tag(
+    #[case] suffix: &str,
+    #[case] tag: &str,
+    #[case] expected: &[&str],
+) {
+    let tags: Tags = [(UID_TAG, "u1"), (MACHINE_TAG, "ns/m1"), (POLICY_TAG, tag)]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+    let listing = listing(&[&format!("m1_{suffix}")], Some(tags));
+    let disposition = decide(&spec(), &sample(), &listing, HAD_VM);
+    assert_eq!(disposition.mark_kept, expected);
 }

@@ -34,6 +34,7 @@ fn observed(over: Value) -> Observed {
         node: NodeLookup::NotCached,
         drained: None,
         control_plane_before: None,
+        inherited: false,
         dependencies: Dependencies::default(),
         teardown: Teardown::default(),
     }
@@ -92,6 +93,27 @@ fn the_object_alone_decides(#[case] over: Value, #[case] expected: &str) {
 fn a_new_machine_announces_the_calls_that_create_it(#[case] over: Value, #[case] expected: Impact) {
     let plan = plan(&observed(over), Timestamp::UNIX_EPOCH);
     assert_eq!(plan.steps.iter().map(Describe::impact).collect::<Vec<_>>(), [expected]);
+}
+
+#[rstest]
+#[case::never_had_a_node(json!({}), Vm::Failed, true, "RecordObservation, FailUnfinished")]
+#[case::works(json!({"status": {"phase": "Running", "nodeRef": {"name": "n"}}}), Vm::Failed, true, "RecordObservation")]
+#[case::under_way(json!({}), Vm::Updating, true, "RecordObservation")]
+#[case::ours(json!({}), Vm::Failed, false, "RecordObservation")]
+fn a_machine_that_another_controller_took_for_ready_fails_with_its_virtual_machine(
+    #[case] over: Value,
+    #[case] vm: Vm,
+    #[case] inherited: bool,
+    #[case] expected: &str,
+) {
+    let mut given = json!({"spec": {"providerID": "azure:///x"}, "status": {"phase": "Provisioned"}});
+    merge(&mut given, over);
+    let found = Observed {
+        vm,
+        inherited,
+        ..observed(given)
+    };
+    assert_eq!(decided(&found), expected);
 }
 
 #[rstest]

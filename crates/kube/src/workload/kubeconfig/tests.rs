@@ -169,3 +169,23 @@ fn a_secret_must_be_one_of_cluster_api(#[case] secret: Secret, #[case] expected:
         (other, _) => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_secret_is_kept_in_a_bounded_number_of_bytes_and_a_large_kubeconfig_is_refused() {
+    let key = ClusterKey {
+        namespace: "ns".to_owned(),
+        name: "c".to_owned(),
+    };
+    for (bytes, is_used) in [(LARGEST, true), (LARGEST + 1, false), (1 << 20, false)] {
+        let mut large = secret(Some(SECRET_TYPE), Some("c"), SECRET_KEY);
+        let data = large.data.get_or_insert_default();
+        data.insert(SECRET_KEY.to_owned(), ByteString(vec![b'x'; bytes]));
+        data.insert("other".to_owned(), ByteString(vec![b'x'; 1 << 20]));
+        trim(&mut large);
+        let kept: usize = large.data.iter().flatten().map(|(_, value)| value.0.len()).sum();
+        assert!(kept <= LARGEST + 1, "{kept} bytes");
+        let used = of_secret(&large, &key);
+        assert_eq!(used.is_ok(), is_used);
+        assert!(is_used || used.is_err_and(|reason| reason.contains("more than 65536 bytes")));
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{CONDITIONS_BY, DATA_DISKS, OPERATION};
 use capstan_api::openshift::{AzureMachineProviderStatus, Machine, MachineStatus};
-use capstan_azure::model::{NetworkInterface, VirtualMachine};
+use capstan_azure::model::{NetworkInterface, PublicIpAddress, VirtualMachine};
 use capstan_azure::{Operation, ResourceId};
 use capstan_core::machine::disks::Attached;
 use k8s_openapi::api::core::v1::NodeAddress;
@@ -92,7 +92,7 @@ pub fn state_of(vm: &VirtualMachine) -> Option<String> {
 }
 
 /// Returns a machine's addresses: its name, and those of its interface and its public address.
-pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) -> Vec<NodeAddress> {
+pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&PublicIpAddress>) -> Vec<NodeAddress> {
     let address = |kind: &str, value: &str| NodeAddress {
         type_: kind.to_owned(),
         address: value.to_owned(),
@@ -106,6 +106,10 @@ pub fn addresses(machine: &str, nic: &NetworkInterface, public: Option<&str>) ->
         list.push(address("InternalDNS", &format!("{machine}.{suffix}")));
     }
     list.extend(nic.private_addresses().iter().map(|ip| address("InternalIP", ip)));
-    list.extend(public.map(|ip| address("ExternalIP", ip)));
+    let public = public.and_then(|public| public.properties.as_ref());
+    let ip = public.and_then(|public| public.ip_address.as_deref());
+    list.extend(ip.map(|ip| address("ExternalIP", ip)));
+    let name = public.and_then(|public| public.dns_settings.as_ref()?.fqdn.as_deref());
+    list.extend(name.map(|name| address("ExternalDNS", name)));
     list
 }

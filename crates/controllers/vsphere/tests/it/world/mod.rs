@@ -54,6 +54,13 @@ impl World {
         Self::start_on(plane, "v1beta2", options).await
     }
 
+    /// On a control plane of its own: objects without a namespace are those of this world alone.
+    pub async fn start_alone(options: capstan_testkit::vcsim::Options) -> Result<Self> {
+        let plane = ControlPlane::start(Default::default()).await?;
+        plane.install_cluster_api_crds().await?;
+        Self::start_on(plane, "v1beta2", options).await
+    }
+
     /// On a control plane that has the definitions of Cluster API in this version.
     pub async fn start_on(
         plane: ControlPlane,
@@ -363,6 +370,7 @@ impl World {
             username: self.vcsim.username.clone(),
             password: self.vcsim.password.clone().into(),
             trust: Trust::Thumbprint(self.vcsim.thumbprint.clone()),
+            tenant: None,
         };
         Ok(Vcenter::connect(login, Default::default()).await?)
     }
@@ -383,6 +391,23 @@ impl World {
                 let events = self.events(name).await?;
                 if let Some((_, text)) = events.into_iter().find(|(found, _)| found == reason) {
                     return Ok(text);
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting)
+            .await
+            .with_context(|| format!("no event {reason} of {name}"))?
+    }
+
+    /// The same for an object without a namespace.
+    pub async fn event_of_all(&self, name: &str, reason: &str) -> Result<String> {
+        let waiting = async {
+            let named = ListParams::default().fields(&format!("involvedObject.name={name},reason={reason}"));
+            loop {
+                let events = Api::<Event>::all(self.client.clone()).list(&named).await?;
+                if let Some(event) = events.items.into_iter().next() {
+                    return Ok(event.message.unwrap_or_default());
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

@@ -59,8 +59,8 @@ const NO_ROOM_CODES: &[&str] = &[
     "ZonalAllocationFailed",
 ];
 
-/// Azure refuses to change a property that is fixed at the creation of a resource, for example the priority of a scale
-/// set. Azure answers with a conflict, but waiting does not help.
+/// Azure refuses to change what it fixes when it makes a resource, for example the priority of a scale set. It says so as a
+/// conflict, but no time ends that.
 pub const FIXED_PROPERTY: &str = "PropertyChangeNotAllowed";
 
 /// Azure's error body, kept whole.

@@ -16,9 +16,9 @@ pub const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 pub const WATCH_FILTER_LABEL: &str = "cluster.x-k8s.io/watch-filter";
 /// Controllers do not reconcile an object with this annotation.
 pub const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
-/// `clusterctl move` deletes the objects that it has moved with this annotation: what they stand for lives on.
+/// `clusterctl move` sets it on objects that it has moved before it deletes them. Capstan keeps their resources in the cloud.
 pub const DELETE_FOR_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
-/// Annotations that begin like this keep core from draining a Machine's node until somebody removes them.
+/// Core drains a Machine's node only when no annotation with this prefix is left. The owner of the hook removes it.
 pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
 /// Core does not drain the node of a Machine with this annotation.
 pub const EXCLUDE_DRAIN_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-node-draining";

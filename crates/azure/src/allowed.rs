@@ -1,7 +1,7 @@
-//! What the operator lets the credentials of tenants use: files, and the identities of this process.
+//! The files, and the identities of this process, that the operator allows credentials of tenants to use.
 //!
-//! Invariant: a file that a tenant names is opened only if it is a small regular file in one of the operator's folders, and
-//! a refusal tells nothing of files elsewhere.
+//! Invariant: a file that a tenant names is opened only if it is a small regular file in one of the operator's folders.
+//! A refusal reveals nothing about files elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Namespaces {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientIds(BTreeMap<String, BTreeSet<String>>);
 
-/// One client id and the namespace that may name it; `*` stands for every namespace.
+/// One client id and the namespace that may name it; `*` allows every namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdOf {
     namespace: String,
@@ -84,7 +84,7 @@ impl ClientIds {
     }
 }
 
-/// What the operator allows; read once, at start.
+/// The permissions that the operator grants; read once, at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// The namespaces whose objects may use the identity of this process.
@@ -108,7 +108,7 @@ impl Allowed {
         read.await.ok_or_else(|| self.refusal(field, path))
     }
 
-    /// Checks a file that a tenant names in `field` and that somebody else reads. All refusals are alike.
+    /// Checks a file that a tenant names in `field` and that another component reads. All refusals have the same text.
     pub async fn check(&self, field: &str, path: &str) -> Result<(), String> {
         let target = self.target(path).await;
         target.map(drop).ok_or_else(|| self.refusal(field, path))
@@ -184,7 +184,7 @@ mod tests {
         std::os::unix::fs::symlink(inside.join("cert"), inside.join("link")).unwrap();
         std::os::unix::fs::symlink(outside.join("cert"), inside.join("way-out")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", inside.join("endless")).unwrap();
-        // A socket is as little a regular file as a FIFO, and the standard library can make one.
+        // A socket is no regular file, like a FIFO, and the standard library can create one.
         let _socket = std::os::unix::net::UnixListener::bind(inside.join("socket")).unwrap();
         let allowed = Allowed {
             folders: vec![home.join("missing"), inside.clone()],

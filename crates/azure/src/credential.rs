@@ -1,4 +1,4 @@
-//! Who we are to Azure. Secrets never show in `Debug`, logs or errors.
+//! The credentials with which Capstan signs in to Azure. Secrets never appear in `Debug`, logs or errors.
 
 use crate::{Error, certificate};
 use aws_lc_rs::digest::{Context, SHA256};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
 
-/// How to sign in. Equal credentials share tokens; a rotated secret is another credential.
+/// The way to sign in. Equal credentials share tokens; a rotated secret is another credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// A service principal with a client secret.
@@ -22,7 +22,7 @@ pub enum Credential {
         tenant: String,
         client_id: String,
         pem: Secret,
-        /// Where to sign in, if not where the cloud's others do.
+        /// The authority, if it is not that of the cloud.
         authority: Option<Url>,
     },
     /// A Kubernetes service account token that Entra ID trusts.
@@ -35,7 +35,7 @@ pub enum Credential {
     ManagedIdentity { client_id: Option<String> },
 }
 
-/// Stands for one whole credential, secret included, in maps. Nobody can read the secret from it.
+/// A hash of one whole credential, with its secret, for maps. The secret cannot be read from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CredentialKey([u8; 32]);
 

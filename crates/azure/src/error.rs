@@ -43,7 +43,7 @@ const TRANSIENT_CODES: &[&str] = &[
     "ServiceUnavailable",
     "SkuNotAvailable",
     "SubnetIsFull",
-    // A fault of the account, not of the machine: somebody corrects the Secret, or the subscription comes back.
+    // A fault of the account, not of the machine: an operator corrects the Secret, or Azure restores the subscription.
     "SubscriptionNotFound",
     "SubscriptionRequestsThrottled",
     "TooManyRequests",
@@ -221,7 +221,7 @@ pub enum Error {
     /// Azure's answer is larger than what is read.
     #[error("{call}: azure's answer is larger than the limit of {limit}")]
     Oversized { call: String, limit: usize },
-    /// The resource is somebody else's, or its answer does not show whose it is. Nothing was sent.
+    /// Another owner has the resource, or its answer does not show the owner. Nothing was sent.
     #[error("{resource} is not deleted: {reason}")]
     NotOwned { resource: String, reason: String },
 }
@@ -241,7 +241,7 @@ impl Classified for Error {
         match self {
             Error::Arm { error, .. } => error.class(),
             Error::Throttled { after, .. } => Class::Throttled(*after),
-            // Somebody corrects the Secret or mounts the token file: a bad credential does not make a machine fail.
+            // An operator corrects the Secret or mounts the token file: a bad credential does not make a machine fail.
             Error::Network { .. }
             | Error::Intercepted { .. }
             | Error::SignIn { .. }

@@ -1,11 +1,11 @@
 //! Azure Resource Manager for the controllers: small typed models, long-running operations that survive a restart, and
-//! a request budget that keeps us below Azure's published limits.
+//! a request budget that keeps Capstan below Azure's published limits.
 //!
 //! Invariants kept here:
 //! - one sign-in per credential until its token is about to expire, however many callers need it;
-//! - no call is sent while its bucket is stopped by a 429, and nothing is retried behind the caller's back;
+//! - no call is sent while a 429 stops its bucket, and the client retries nothing by itself;
 //! - every request passes the [`capstan_core::interceptor::Interceptors`], so that tests can count, fail or stop each effect;
-//! - names never change where a request goes, and only a resource that was read and proven owned is deleted;
+//! - names never change the address of a request, and only a resource that was read and proven owned is deleted;
 //! - errors keep Azure's code, message and details, and are [`capstan_core::Classified`].
 
 pub mod allowed;

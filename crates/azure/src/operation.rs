@@ -1,7 +1,8 @@
-//! Long-running operations as a small value: it can be written into a status, read by another process, and polled on.
+//! Long-running operations as a small value. A controller can write it into a status, and another process can read it
+//! and continue to poll.
 //!
-//! [`Operation::answered`] is a pure step: the next poll follows from the operation and one answer alone. So an operation
-//! that is interrupted at any poll ends the same when another process goes on with it.
+//! [`Operation::answered`] is a pure step: the next poll follows from the operation and one answer alone. So an
+//! operation that is interrupted at any poll has the same outcome when another process continues to poll.
 
 use crate::compute::COMPUTE;
 use crate::error::null_is_empty;
@@ -18,7 +19,7 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 /// Azure may answer `Retry-After: 0`: never spin.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where the outcome can be learned.
+/// The address at which the outcome can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Follow {
@@ -95,7 +96,7 @@ pub fn retry_after(headers: &HeaderMap, now: jiff::Timestamp) -> Option<Duration
     })
 }
 
-/// How long it is until an HTTP date; one that has passed is no time at all.
+/// Returns the time until an HTTP date; zero for a date in the past.
 fn until(date: &str, now: jiff::Timestamp) -> Option<Duration> {
     let date = jiff::fmt::rfc2822::parse(date).ok()?.timestamp();
     Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
@@ -154,12 +155,12 @@ impl Operation {
         self.not_before = now.checked_add(after).unwrap_or(jiff::Timestamp::MAX);
     }
 
-    /// How long not to poll yet.
+    /// Returns the time until the next poll is due.
     pub fn due_in(&self, now: jiff::Timestamp) -> Duration {
         Duration::try_from(self.not_before.duration_since(now)).unwrap_or(Duration::ZERO)
     }
 
-    /// Where to poll: a full address, or the resource's path.
+    /// Returns the address to poll: a full address, or the resource's path.
     pub fn address(&self) -> &str {
         match &self.follow {
             Follow::Status(url) | Follow::Location(url) => url,
@@ -190,7 +191,7 @@ impl Operation {
                 self.follow = Follow::Resource;
                 Ok(Progress::Running(SHORTEST_INTERVAL))
             }
-            // A refused read says nothing about the work.
+            // A refused read does not reveal the state of the operation.
             (Follow::Resource, 400..=403 | 405..=499) => Err(Error::StatusUnknown {
                 call: self.call(),
                 error: Box::new(refusal()),

@@ -79,7 +79,7 @@ pub(crate) struct Followed {
 }
 
 impl Followed {
-    /// Drops scheme and host: our token goes to our Resource Manager alone.
+    /// Drops scheme and host: the token is sent to the configured Resource Manager only.
     pub(crate) fn new(address: &str) -> Self {
         let rest = match address.split_once("://") {
             Some((_, rest)) => rest.find('/').map_or("/", |start| &rest[start..]),

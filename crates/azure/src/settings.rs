@@ -1,4 +1,4 @@
-//! Which Azure to talk to, by the variables that Azure's own SDKs read.
+//! The Azure cloud, by the variables that Azure's own SDKs read.
 
 use crate::client::MAX_ANSWER;
 use crate::{Allowed, Error, InProcess, Metrics};
@@ -11,9 +11,9 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cloud {
     pub name: String,
-    /// Where tokens come from, e.g. `https://login.microsoftonline.com`.
+    /// The authority that issues tokens, e.g. `https://login.microsoftonline.com`.
     pub authority: Url,
-    /// Where resources live, e.g. `https://management.azure.com`.
+    /// The Resource Manager, e.g. `https://management.azure.com`.
     pub resource_manager: Url,
     /// The audience of the tokens.
     pub audience: String,
@@ -97,7 +97,7 @@ pub struct Settings {
     /// Bytes of one answer that are read at most.
     pub max_answer: usize,
     pub clock: Clock,
-    /// What credentials of tenants may use.
+    /// The files and identities that credentials of tenants may use.
     pub allowed: Allowed,
     pub interceptors: Interceptors,
     pub metrics: Metrics,

@@ -45,7 +45,7 @@ pub struct Size {
     pub v_cpus_available: Option<u32>,
     pub memory_mib: Option<u64>,
     pub gpus: Option<u32>,
-    /// Where it can keep an ephemeral OS disk, in Azure's spelling. Empty where the catalogue names no place.
+    /// The placements of an ephemeral OS disk, in Azure's spelling. Empty where the catalogue names none.
     pub ephemeral_placements: BTreeSet<String>,
     /// The controllers that its disks can be attached to, in Azure's spelling. Empty where the catalogue names none.
     pub disk_controllers: BTreeSet<String>,
@@ -67,7 +67,7 @@ pub enum Ability {
     EncryptionAtHost,
 }
 
-/// By the catalogue's words.
+/// The abilities by their names in the catalogue.
 const ABILITIES: [(&str, Ability); 4] = [
     ("PremiumIO", Ability::PremiumDisks),
     ("EphemeralOSDiskSupported", Ability::EphemeralOsDisk),
@@ -200,7 +200,7 @@ fn listed(capabilities: &[Capability], name: &str) -> BTreeSet<String> {
     parts.map(ToOwned::to_owned).collect()
 }
 
-/// Returns the most fault domains of availability sets in a region, if this entry says so.
+/// Returns the maximum number of fault domains of availability sets in a region, if this entry has it.
 fn max_fault_domains(sku: &RawSku, location: &str) -> Option<i32> {
     let here = sku.locations.iter().any(|other| other.eq_ignore_ascii_case(location));
     let aligned = sku.resource_type.eq_ignore_ascii_case("availabilitySets") && sku.name == "Aligned";
@@ -279,7 +279,7 @@ type Key = (Arc<str>, String, String);
 pub(crate) struct Catalogues(Mutex<HashMap<Key, (Instant, Slot)>>);
 
 impl Catalogues {
-    /// The slot of this key. The longest unused one makes room where there are too many.
+    /// Returns the slot of this key. Where there are too many slots, the one that was unused the longest is dropped.
     fn slot(&self, key: Key, now: Instant) -> Slot {
         let mut slots = self.0.lock();
         if !slots.contains_key(&key) && slots.len() >= MOST_CATALOGUES {

@@ -139,7 +139,7 @@ impl Tokens {
                 identity: identity.to_string(),
                 reason: error.to_string(),
             })?;
-        // A file is read here: everybody else's sign-in must not wait for it.
+        // A file is read here: other sign-ins must not wait for it.
         let source = self.source(credential).map_err(|error| match error {
             SourceError::Ours(error) => error,
             SourceError::Theirs(error) => Error::Credential {
@@ -148,7 +148,7 @@ impl Tokens {
             },
         })?;
         let mut cells = self.cells.lock();
-        // Somebody was faster: all share that one's token.
+        // Another caller was faster: all share its token.
         if let Some(cell) = used(&mut cells, &key, now) {
             return Ok(cell);
         }

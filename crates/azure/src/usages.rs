@@ -1,4 +1,4 @@
-//! How much of its quota a subscription uses in a region.
+//! The usage of a subscription's quotas in a region.
 
 use crate::Error;
 use crate::budget::policy::Policy;

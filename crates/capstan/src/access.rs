@@ -117,7 +117,7 @@ pub async fn authorize(State(access): State<Arc<Access>>, request: Request, next
         Ok(Answer::Unknown) => (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")]).into_response(),
         Ok(Answer::Forbidden) => StatusCode::FORBIDDEN.into_response(),
         Err(error) => {
-            warn!(%error, "cannot ask the API server who reads the metrics");
+            warn!(%error, "cannot ask the API server whether an account may read the metrics");
             StatusCode::SERVICE_UNAVAILABLE.into_response()
         }
     }

@@ -38,7 +38,7 @@ pub struct Check {
     /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
-    /// Ask Azure too whether the VM size exists, and which disks it can attach in that zone
+    /// Ask Azure, too, whether the VM size exists and which disks it can attach in that zone
     ///
     /// Signs in as Azure's SDKs do: AZURE_SUBSCRIPTION_ID, AZURE_TENANT_ID, AZURE_CLIENT_ID, and AZURE_CLIENT_SECRET,
     /// AZURE_CLIENT_CERTIFICATE_PATH, AZURE_FEDERATED_TOKEN_FILE or the managed identity of the machine.

@@ -52,7 +52,7 @@ enum Command {
     Sim(Sim),
     /// Print the CustomResourceDefinitions and the admission policy of VSphereMachineTemplates, for example: capstan crds | kubectl apply --server-side -f -
     Crds {
-        /// Print only the definitions of these controllers, for clusters in which others serve the rest [default: all]
+        /// Print only the definitions of these controllers, for clusters in which other controllers serve the other kinds [default: all]
         #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
         controllers: Vec<Name>,
         /// Let the API server convert the vSphere kinds through this Service of Capstan
@@ -63,7 +63,7 @@ enum Command {
         )]
         webhook_service: String,
         /// Store the vSphere kinds in this version: v1beta1 for the way back to Cluster API's vSphere provider before 1.16.
-        /// Capstan stores all objects anew when it is started the next time
+        /// At its next start Capstan writes all objects again, in this version
         #[arg(long, value_name = "VERSION", default_value = V1BETA2, value_parser = [V1BETA1, V1BETA2])]
         stored_version: String,
     },

@@ -190,7 +190,7 @@ impl Manager {
                     work.await?;
                 }
                 () = peers.keep() => {
-                    warn!("another controller took its lease back");
+                    warn!("another controller took its lease back: Capstan writes nothing until it holds the lease again");
                     term.cancel();
                     work.await?;
                 }
@@ -276,7 +276,7 @@ async fn wait_for_definition(name: Name, client: &Client) {
     let mut reported = false;
     while !is_served(name, client).await.unwrap_or_default() {
         if !std::mem::replace(&mut reported, true) {
-            info!(controller = %name, crd = name.crd(), "waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
+            info!(controller = %name, crd = name.crd(), "the controller waits for its definition; install it with: capstan crds | kubectl apply --server-side -f -");
         }
         capstan_core::clock::sleep(DEFINITION_POLL).await;
     }

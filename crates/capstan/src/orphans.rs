@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::check::catalogue;
 use crate::plain::plain;
 
-/// The label with the name of a machine's set.
+/// Label with the name of a machine's set.
 const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 
 /// List the resources of OpenShift machines in Azure whose Machine is gone
@@ -38,14 +38,14 @@ const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 Signs in to Azure as its SDKs do: AZURE_SUBSCRIPTION_ID, AZURE_TENANT_ID, AZURE_CLIENT_ID, and AZURE_CLIENT_SECRET,
 AZURE_CLIENT_CERTIFICATE_PATH, AZURE_FEDERATED_TOKEN_FILE or the managed identity of the machine.")]
 pub struct Orphans {
-    /// Look in these resource groups
+    /// Search these resource groups
     #[arg(long = "resource-group", short = 'g', required = true, value_name = "GROUP", num_args = 1..)]
     groups: Vec<String>,
     /// The cluster's name in its tag, where no Infrastructure object names it; refused if it is not the kubeconfig's cluster
     /// [default: infrastructureName of Infrastructure cluster]
     #[arg(long)]
     cluster: Option<String>,
-    /// Delete what is listed, disks excepted
+    /// Delete the listed resources, except disks
     #[arg(long)]
     delete: bool,
     /// Delete OS disks, too, and data disks whose tag says Delete, with all their data
@@ -54,7 +54,7 @@ pub struct Orphans {
     /// Delete this data disk, too, whatever its tag says, with all its data; repeat it for several
     #[arg(long, requires = "delete", value_name = "NAME")]
     kept_disk: Vec<String>,
-    /// How to print
+    /// Print in this format
     #[arg(long, short = 'o', value_enum, default_value = "table")]
     output: Output,
     /// Use this kubeconfig file
@@ -80,10 +80,10 @@ struct Row {
     name: String,
     id: String,
     reason: String,
-    /// The deletion policy of a disk, where its tags tell.
+    /// The deletion policy of a disk, where its tags have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     deletion_policy: Option<String>,
-    /// `listed`, `deleted`, `kept`, or why it could not be deleted.
+    /// `listed`, `deleted`, `kept`, or the reason for which it could not be deleted.
     result: String,
 }
 

@@ -50,14 +50,14 @@ pub struct Run {
     /// Reconcile only objects of Cluster API whose label cluster.x-k8s.io/watch-filter has this value [default: all]
     #[arg(long, value_name = "VALUE")]
     watch_filter: Option<String>,
-    /// Read Azure and vCenter again this often even if nothing changed, for example 5m [default: 10m]
+    /// Read Azure and vCenter again at this interval even if nothing changed, for example 5m [default: 10m]
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
     /// Serve /healthz and /readyz at this address; "0" for none
     #[arg(long, alias = "health-addr", default_value = ":9440", value_parser = address, value_name = "ADDRESS")]
     health: Address,
-    /// Serve /metrics at this address; "0" for none. HTTPS, for accounts that may get the path /metrics; plain HTTP for
-    /// everybody on a loopback address
+    /// Serve /metrics at this address; "0" for none. HTTPS, for accounts that may get the path /metrics; plain HTTP for all
+    /// clients on a loopback address
     #[arg(
         long,
         alias = "metrics-bind-address",
@@ -69,7 +69,7 @@ pub struct Run {
     /// Use tls.crt and tls.key in this folder for /metrics [default: a self-signed certificate]
     #[arg(long, value_name = "DIR")]
     metrics_cert_dir: Option<PathBuf>,
-    /// Serve /metrics as plain HTTP, to everybody who can reach the address
+    /// Serve /metrics as plain HTTP, to all clients that can reach the address
     #[arg(long, alias = "insecure-diagnostics", default_value_t = false, action = ArgAction::Set, num_args = 0..=1)]
     #[arg(
         require_equals = true,
@@ -82,7 +82,7 @@ pub struct Run {
     /// Write logs in this format
     #[arg(long, alias = "logging-format", value_enum, default_value = "pretty")]
     log_format: logs::Format,
-    /// Log this much, for example debug, or info,capstan_azure=debug; RUST_LOG overrides it
+    /// Log at this level, for example debug, or info,capstan_azure=debug; RUST_LOG overrides it
     #[arg(long, default_value = "info", value_name = "FILTER")]
     log_level: String,
     #[command(flatten)]
@@ -156,7 +156,7 @@ struct Election {
     /// Refuse all writes this long after the last renewal of the own lease
     #[arg(long, default_value = "10s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_renew_deadline: Duration,
-    /// Renew or read the lease this often
+    /// Renew or read the lease at this interval
     #[arg(long, default_value = "2s", value_parser = duration::parse, value_name = "TIME")]
     leader_elect_retry_period: Duration,
     /// Hold these leases of controllers that Capstan replaces, too, and write nothing without them: while Capstan leads, those
@@ -208,7 +208,7 @@ impl Election {
 #[derive(Args, Default)]
 #[command(next_help_heading = "Azure")]
 pub struct Azure {
-    /// Use this Azure: AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud
+    /// Use this Azure cloud: AzurePublicCloud, AzureUSGovernmentCloud or AzureChinaCloud
     #[arg(long, env = "AZURE_ENVIRONMENT", value_name = "NAME")]
     azure_environment: Option<String>,
     /// Get tokens from this authority
@@ -228,14 +228,14 @@ pub struct Azure {
     /// of this process is enough to sign in as them; "*" for every namespace [default: all client ids in all namespaces]
     #[arg(long, value_delimiter = ',', value_name = "NAMESPACE=CLIENT-ID,...")]
     allow_client_ids: Vec<ClientIdOf>,
-    /// Folder from which AzureClusterIdentities and credentials Secrets of Machines may name certificates, tokens and credential
-    /// files; repeat it for several [default: none]
+    /// Let AzureClusterIdentities and credentials Secrets of Machines name certificates, tokens and credential files in this folder;
+    /// repeat it for several [default: none]
     #[arg(long, value_name = "DIR")]
     azure_credential_folder: Vec<PathBuf>,
 }
 
 impl Azure {
-    /// What tenants may use to sign in.
+    /// Returns the credentials that tenants may use to sign in.
     fn allowed(&self) -> Allowed {
         let names = &self.allow_environment_identity;
         let environment_identity = if names.is_empty() {
@@ -252,7 +252,7 @@ impl Azure {
         }
     }
 
-    /// How AzureClusters sign in.
+    /// Returns the way in which AzureClusters sign in.
     pub fn sign_in(&self) -> Result<SignIn> {
         Ok(SignIn {
             allowed: self.allowed(),
@@ -278,21 +278,21 @@ impl Azure {
 #[derive(Args, Default)]
 #[command(next_help_heading = "vSphere")]
 pub struct Vsphere {
-    /// vCenters that shared credentials may be sent to: VSphereClusterIdentities without the annotation
+    /// Send shared credentials to these vCenters: VSphereClusterIdentities without the annotation
     /// capstan.dev/allowed-servers, and VSPHERE_USERNAME; "*" for every server [default: none]
     #[arg(long, value_delimiter = ',', value_name = "HOST[:PORT],...")]
     vcenter_servers: Vec<String>,
-    /// Namespaces whose VSphereClusters may use VSPHERE_USERNAME and VSPHERE_PASSWORD instead of an identity of their own;
+    /// Let the VSphereClusters of these namespaces use VSPHERE_USERNAME and VSPHERE_PASSWORD instead of an identity of their own;
     /// "*" for all [default: none]
     #[arg(long, value_delimiter = ',', value_name = "NAMESPACE,...")]
     vcenter_account_namespaces: Vec<String>,
     /// Accept every certificate of a vCenter for which neither a thumbprint nor a CA is given; conditions report it
     #[arg(long)]
     insecure_vcenter: bool,
-    /// Clones that may be under way in one vCenter at a time; the others wait, and namespaces take turns [default: any number]
+    /// Run at most this many clones in one vCenter at a time; the others wait, and namespaces take turns [default: any number]
     #[arg(long, value_name = "NUMBER")]
     vcenter_clones: Option<NonZeroUsize>,
-    /// Clones that may be under way on one datastore at a time [default: any number]
+    /// Run at most this many clones on one datastore at a time [default: any number]
     #[arg(long, value_name = "NUMBER")]
     datastore_clones: Option<NonZeroUsize>,
 }
@@ -386,11 +386,11 @@ pub async fn run(args: Run) -> Result<()> {
     let status = Arc::new(Status::new(&args.election.leader_elect_name));
     serve_health(args.health, status.clone()).await?;
     serve_metrics(&args, &config, status.clone()).await?;
-    info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "capstan");
+    info!(version = env!("CARGO_PKG_VERSION"), cluster = %config.cluster_url, "Capstan starts");
     if !wishes.without_effect.is_empty() {
         info!(
             flags = wishes.without_effect.join(" "),
-            "flags of other controllers change nothing"
+            "these flags of other controllers have no effect"
         );
     }
     let mut vsphere = args.vsphere.options();
@@ -425,7 +425,7 @@ async fn serve_health(address: Address, status: Arc<Status>) -> Result<()> {
     Ok(())
 }
 
-/// A loopback address is open to this machine only, so nobody is asked for a token there.
+/// A loopback address is open to this machine only, so Capstan asks for no token there.
 async fn serve_metrics(args: &Run, config: &kube::Config, status: Arc<Status>) -> Result<()> {
     let Some(address) = args.metrics.0 else { return Ok(()) };
     let plain = args.insecure_metrics || address.ip().is_loopback();
@@ -478,7 +478,7 @@ pub fn stop_on_signal() -> Result<CancellationToken> {
             if round > 0 {
                 std::process::exit(130);
             }
-            info!("stopping");
+            info!("Capstan stops");
             told.cancel();
         }
     });

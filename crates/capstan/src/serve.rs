@@ -117,7 +117,10 @@ pub fn certificate(dir: Option<PathBuf>) -> Result<Arc<ServerCertificate>> {
         loop {
             Clock::system().sleep(CERTIFICATE_REREAD).await;
             if let Err(error) = load(&dir, &current) {
-                warn!(error = format!("{error:#}"), "the metrics keep their certificate");
+                warn!(
+                    error = format!("{error:#}"),
+                    "cannot read the certificate of the metrics; the previous one stays in use"
+                );
             }
         }
     });

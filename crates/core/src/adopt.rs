@@ -145,7 +145,7 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
     ));
     steps.push(start(facts, Peer::Capz, String::new()));
     let mut notes = vec![
-        "CAPZ goes on with AzureClusters, AzureMachines and the kinds of Azure Service Operator, and keeps their webhooks"
+        "CAPZ continues with AzureClusters, AzureMachines and the kinds of Azure Service Operator, and keeps their webhooks"
             .to_owned(),
     ];
     notes.extend(aks(facts).filter(|_| off));
@@ -294,7 +294,7 @@ fn machine_api(facts: &Facts, deployment: &Deployment) -> Way {
         "restart the old controllers, so that they give their leases up: kubectl -n {} delete pod -l k8s-app=controller",
         deployment.namespace
     );
-    let mut notes = vec!["MachineHealthChecks and the webhooks of machine-api-operator go on".to_owned()];
+    let mut notes = vec!["MachineHealthChecks and the webhooks of machine-api-operator continue".to_owned()];
     if facts.cluster_version_operator {
         notes.push(
             "the cluster version operator puts Deployments back: none is changed, and no override is needed".to_owned(),

@@ -1,6 +1,6 @@
-//! Per-object back-off. Invariant: an object whose last pass was throttled is not tried again before the time it was
-//! given, whatever triggers it; one that failed in passing is tried again later and later; one that failed for good is
-//! tried again only after a change.
+//! Per-object back-off. Invariants: an object whose last reconcile was throttled is not reconciled before the time in the
+//! answer, whatever triggers it; the waits after temporary failures grow; after a permanent failure the object is
+//! reconciled only after a change.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -77,14 +77,14 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
         entry.until?.checked_duration_since(now).filter(|wait| !wait.is_zero())
     }
 
-    /// Something that may cure the object's failure has changed: do not wait, unless we were told how long to.
+    /// Something that may end the object's failure has changed: do not wait, unless the answer named a time.
     pub fn nudge(&self, key: &K) {
         if let Some(entry) = self.entries.lock().get_mut(key).filter(|entry| !entry.strict) {
             entry.until = None;
         }
     }
 
-    /// The object is well, or gone.
+    /// The last reconcile succeeded, or the object does not exist any more.
     pub fn forget(&self, key: &K) {
         self.entries.lock().remove(key);
     }

@@ -330,7 +330,7 @@ impl<K: Object> Filling<K> {
                         .as_ref()
                         .map(|most| (most.objects, most.bytes))
                         .unwrap_or_default();
-                    tracing::warn!(kind = %K::kind(&()), objects, bytes, "the server has more than the cache may hold");
+                    tracing::warn!(kind = %K::kind(&()), objects, bytes, "the server has more objects than the cache may hold");
                     self.feed.overfull.store(true, Ordering::SeqCst);
                     *self.feed.trouble.lock() = Some(format!("the server has more than {objects} objects"));
                     capstan_core::clock::sleep(OVERFULL_RETRY).await;
@@ -357,7 +357,7 @@ impl<K: Object> Filling<K> {
                         return Some(End::Smaller(half));
                     }
                     let error = shortened(&error);
-                    tracing::warn!(kind = %K::kind(&()), error, "watch interrupted");
+                    tracing::warn!(kind = %K::kind(&()), error, "the watch was interrupted and starts again");
                     *self.feed.trouble.lock() = Some(error);
                     continue;
                 }

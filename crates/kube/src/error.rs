@@ -157,7 +157,9 @@ fn of_connection(error: &(dyn std::error::Error + 'static)) -> &'static str {
         }
         // rustls reaches us inside an I/O error, as text.
         if cause.to_string().contains("certificate") {
-            return Some("the certificate of the API server, or ours, is not accepted");
+            return Some(
+                "the certificate of the API server is not trusted, or the API server rejects the client certificate",
+            );
         }
         match cause.downcast_ref::<std::io::Error>()?.kind() {
             std::io::ErrorKind::ConnectionRefused => Some("the API server refuses the connection"),

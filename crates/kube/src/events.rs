@@ -131,7 +131,7 @@ impl Recorder {
             },
         };
         if let Err(error) = done {
-            tracing::warn!(object = %object.name_any(), reason, %error, "event not recorded");
+            tracing::warn!(object = %object.name_any(), reason, %error, "the API server did not accept the event");
         }
     }
 

@@ -236,7 +236,9 @@ impl Elector {
         while !self.fence.is_open() {
             match self.attempt().await {
                 Ok(()) => {}
-                Err(error) => warn!(lease = %self.settings.name, %error, "cannot take part in the election"),
+                Err(error) => {
+                    warn!(lease = %self.settings.name, %error, "cannot read or write the lease of the election")
+                }
             }
             if self.fence.is_open() {
                 break;
@@ -248,7 +250,7 @@ impl Elector {
             }
             self.settings.clock.sleep(self.settings.retry_period).await;
         }
-        info!(lease = %self.settings.name, identity = %self.settings.identity.0, "leading");
+        info!(lease = %self.settings.name, identity = %self.settings.identity.0, "this process leads");
     }
 
     /// Returns the candidate that holds the lease instead of us.
@@ -266,7 +268,7 @@ impl Elector {
             }
         }
         self.fence.set(None);
-        warn!(lease = %self.settings.name, "the lease is lost: all writes are refused from here on");
+        warn!(lease = %self.settings.name, "Capstan lost the lease and refuses all writes");
     }
 
     /// Releases the lease, so that the next leader need not wait until it expires. Reads first whether it is ours where we
@@ -282,9 +284,9 @@ impl Elector {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no answer within {} s", RELEASE_TIMEOUT.as_secs()),
             };
-            info!(lease = %name, reason, "not released yet");
+            info!(lease = %name, reason, "cannot release the lease yet");
         }
-        info!(lease = %name, "not released: it expires by itself");
+        info!(lease = %name, "did not release the lease: it expires by itself");
     }
 
     /// Removes our name from the lease; returns false when it was not there.

@@ -91,7 +91,7 @@ fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Comman
     command
 }
 
-/// Where a manager answers the API server.
+/// The address at which a manager answers the API server.
 pub(crate) struct Server {
     port: u16,
     ca: String,

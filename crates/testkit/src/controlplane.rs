@@ -1,6 +1,6 @@
 //! etcd, kube-apiserver, kube-controller-manager and kwok on free loopback ports.
 //!
-//! The kubeconfig file appears only once all of them answer, so whoever sees it can use it.
+//! The kubeconfig file appears only when all of them answer, so a process that sees the file can use it.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -20,21 +20,21 @@ use crate::pki::{Identity, Pki};
 use crate::process::{Lifeline, Process};
 use crate::{clusterapi, files, gobuild, manifests, shared};
 
-/// How long a control plane may take to answer; it takes about 4 s on an idle machine, and took 80 s on one that was
+/// Maximum time until a control plane answers. It takes about 4 s on an idle machine, and took 80 s on one that was
 /// building several things at once.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// How often a starting program is asked whether it is ready.
+/// The interval at which a starting program is asked whether it is ready.
 pub(crate) const ASK: Duration = Duration::from_millis(50);
 /// Another process may take a port between our look and the program's bind.
 const ATTEMPTS: usize = 3;
-/// Nodes and Pods with this label and value are left alone by kwok: their status is the test's to set.
+/// kwok does not change Nodes and Pods with this label and value: the test sets their status.
 pub const KWOK_LABEL: &str = "capstan.dev/kwok";
 pub const KWOK_OFF: &str = "off";
 
-/// What a control plane is made of.
+/// The settings of a control plane.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where state and logs are kept; a directory of its own that is removed at the end if not given.
+    /// The folder of state and logs. Without it, a folder of its own that is removed at the end.
     pub dir: Option<PathBuf>,
     /// Keep Nodes and Pods alive.
     pub kwok: bool,
@@ -68,7 +68,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// The control plane of this test run, started by whoever asks first. Isolate by [`Self::namespace`].
+    /// Returns the control plane of this test run. The first caller starts it. Isolate by [`Self::namespace`].
     pub async fn shared() -> Result<Self> {
         let dir = tokio::task::spawn_blocking(shared::find_or_start).await??;
         Ok(Self::attached(dir))
@@ -223,7 +223,7 @@ impl ControlPlane {
         self.processes.iter_mut().try_for_each(Process::check)
     }
 
-    /// Where state and logs are kept.
+    /// Returns the folder of state and logs.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -245,7 +245,7 @@ impl ControlPlane {
         Ok(Client::try_from(self.config().await?)?)
     }
 
-    /// Makes a fresh namespace and waits until pods can be made in it.
+    /// Creates a fresh namespace and waits until pods can be created in it.
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         let client = self.client().await?;
         let metadata = ObjectMeta {
@@ -277,8 +277,8 @@ impl ControlPlane {
         self.install_crds_from(&dir).await
     }
 
-    /// Installs the CRDs of Cluster API without its manager: tests that play its part write its objects themselves, in
-    /// one version each, since nobody converts.
+    /// Installs the CRDs of Cluster API without its manager. Tests that play its part write its objects themselves, in
+    /// one version each, since there is no conversion webhook.
     pub async fn install_cluster_api_crds(&self) -> Result<()> {
         let dir = tokio::task::spawn_blocking(|| parts::CLUSTER_API_CRDS.path()).await??;
         self.install_crds_from(&dir).await
@@ -292,7 +292,7 @@ impl ControlPlane {
         manifests::install_crds(&self.client().await?, crds).await
     }
 
-    /// Runs kubectl as administrator and returns what it printed; fails with what it complained about.
+    /// Runs kubectl as administrator and returns its output. Fails with its error output.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let kubectl = tokio::task::spawn_blocking(|| parts::KUBECTL.path()).await??;
         let out = tokio::process::Command::new(kubectl)

@@ -1,4 +1,4 @@
-//! Where things are kept: a per-user cache outside any clone, so that a second clone starts at once.
+//! Paths and files: a per-user cache outside any clone, so that a second clone starts at once.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -24,7 +24,7 @@ pub fn cache_dir() -> PathBuf {
 pub struct Lock(#[expect(dead_code, reason = "held for its lock alone")] File);
 
 impl Lock {
-    /// Takes the lock; `on_wait` is called once when somebody else has it.
+    /// Takes the lock. Calls `on_wait` once when another process has it.
     pub fn take(path: &Path, on_wait: impl FnOnce()) -> Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
@@ -37,7 +37,7 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Takes the lock unless somebody else has it.
+    /// Takes the lock unless another process has it.
     pub fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = File::create(path).with_context(|| format!("cannot open the lock {}", path.display()))?;
         Ok(file.try_lock().is_ok().then_some(Self(file)))
@@ -51,7 +51,7 @@ pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes what gives access: for the owner's eyes alone, and whole or not at all, since others wait for the file.
+/// Writes a secret file: only its owner can read it, and it appears complete, since other processes wait for it.
 pub fn write_private(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
     let fresh = path.with_extension("new");
     let _ = fs::remove_file(&fresh);

@@ -1,7 +1,7 @@
 //! Builds parts, each once, into the per-user cache.
 //!
-//! A part's place in the cache carries a hash of all that it is made of (pins, sources, flags, platform), so a change
-//! of a pin builds anew and an old clone still finds its own. It appears there by one rename, under a lock.
+//! A part's folder in the cache has a hash of all its inputs in its name (pins, sources, flags, platform). So a change
+//! of a pin causes a new build, and an old clone still finds its own. The folder appears by one rename, under a lock.
 
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -43,7 +43,7 @@ pub fn provide(part: &Part) -> Result<PathBuf> {
     })?;
     // One lock for all parts: Go builds use every core, two at once only get in each other's way.
     let _lock = Lock::take(&cache.join("parts/build.lock"), || {
-        say(&format!("waiting for {}: another build has the lock", part.name))
+        report(&format!("waiting for {}: another build has the lock", part.name))
     })?;
     if !wanted.exists() {
         build(&go, part, &cache, &place)?;
@@ -80,14 +80,14 @@ fn key(part: &Part) -> String {
         .collect()
 }
 
-/// Where programs are looked for, in that order.
+/// Returns the folders in which programs are searched, in that order.
 fn places() -> Vec<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     assets.into_iter().chain(std::env::split_paths(&path)).collect()
 }
 
-/// A program that somebody installed already, if its version fits.
+/// Returns an installed program, if its version fits.
 fn installed(places: &[PathBuf], name: &str, version: &Version) -> Option<PathBuf> {
     places
         .iter()
@@ -150,14 +150,14 @@ fn compile(go: &Path, name: &str, dir: &Path, package: &str, ldflags: &str, into
             "build",
             "-v",
             "-trimpath",
-            // Leaves service discovery out of promtool, and halves it; says nothing to the other parts.
+            // Leaves service discovery out of promtool, and halves it; the other parts ignore the tag.
             "-tags=remove_all_sd",
             "-ldflags",
             &format!("-s -w {ldflags}"),
             "-o",
         ])
         .args([into.join(name).as_os_str(), package.as_ref()]);
-    // A build of minutes that nobody waits for any more ends with whoever asked for it.
+    // A build of minutes ends with the process that started it.
     let lifeline = Lifeline::own()?;
     let mut child = lifeline
         .guard(&build, &into.join("pid"))?
@@ -236,7 +236,7 @@ pub fn yaml_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Tells what goes on: a spinner on a terminal, otherwise a line at the beginning and one at the end.
+/// Shows the progress: a spinner on a terminal, otherwise a line at the beginning and one at the end.
 struct Progress {
     what: String,
     bar: Option<ProgressBar>,
@@ -244,7 +244,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// How often a spinner turns.
+    /// The interval at which a spinner turns.
     const TICK: Duration = Duration::from_millis(120);
 
     fn new(what: String) -> Self {
@@ -255,7 +255,7 @@ impl Progress {
             bar
         });
         if bar.is_none() {
-            say(&format!("{what} ..."));
+            report(&format!("{what} ..."));
         }
         Self {
             what,
@@ -274,13 +274,13 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        say(&format!("{}: done in {} s", self.what, self.since.elapsed().as_secs()));
+        report(&format!("{}: done in {} s", self.what, self.since.elapsed().as_secs()));
     }
 }
 
 /// Written past the test harness, which would hide it until the test ends.
-fn say(line: &str) {
-    // Nobody may be listening; that is no reason to fail.
+fn report(line: &str) {
+    // Standard error may be closed; that is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -322,7 +322,7 @@ mod tests {
             version: Some(version), ..
         } = &parts::ETCD.source
         else {
-            panic!("etcd tells no version")
+            panic!("etcd prints no version")
         };
         let nowhere = root.join("nowhere");
         let found = installed(&[nowhere.clone(), old.clone(), broken, fits.clone()], "etcd", version);

@@ -1,5 +1,5 @@
 //! Servers and clients that behave as badly as the threat model allows: vCenters that answer without end, a workload
-//! cluster with more Nodes than anybody has, clients that never finish a request.
+//! cluster with more Nodes than any real one, clients that never finish a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ const HEADER: usize = 24 << 10;
 /// A slow vCenter answers shortly before clients give up.
 const SLOW: Duration = Duration::from_secs(80);
 
-/// How a hostile vCenter answers.
+/// The behaviour of a hostile vCenter.
 #[derive(Clone, Copy, Debug)]
 pub enum Vcenter {
     /// Every answer is a text without end.
@@ -130,7 +130,7 @@ impl Server {
             let from = number("continue=").unwrap_or(0);
             let to = (from + number("limit=").unwrap_or(nodes)).min(nodes);
             let next = if to < nodes { to.to_string() } else { String::new() };
-            // Text instead of JSON values: pages of several MiB are made fast enough in a debug build, too.
+            // Text instead of JSON values: pages of several MiB are built fast enough in a debug build, too.
             let node = |n| {
                 format!(
                     r#"{{"metadata":{{"name":"n{n}","annotations":{{"a":"{annotation}"}}}},"spec":{{"providerID":"azure:///n{n}"}}}}"#

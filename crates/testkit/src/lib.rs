@@ -1,7 +1,7 @@
 //! A local control plane from real parts, for tests, benches and `capstan up`.
 //!
-//! Invariants: nothing is built that was not asked for, and nothing twice (see [`parts`]); every process started here
-//! ends with whoever it was started for, even when that one is killed with SIGKILL (see [`process`]).
+//! Invariants: only the requested parts are built, each once (see [`parts`]); every process that is started here ends
+//! with the process that it was started for, even when that one is killed with SIGKILL (see [`process`]).
 
 pub mod apiserver;
 mod clusterapi;

@@ -1,4 +1,4 @@
-//! Manifests into a cluster: parsing, CRDs that are waited for, and server-side apply of whatever else.
+//! Manifests in a cluster: parses them, waits for CRDs, and applies the other objects with server-side apply.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use crate::gobuild;
 pub const FIELD_MANAGER: &str = "capstan-local";
 /// A CRD is established within a second on an idle machine; so much more means that it has a problem.
 const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(180);
-/// How long an established kind may take to be listed.
+/// Maximum time until discovery lists an established kind.
 const LISTED_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it is looked whether deleted objects are gone.
+/// The interval at which deleted objects are checked.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// All objects of a YAML file; empty documents are skipped.
@@ -85,7 +85,7 @@ fn keep_conversion_url(crd: &mut DynamicObject, existing: Option<CustomResourceD
     Ok(())
 }
 
-/// Applies objects in the order given; one without a namespace goes to `namespace` when its kind has one.
+/// Applies objects in the order given. An object without a namespace gets `namespace` when its kind has one.
 pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) -> Result<()> {
     let discovery = discover(client, objects).await?;
     let params = PatchParams::apply(FIELD_MANAGER).force();
@@ -98,8 +98,8 @@ pub async fn apply(client: &Client, namespace: &str, objects: &[DynamicObject]) 
     Ok(())
 }
 
-/// As [`apply`], but what is there already is left as it is: somebody may have changed it since. `created` gets what was
-/// created, also when not all of it could be.
+/// As [`apply`], but does not change existing objects: a user may have changed them. `created` gets the created
+/// objects, also when a later one could not be created.
 pub async fn create_missing(
     client: &Client,
     namespace: &str,
@@ -120,8 +120,8 @@ pub async fn create_missing(
     Ok(())
 }
 
-/// Deletes objects, each after what it owns, and waits until they are gone. Answers with what is still there after
-/// `patience`, as `Kind name`.
+/// Deletes objects, each after its dependents, and waits until they do not exist any more. Returns those that still
+/// exist after `patience`, as `Kind name`.
 pub async fn delete(
     client: &Client,
     namespace: &str,

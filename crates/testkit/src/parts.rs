@@ -1,7 +1,7 @@
-//! The real parts, and where each comes from.
+//! The real parts, and their sources.
 //!
-//! A part is a Go program (or some files) of a module whose `go.mod` and `go.sum` pin everything it is made of. To add
-//! one: put its module under `tools/`, name its files in a [`Module`] here, and declare a [`Part`].
+//! A part is a Go program (or some files) of a module whose `go.mod` and `go.sum` pin all its inputs. To add one: put
+//! its module under `tools/`, name its files in a [`Module`] here, and declare a [`Part`].
 
 use std::path::PathBuf;
 
@@ -16,19 +16,19 @@ pub struct Module {
     pub files: &'static [(&'static str, &'static str)],
 }
 
-/// What a part is made of.
+/// The source of a part.
 pub enum Source {
     /// A main package.
     Program {
         package: &'static str,
         /// Linker flags beyond `-s -w`.
         ldflags: &'static str,
-        /// How a program that is already there tells its version, and how the answer begins when it fits. `None`: a
-        /// program of this name found elsewhere is never used.
+        /// The command that prints the version of an installed program, and the beginning of the output when it fits.
+        /// `None`: an installed program of this name is never used.
         version: Option<Version>,
     },
-    /// Files copied out of a module that the module requires: the required module, and paths inside it. A path that
-    /// ends with `/` stands for all YAML files in that folder.
+    /// Files of a module that the module requires: the required module, and paths inside it. A path that ends with `/`
+    /// selects all YAML files in that folder.
     Files {
         of: &'static str,
         paths: &'static [&'static str],
@@ -37,7 +37,7 @@ pub enum Source {
 
 pub struct Version {
     pub args: &'static [&'static str],
-    /// What its output must contain.
+    /// The text that its output must contain.
     pub fits: &'static str,
 }
 
@@ -136,7 +136,7 @@ pub static KWOK: Part = Part {
     },
 };
 
-/// What kwok does to Nodes and Pods; the program alone does nothing.
+/// The stages of Nodes and Pods for kwok; the program alone does nothing.
 pub static KWOK_STAGES: Part = Part {
     name: "kwok-stages",
     module: &CONTROLPLANE,
@@ -261,7 +261,7 @@ pub static CLUSTER_API_CRDS: Part = Part {
     },
 };
 
-/// What the core manager is asked by the API server.
+/// The webhooks of the core manager.
 pub static CLUSTER_API_WEBHOOKS: Part = Part {
     name: "cluster-api-webhooks",
     module: &CAPI,

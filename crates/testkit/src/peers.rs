@@ -1,7 +1,7 @@
 //! The controllers that Capstan replaces, beside a control plane: their definitions, their manager, their admission.
 //!
-//! Invariant: a peer that was stopped leaves nothing that refuses writes: its admission goes with it. Its definitions stay,
-//! as those of an installation do whose Deployment was scaled to zero.
+//! Invariant: a stopped peer leaves no webhook that rejects writes: its admission is removed with it. Its definitions
+//! stay, like those of an installation whose Deployment was scaled to zero.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub struct Release {
     crds: &'static Part,
     /// Definitions of other providers that the manager watches.
     watched: Option<&'static Part>,
-    /// Kinds of others that the manager needs in order to start, and that nobody serves: group, version, kind, plural.
+    /// Foreign kinds that the manager needs at its start, and that are not served: group, version, kind, plural.
     foreign: &'static [(&'static str, &'static str, &'static str, &'static str)],
     webhooks: &'static Part,
     /// The contracts of Cluster API that its definitions fulfil.
@@ -125,7 +125,7 @@ pub static CAPZ: Release = Release {
 };
 
 impl Release {
-    /// Builds everything that it is made of, which takes minutes the first time.
+    /// Builds all its parts, which takes minutes the first time.
     pub async fn build(&'static self) -> Result<()> {
         let all = [Some(self.program), Some(self.crds), self.watched, Some(self.webhooks)];
         tokio::task::spawn_blocking(move || all.into_iter().flatten().try_for_each(|part| part.path().map(drop)))
@@ -168,7 +168,7 @@ fn free_form((group, version, kind, plural): (&str, &str, &str, &str)) -> Result
     Ok(serde_json::from_value(crd)?)
 }
 
-/// Leads every tunnel of HTTPS to one server, whatever host it is for. CAPZ knows no other address of Azure than the real one.
+/// Connects every HTTPS tunnel to one server, for any host. CAPZ knows no other address of Azure than the real one.
 ///
 /// Returns the address for `HTTPS_PROXY`; it answers as long as the runtime of the caller lives.
 pub async fn tunnel_to(server: SocketAddr) -> Result<String> {
@@ -176,7 +176,7 @@ pub async fn tunnel_to(server: SocketAddr) -> Result<String> {
     let address = listener.local_addr()?;
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            // A client that goes away ends its own tunnel only.
+            // A client that disconnects ends its own tunnel only.
             tokio::spawn(async move { tunnel(client, server).await.ok() });
         }
     });
@@ -277,7 +277,7 @@ impl Peer {
     }
 }
 
-/// Makes a serving certificate under the names that controller-runtime reads.
+/// Creates a serving certificate under the names that controller-runtime reads.
 fn certificates(plane: &ControlPlane, pki: &Pki, name: &str) -> Result<PathBuf> {
     pki.serving(name)?;
     let dir = plane.dir().join(format!("{name}-webhook"));

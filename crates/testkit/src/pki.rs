@@ -24,7 +24,7 @@ pub struct Pki {
 }
 
 impl Pki {
-    /// Opens the one kept in `dir`, or makes it: a control plane that is started again in the same place keeps its
+    /// Opens the one in `dir`, or creates it: a control plane that is started again in the same folder keeps its
     /// kubeconfigs and service account tokens valid.
     pub fn open(dir: &Path) -> Result<Self> {
         let (ca_file, key_file) = (dir.join("ca.crt"), dir.join("ca.key"));
@@ -65,7 +65,7 @@ impl Pki {
         self.dir.join(name)
     }
 
-    /// Makes `NAME.crt` and `NAME.key` for a server on loopback.
+    /// Creates `NAME.crt` and `NAME.key` for a server on loopback.
     pub fn serving(&self, name: &str) -> Result<()> {
         let names = [
             "127.0.0.1",

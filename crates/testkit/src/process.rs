@@ -1,9 +1,9 @@
-//! Processes that end with whoever they were started for.
+//! Processes that end with the process that they were started for.
 //!
-//! Each program runs under a small shell guard that reads from a pipe, the lifeline. Whoever holds its other end keeps
-//! the program alive; when that holder ends in whatever way, SIGKILL included, the pipe closes and the guard kills the
-//! program. Nothing has to be cleaned up by code that may not get to run, and no parent thread matters, as it would with
-//! a parent-death signal.
+//! Each program runs under a small shell guard that reads from a pipe, the lifeline. The process that holds the other
+//! end keeps the program alive. When that process ends in any way, SIGKILL included, the pipe closes and the guard
+//! kills the program. No cleanup depends on code that may not run, and no parent thread matters, as it would with a
+//! parent-death signal.
 
 use std::fs::{self, File};
 use std::io::{PipeReader, PipeWriter};
@@ -31,8 +31,8 @@ kill "$watcher" 2>/dev/null
 exit "$code"
 "#;
 
-/// Holds the lifeline on stdout for as long as process `$1` lives; a process that nobody has reaped counts as dead. Then
-/// it lets go, and removes the folder `$2`, which is of no use without the programs.
+/// Holds the lifeline on stdout while process `$1` lives; an unreaped process counts as dead. Then it closes the
+/// lifeline, and removes the folder `$2`, which is of no use without the programs.
 const KEEPER: &str = r#"
 while kill -0 "$1" 2>/dev/null; do
   if [ -r "/proc/$1/stat" ] && read -r stat <"/proc/$1/stat"; then
@@ -45,7 +45,7 @@ sleep 1
 rm -rf "$2"
 "#;
 
-/// What keeps programs alive.
+/// Keeps programs alive.
 pub struct Lifeline {
     reader: PipeReader,
     /// `None` when a keeper process holds it.
@@ -62,7 +62,8 @@ impl Lifeline {
         })
     }
 
-    /// Programs live as long as process `pid` does, whatever becomes of this one; the folder `doomed` goes with them.
+    /// Programs live as long as process `pid`, even after the end of this one. The folder `doomed` is removed with
+    /// them.
     pub fn of_process(pid: u32, doomed: &Path) -> Result<Self> {
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         Command::new("/bin/sh")
@@ -78,7 +79,7 @@ impl Lifeline {
         Ok(Self { reader, writer: None })
     }
 
-    /// Starts a program whose output goes to `DIR/NAME.log`.
+    /// Starts a program with its output in `DIR/NAME.log`.
     pub fn start(&self, dir: &Path, name: &str, program: Command) -> Result<Process> {
         let log = dir.join(format!("{name}.log"));
         let out = File::options().create(true).append(true).open(&log);
@@ -98,7 +99,7 @@ impl Lifeline {
         })
     }
 
-    /// The program under its guard, in its own folder; where its output goes is for the caller to say.
+    /// Returns the program under its guard, in its own folder. The caller sets its output.
     pub(crate) fn guard(&self, program: &Command, pid_file: &Path) -> Result<Command> {
         let mut guard = Command::new("/bin/sh");
         guard
@@ -179,7 +180,7 @@ impl Process {
         std::mem::forget(self);
     }
 
-    /// Ends it now and waits until it is gone.
+    /// Ends it now and waits for its end.
     pub fn kill(&mut self) {
         if let Ok(None) = self.guard.try_wait()
             && let Some(group) = Pid::from_raw(self.guard.id() as i32)

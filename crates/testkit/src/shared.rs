@@ -1,7 +1,8 @@
 //! One control plane per test run, shared by all its test processes.
 //!
 //! A test run is the process that started the test programs (cargo, nextest). Its control plane lives in a directory
-//! named after that process; whoever comes first starts it under a lock, and a keeper ends it with that process.
+//! with the name of that process. The first test process starts it under a lock, and a keeper ends it with the process
+//! of the test run.
 
 use std::fs;
 use std::os::unix::process::parent_id;
@@ -17,7 +18,7 @@ use crate::files::{self, Lock};
 use crate::parts;
 use crate::process::Lifeline;
 
-/// How many ended runs keep their logs.
+/// The number of ended runs whose logs are kept.
 const KEPT_RUNS: usize = 5;
 
 fn runs_dir() -> PathBuf {
@@ -38,7 +39,7 @@ pub fn find_or_start() -> Result<PathBuf> {
     let _ = fs::remove_dir_all(&dir);
     prune();
     files::write(&owner, identity)?;
-    // Tests call it under time limits of theirs, which must not run while it is built.
+    // Tests call it under their own time limits, which must not include its build.
     parts::KUBECTL.path()?;
     // A runtime of its own: the caller's ends with its test, and the processes must not hang on it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -52,14 +53,15 @@ pub fn find_or_start() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The process that stands for the test run: whoever started the test programs, or this one when it was started by
-/// hand from a shell, which would live on for long.
+/// Returns the process of the test run: the one that started the test programs, or this one when a shell started it,
+/// because a shell lives on for long.
 fn run_process() -> u32 {
     let by_runner = std::env::var_os("CARGO").is_some() || std::env::var_os("NEXTEST").is_some();
     if by_runner { parent_id() } else { std::process::id() }
 }
 
-/// When a process started, in the kernel's own count, to tell it from a later one of the same number.
+/// Returns the start time of a process, in the kernel's count. It distinguishes the process from a later one with the
+/// same number.
 fn started(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after_name = stat.rsplit_once(')')?.1;
@@ -103,8 +105,8 @@ fn prune() {
     }
 }
 
-/// Whether the process that a run directory is named after (`KIND-PID…`) still lives. One that says when its process
-/// started is not taken for alive because that number came round again.
+/// Whether the process in the name of a run directory (`KIND-PID…`) still lives. With a start time in the name, a later
+/// process with the same number does not count.
 fn is_alive(dir: &Path) -> bool {
     let name = dir
         .file_name()

@@ -1,4 +1,4 @@
-//! What users of one namespace create: clusters and machines on a vCenter, machine pools on an Azure.
+//! The objects that users of one namespace create: clusters and machines on a vCenter, machine pools on Azure.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -86,7 +86,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Creates a Machine with bootstrap data, as Cluster API core makes it first.
+    /// Creates a Machine with bootstrap data, as Cluster API core does first.
     pub async fn vsphere_owner(&self, cluster: &str, name: &str) -> Result<Value> {
         let secret = format!("{name}-boot");
         self.secret(&secret, json!({"value": "#cloud-config\n{}\n"})).await?;

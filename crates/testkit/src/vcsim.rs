@@ -1,4 +1,4 @@
-//! A simulated vCenter of one's own: started in a second, gone with whoever holds it, and able to fail on demand.
+//! A simulated vCenter for one test: it starts in a second, ends with its owner, and fails on demand.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::parts;
 
-/// How long the last save may take; a file of some KiB is written.
+/// Maximum time of the last save; it writes a file of some KiB.
 const SAVE_GRACE: Duration = Duration::from_secs(60);
 
-/// What kind of vCenter to start.
+/// The settings of a simulated vCenter.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub username: String,
@@ -30,9 +30,9 @@ pub struct Options {
     pub machines: u32,
     /// Opaque (NSX) networks.
     pub opaque_networks: u32,
-    /// How long a clone takes.
+    /// The duration of a clone.
     pub clone_delay: Duration,
-    /// How long after power-on a guest gets addresses; `None`: never.
+    /// The time from power-on until a guest gets addresses; `None`: never.
     pub guest_ip_delay: Option<Duration>,
     /// Refuse units that the controller type does not have, as a real vCenter does.
     pub unit_limits: bool,
@@ -98,7 +98,7 @@ pub struct Vcsim {
     keeps_state: bool,
 }
 
-/// What is to happen to some calls of one method.
+/// The effect on some calls of one method.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fault {
@@ -107,7 +107,7 @@ pub struct Fault {
     pub kind: String,
     /// The first call that is hit, from 1.
     pub nth: u32,
-    /// How many are hit from there; 0 means all.
+    /// The number of calls that it affects; 0 means all.
     pub times: u32,
     /// Only clones of this name.
     pub name: String,
@@ -115,7 +115,7 @@ pub struct Fault {
     pub fault: String,
     pub message: String,
     pub status: u16,
-    /// How long a task runs before it fails.
+    /// The time for which a task runs before it fails.
     pub delay_ms: u64,
 }
 
@@ -168,7 +168,7 @@ impl Admin {
         self.send(self.http.delete(format!("{}/counters", self.url))).await
     }
 
-    /// How the disks of each clone were asked to be moved: as a whole, then one by one.
+    /// Returns the disk move types that each clone requested: for the whole clone, then for each disk.
     pub async fn moves(&self) -> Result<BTreeMap<String, Vec<String>>> {
         let answer = self.http.get(format!("{}/moves", self.url)).send().await?;
         Ok(answer.error_for_status()?.json().await?)
@@ -235,7 +235,7 @@ impl Admin {
         self.send(self.http.post(format!("{}/sessions/drop", self.url))).await
     }
 
-    /// Connections are cut, sessions gone, and nobody listens for `down`.
+    /// Cuts connections, drops sessions, and refuses new connections for `down`.
     pub async fn restart(&self, down: Duration) -> Result<()> {
         let url = format!("{}/restart?downMs={}", self.url, down.as_millis());
         self.send(self.http.post(url)).await
@@ -275,7 +275,7 @@ fn start(options: &Options) -> Result<Vcsim> {
     let mut line = String::new();
     BufReader::new(stdout)
         .read_line(&mut line)
-        .context("vcsim said nothing")?;
+        .context("vcsim printed nothing")?;
     let ready: Ready = match serde_json::from_str(&line) {
         Ok(ready) => ready,
         Err(cause) => {
@@ -315,7 +315,7 @@ fn command(options: &Options) -> Result<Command> {
     }
     let guest_ip = options.guest_ip_delay.map_or(-1, |delay| delay.as_millis() as i64);
     command
-        // Its standard input is its lifeline: closed when we end, in whatever way.
+        // The lifeline is its standard input, which closes when this process ends in any way.
         .arg("-exit-on-stdin-close")
         .args(["-username", &options.username, "-password", &options.password])
         .args([

@@ -169,7 +169,7 @@ async fn run(inner: Weak<Inner>) {
         } else {
             failures + 1
         };
-        tracing::debug!(%error, "watching vCenter starts again");
+        tracing::debug!(%error, "the watch of vCenter starts again");
         tokio::select! {
             () = closed.cancelled() => return,
             () = clock.sleep(exponential(RETRY, RETRY_MAX, failures)) => {}

@@ -1,4 +1,5 @@
-//! One token bucket: pure, the caller gives the time. It never allows more than its limit, whatever the headers claim.
+//! One token bucket: pure, the caller gives the time. It never allows more than its limit, even if the headers of an
+//! answer claim more.
 
 use super::policy::Limit;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ impl Bucket {
         self.at = self.at.max(now);
     }
 
-    /// How long until a call may go that has `ahead` others before it; zero when it may go now.
+    /// Returns the time until a call with `ahead` others before it may be sent; zero when it may be sent now.
     pub fn wait(&mut self, ahead: u32, now: Instant) -> Duration {
         self.refill(now);
         let stop = self.stopped(now).unwrap_or_default();
@@ -45,7 +46,7 @@ impl Bucket {
         self.tokens -= 1.0;
     }
 
-    /// How much longer the bucket is stopped.
+    /// Returns the time for which the bucket is still stopped.
     pub fn stopped(&self, now: Instant) -> Option<Duration> {
         self.stopped_until
             .map(|until| until.saturating_duration_since(now))

@@ -172,7 +172,7 @@ pub struct Budget {
     metrics: Metrics,
 }
 
-/// A place in the queue, given up when the caller goes away.
+/// A place in the queue. It is released when the caller drops its call.
 struct Ticket<'a> {
     budget: &'a Budget,
     place: Place,
@@ -208,7 +208,7 @@ impl Budget {
         self.metrics.labels(&ask.subscription, &ask.location, policy)
     }
 
-    /// Waits for this call's turn. A stopped bucket does not make callers wait: they get an error with the time at once.
+    /// Waits for this call's turn. Callers do not wait for a stopped bucket: they get an error with the time at once.
     pub async fn acquire(&self, ask: &Ask) -> Result<(), StoppedFor> {
         let ticket = self.enqueue(ask);
         loop {
@@ -291,7 +291,7 @@ impl Budget {
     }
 }
 
-/// Which of a call's buckets a 429 empties.
+/// The buckets of a call that a 429 empties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wide {
     /// Resource Manager itself refused.

@@ -131,7 +131,7 @@ async fn a_call_whose_turn_came_before_the_429_hears_of_it_before_it_is_sent() {
     assert_eq!(budget.stopped(&second), Some(StoppedFor(Duration::from_secs(7))));
 }
 
-/// A crowd that is sent away for a whole minute, answered within a twentieth of a second: what it costs in calls.
+/// Counts the calls of many callers that a server throttles for a whole minute, with answers within 50 ms.
 async fn a_minute_of_429s(callers: usize, after: Option<Duration>) -> usize {
     let (budget, sent) = (
         Arc::new(Budget::default()),

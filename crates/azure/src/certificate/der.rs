@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
         self.0.first().copied()
     }
 
-    /// Returns the content of the next value, whatever it is.
+    /// Returns the tag and the content of the next value, of any type.
     fn any(&mut self) -> Result<(u8, &'a [u8]), Unreadable> {
         let damaged = Unreadable::Damaged;
         let (tag, rest) = self.0.split_first().ok_or(damaged)?;

@@ -1,7 +1,8 @@
-//! Certificates with their private keys, as users have them: PEM, or PKCS#12 (.pfx, .p12), as such or in base64.
+//! Certificates with their private keys, in the forms that users have: PEM, or PKCS#12 (.pfx, .p12), as such or in
+//! base64.
 //!
-//! Invariant: reading costs little whatever is given. Tenants give certificates, and a file may ask for any number of
-//! iterations.
+//! Invariant: the cost of reading is bounded for any input. Tenants give certificates, and a file may ask for any
+//! number of iterations.
 
 mod der;
 mod pbe;
@@ -12,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_core::Secret;
 use zeroize::Zeroizing;
 
-/// Why a certificate cannot be read. The text never repeats a part of it.
+/// The reason for which a certificate cannot be read. The text never repeats a part of the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     #[error("the certificate is neither PEM nor PKCS#12 (.pfx, .p12)")]

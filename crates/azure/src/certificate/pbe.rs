@@ -32,7 +32,7 @@ const AES_128_CBC: &[u8] = &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 1, 2];
 const AES_192_CBC: &[u8] = &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 1, 22];
 const AES_256_CBC: &[u8] = &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 1, 42];
 
-/// What a derived key is for.
+/// The purpose of a derived key.
 #[derive(Clone, Copy)]
 enum Purpose {
     Key = 1,

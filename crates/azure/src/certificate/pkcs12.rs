@@ -29,7 +29,7 @@ pub fn read(bytes: &[u8], password: &str) -> Result<Contents, Unreadable> {
     file.number()?;
     let mut safe = file.enter(SEQUENCE)?;
     if safe.value(OID)? != DATA {
-        // Signed by a public key: nobody writes such files.
+        // Signed by a public key: no common program writes such files.
         return Err(Unreadable::Encryption);
     }
     let safe = safe.enter(EXPLICIT_0)?.value(OCTETS)?;

@@ -1,4 +1,4 @@
-//! One request to be made, and its answer.
+//! One request to Azure, and its answer.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
@@ -19,16 +19,16 @@ pub enum When {
     Unchanged(String),
 }
 
-/// Where a request goes.
+/// The address of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Address {
-    /// Built by us. The api-version and the rest of the query are ours too.
+    /// Built by this crate, with the api-version and the rest of the query.
     Path(Path),
     /// Given by Azure, with its own query. Only ever read.
     Followed(Followed),
 }
 
-/// One request to be made.
+/// One request to Azure.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub method: Method,

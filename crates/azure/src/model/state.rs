@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How far Azure is with a resource.
+/// The provisioning state of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProvisioningState {
     Creating,

@@ -164,7 +164,7 @@ enum End {
     Failed(String),
 }
 
-/// What a server with this script answers to the n-th poll of `operation`.
+/// Returns the answer of a server with this script to the n-th poll of `operation`.
 fn reply(operation: &Operation, script: &[Reply], n: usize, succeeds: bool) -> (u16, HeaderMap, Bytes) {
     let state_body = |name: &str| -> Bytes { state(name).into() };
     match (script.get(n), &operation.follow) {

@@ -84,7 +84,7 @@ pub async fn revert(client: &Client, facts: &Facts) -> Result<Vec<String>> {
         let what = match undo(client, &entry).await {
             Ok(()) => undone(&entry.action),
             // Somebody has removed it since; the rest can be given back all the same.
-            Err(error) if is_gone(&error) => format!("nothing, as it is gone: {:?}", entry.action),
+            Err(error) if is_gone(&error) => format!("nothing, as it does not exist any more: {:?}", entry.action),
             Err(error) => return Err(error.context(format!("undo {:?}", entry.action))),
         };
         write(&api, &entries).await?;

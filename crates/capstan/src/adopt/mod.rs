@@ -25,14 +25,14 @@ use crate::run::cluster;
 /// The exit code while something is left to do.
 const LEFT: u8 = 2;
 
-/// Take a cluster over from CAPZ, CAPV or machine-api-provider-azure, or give it back
+/// Take a cluster over from CAPZ, CAPV or machine-api-provider-azure, or return it
 ///
 /// Finds the controllers that run the cluster now, with their leases, webhooks, definitions, feature gates and identities, and
-/// prints the way to Capstan: the steps in order, who does each, and what is in the way. It only reads.
+/// prints the way to Capstan: the steps in order, who takes each, and what is in the way. It only reads.
 ///
-/// With --execute it carries out the steps that can be undone, and records them in ConfigMap capstan-adoption. The other steps
-/// are yours. With --revert it undoes what was recorded, last step first. Run it as somebody who may do these things; Capstan's
-/// own account may not. Exits with 2 while steps are left, with 0 once all are done.
+/// With --execute it takes the steps that can be undone, and records them in ConfigMap capstan-adoption. You take the other
+/// steps. With --revert it undoes the recorded steps, last step first. Run it with an account that has the rights for these
+/// steps; Capstan's own account does not. Exits with 2 while steps are left, with 0 when all are done.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan adopt
@@ -45,7 +45,7 @@ pub struct Adopt {
     /// Use this context of the kubeconfig [default: the current one]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The namespace that Capstan is or will be installed in
+    /// The namespace in which Capstan is or will be installed
     #[arg(long, default_value = "capstan-system", value_name = "NAMESPACE")]
     capstan_namespace: String,
     /// Take over only what these controllers replace [default: all]
@@ -57,10 +57,10 @@ pub struct Adopt {
         conflicts_with = "revert"
     )]
     controllers: Vec<Name>,
-    /// Carry out the steps that can be undone
+    /// Take the steps that can be undone
     #[arg(long, conflicts_with = "revert")]
     execute: bool,
-    /// Undo the steps that were carried out
+    /// Undo the steps that --execute took
     #[arg(long)]
     revert: bool,
     /// Print in this format
@@ -161,7 +161,7 @@ impl Report {
         }
         for lease in &facts.leases {
             let holder = match (lease.holder.as_str(), lease.expired) {
-                ("", _) => "held by nobody".to_owned(),
+                ("", _) => "not held".to_owned(),
                 (holder, true) => format!("held by {holder} until it expired"),
                 (holder, false) => format!("held by {holder}"),
             };

@@ -18,7 +18,7 @@ use super::observe::{is_absent, stored};
 
 /// The key of the CA in the Secret of an identity.
 const CA: &str = "ca.crt";
-/// The annotation that names the servers an identity may be used for.
+/// On a VSphereClusterIdentity: the servers that Capstan may send its password to, separated by commas; `*` for every server.
 const ALLOWED_SERVERS: &str = "capstan.dev/allowed-servers";
 const GROUP: &str = "infrastructure.cluster.x-k8s.io";
 

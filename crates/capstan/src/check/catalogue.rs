@@ -72,7 +72,7 @@ impl Catalogue {
     async fn spec(&self, spec: &AzureMachineProviderSpec) -> Result<Verdict> {
         let Some(location) = spec.location.as_deref().filter(|location| !location.is_empty()) else {
             let text =
-                "providerSpec.location is empty: the credentials secret says where, so the size is not looked up";
+                "providerSpec.location is empty: the credentials secret names the location, so the size is not checked";
             return Ok(Verdict {
                 warnings: vec![text.to_owned()],
                 ..Verdict::default()

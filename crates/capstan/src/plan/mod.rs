@@ -32,14 +32,14 @@ use print::Report;
 /// The exit code when something would change.
 const CHANGES: u8 = 2;
 
-/// Show what Capstan would do, and do nothing
+/// Show the steps that Capstan would take, and change nothing
 ///
 /// Observes the cluster and its clouds as "capstan run" does, and prints the plan of every object: the next steps, the waves of
 /// a rollout, what is in the way, and how many requests to the cloud it takes at least. The clients refuse every write, to the
 /// cluster and to the clouds. Rights to get, list and watch are enough. With -f it plans as if the files were applied: the API
 /// server checks them in a dry run, which takes the right to patch these objects.
 ///
-/// Updates of status and events are not shown. Exits with 2 if something would change, with 0 if nothing would, and with 1 if
+/// Does not show updates of status and events. Exits with 2 if something would change, with 0 if nothing would, and with 1 if
 /// something cannot be observed.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -68,10 +68,10 @@ pub struct Plan {
     /// Print in this format
     #[arg(long, short = 'o', value_enum, default_value = "table")]
     output: Output,
-    /// Stop after this long, and print what is planned by then
+    /// Stop after this time, and print the plans that are ready by then
     #[arg(long, default_value = "5m", value_parser = duration::parse, value_name = "TIME")]
     timeout: Duration,
-    /// Log this much to standard error; RUST_LOG overrides it
+    /// Log at this level to standard error; RUST_LOG overrides it
     #[arg(long, default_value = "error", value_name = "FILTER")]
     log_level: String,
     #[command(flatten)]

@@ -29,7 +29,7 @@ fn rights(name: Name) -> &'static str {
     }
 }
 
-/// kube-apiserver records who asked for what, without the content.
+/// kube-apiserver records the user and the object of each request, without the content.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -110,7 +110,7 @@ impl Cluster {
         self.plane.is_some()
     }
 
-    /// Installs what is missing, and answers whose part has to be played beside the controllers.
+    /// Installs the missing definitions. Returns the component that a stand-in must replace.
     pub async fn install_definitions(&self, args: &Up, controllers: &[Name]) -> Result<Option<Part>> {
         let mut objects = Vec::new();
         for crd in capstan_api::crds() {
@@ -152,7 +152,7 @@ fn audit_flags(dir: &Path) -> Result<Vec<String>> {
     ])
 }
 
-/// Whether an earlier `capstan up` installed it, so that nobody else looks after its kind.
+/// Whether an earlier `capstan up` installed it, so that no other controller manages its kind.
 fn is_ours(crd: &CustomResourceDefinition) -> bool {
     let writers = crd.metadata.managed_fields.iter().flatten();
     writers

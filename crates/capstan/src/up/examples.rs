@@ -6,7 +6,7 @@ use kube::api::DynamicObject;
 
 use crate::controllers::Name;
 
-/// Where objects go that name no namespace.
+/// The namespace of objects that name none.
 pub const NAMESPACE: &str = "default";
 
 macro_rules! example {
@@ -33,7 +33,7 @@ pub fn load(controllers: &[Name], variables: &[(&str, String)]) -> Result<Vec<Dy
     Ok(objects)
 }
 
-/// Whether an object is what machines are made of, or what makes machines.
+/// Whether an object is a machine, or creates machines.
 pub fn is_machine(object: &DynamicObject) -> bool {
     let kind = object
         .types

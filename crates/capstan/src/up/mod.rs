@@ -71,7 +71,7 @@ pub struct Up {
     audit: bool,
 }
 
-/// How long the deletion of the examples from an existing cluster may take.
+/// Maximum time for the deletion of the examples from an existing cluster.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn run(args: Up) -> Result<()> {
@@ -229,7 +229,7 @@ impl Running {
     /// Deletes the examples from an existing cluster, while controllers and clouds still run.
     async fn clear(&self) -> Result<()> {
         eprintln!("deleting the examples");
-        // What holds others (clusters, secrets, namespaces) comes first in the files, and goes last.
+        // Objects that others depend on (clusters, secrets, namespaces) are first in the files, and are deleted last.
         let (machines, others): (Vec<_>, Vec<_>) = self.created.iter().rev().cloned().partition(examples::is_machine);
         let mut left = Vec::new();
         for objects in [machines, others] {
@@ -248,14 +248,14 @@ impl Running {
     /// Stops the controllers first, then the clouds, then the cluster.
     async fn end(self) {
         self.stop_manager.cancel();
-        // The manager bounds its own end. One that has ended already was told of.
+        // The manager bounds its own end. The end of one that has ended already was reported.
         if !self.manager.is_finished()
             && let Ok(Err(error)) = self.manager.await
         {
             warn!(error = format!("{error:#}"), "the controllers ended");
         }
         if let Err(error) = self.clouds.stop() {
-            warn!(error = format!("{error:#}"), "the simulated Azure was not saved");
+            warn!(error = format!("{error:#}"), "cannot save the simulated Azure");
         }
         drop(self.cluster);
     }
@@ -277,7 +277,7 @@ fn start_manager(
         azure_sign_in: Default::default(),
         vsphere: capstan_vsphere_machines::Options::from_env(),
         resync: None,
-        // Nobody else runs here.
+        // No other replica runs here.
         lease: None,
         webhook: Some(capstan_kube::webhook::Options::default()),
         admission: webhook::Options {

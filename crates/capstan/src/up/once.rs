@@ -46,15 +46,15 @@ pub async fn wait(
 /// Reports every change, until all wanted rows exist, and they and everything that they own are ready.
 async fn all_ready(rows: &Rows, wanted: &[Key]) {
     let mut changes = rows.changes();
-    let mut told: HashMap<String, String> = HashMap::new();
+    let mut reported: HashMap<String, String> = HashMap::new();
     loop {
         let all = rows.of(wanted);
         for row in &all {
             let what = format!("{:<24} {:<30}", row.kind, format!("{}/{}", row.namespace, row.name));
             let how = format!("{:<18} {}", row.state, row.detail);
-            if told.get(&what) != Some(&how) {
+            if reported.get(&what) != Some(&how) {
                 say(format!("{what} {}", how.trim_end()));
-                told.insert(what, how);
+                reported.insert(what, how);
             }
         }
         let missing = wanted.iter().any(|key| rows.get(key).is_none_or(|row| !row.ready));

@@ -30,7 +30,7 @@ impl Steps {
     }
 }
 
-/// Where `kubectl` is.
+/// The place of `kubectl`.
 pub enum Kubectl {
     InPath,
     In(PathBuf),
@@ -47,7 +47,7 @@ pub fn find_kubectl() -> Kubectl {
     match parts::KUBECTL.path() {
         Ok(program) => Kubectl::In(program.parent().map(Path::to_owned).unwrap_or_default()),
         Err(error) => {
-            warn!(error = format!("{error:#}"), "no kubectl");
+            warn!(error = format!("{error:#}"), "cannot find or build kubectl");
             Kubectl::Nowhere
         }
     }

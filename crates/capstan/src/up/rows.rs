@@ -1,4 +1,4 @@
-//! What `capstan up` shows: one row per machine-like object, kept current by watches.
+//! The rows that `capstan up` shows: one per machine-like object, kept current by watches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ pub fn version(kind: &str) -> &'static str {
     if vsphere { VSphereMachine::VERSION } else { "v1beta1" }
 }
 
-/// Which object: place of the kind in [`KINDS`], namespace, name.
+/// Identifies an object: index of the kind in [`KINDS`], namespace, name.
 pub type Key = (usize, String, String);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub struct Row {
     pub name: String,
     pub state: String,
     pub ready: bool,
-    /// What is in the way of one that is not ready, or else its Node, or its provider ID.
+    /// The problem of an object that is not ready, or else its Node, or its provider ID.
     pub detail: String,
-    /// What is said to be in the way, if anything.
+    /// The problem that its conditions report, if there is one.
     pub problem: String,
     /// Those of its owners that have rows themselves.
     pub owners: Vec<Key>,
@@ -159,7 +159,7 @@ fn owners(object: &DynamicObject) -> Vec<Key> {
         .collect()
 }
 
-/// How an object is shown, and whether it has become what it was to be.
+/// Returns the row of an object, with whether the object has reached its desired state.
 fn row(kind: &'static str, object: &DynamicObject) -> Option<Row> {
     let (spec, status) = (&object.data["spec"], &object.data["status"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -209,7 +209,7 @@ fn row(kind: &'static str, object: &DynamicObject) -> Option<Row> {
     })
 }
 
-/// The part of a provider ID that tells machines apart on a screen.
+/// Returns the part of a provider ID that differs between machines.
 fn short(provider_id: &str) -> &str {
     let compute = provider_id.split_once("/providers/Microsoft.Compute/");
     compute.map_or(provider_id, |(_, name)| name)
@@ -223,7 +223,7 @@ fn says_unready(status: &Value) -> bool {
         .any(|condition| condition["type"] == "Ready" && condition["status"] == "False")
 }
 
-/// What a condition says that is false, the summary first.
+/// Returns the message of a false condition, the summary first.
 fn complaint(status: &Value) -> Option<String> {
     let conditions = status["conditions"].as_array()?;
     let mut bad: Vec<&Value> = conditions

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::rows::{Row, Rows};
 
-/// How often keys are looked for, and the table drawn again.
+/// The interval at which keys are read, and the table is drawn again.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Shows the table until `stop`, which q and Ctrl-C cancel. Blocks.
@@ -62,7 +62,7 @@ fn draw(frame: &mut Frame<'_>, rows: &[Row], hints: &[String]) {
         let [kind, namespace, name] = [row.kind, &row.namespace, &row.name].map(Cell::from);
         Cells::new([kind, namespace, name, state, Cell::from(row.detail.as_str())])
     });
-    let columns = ["KIND", "NAMESPACE", "NAME", "STATE", "NODE, OR WHAT IS IN THE WAY"];
+    let columns = ["KIND", "NAMESPACE", "NAME", "STATE", "NODE OR PROBLEM"];
     let widest = |column: usize, text: fn(&Row) -> &str| {
         let longest = rows.iter().map(|row| text(row).len()).max().unwrap_or_default();
         Constraint::Length(u16::try_from(longest.max(columns[column].len())).unwrap_or(u16::MAX))

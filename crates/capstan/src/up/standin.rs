@@ -1,7 +1,7 @@
-//! Plays Cluster API core's part where it is not run, as far as machines need it: a Cluster counts as brought up, its
-//! kubeconfig secret leads to the local cluster, and infrastructure objects are owned by what refers to them.
+//! Stands in for Cluster API core where it does not run, as far as machines need it: it marks a Cluster as provisioned,
+//! writes its kubeconfig Secret for the local cluster, and sets the owners of infrastructure objects.
 //!
-//! Every step is a patch that changes nothing when it was done before.
+//! Invariant: every step is a patch, and a repeated step changes nothing.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
 
-/// Whose part is played.
+/// The components that the stand-in replaces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// That of Cluster API core and of the control plane's provider.
+    /// Cluster API core and the control plane's provider.
     Core,
-    /// That of the control plane's provider alone: core is there, and waits for a kubeconfig.
+    /// The control plane's provider alone: core runs, and waits for a kubeconfig.
     ControlPlane,
 }
 
@@ -64,14 +64,14 @@ async fn follow(part: Part, kind: &'static str, client: Client, kubeconfig: Stri
             continue;
         }
         for attempt in 1.. {
-            let attended = match part {
-                Part::Core => attend(kind, &client, &resource, &object, &kubeconfig).await,
+            let result = match part {
+                Part::Core => reconcile(kind, &client, &resource, &object, &kubeconfig).await,
                 Part::ControlPlane => match object.namespace() {
                     Some(namespace) => give_kubeconfig(&client, &object, &namespace, &kubeconfig).await,
                     None => Ok(()),
                 },
             };
-            match attended {
+            match result {
                 Ok(()) => break,
                 // Somebody else wrote at the same moment, mostly.
                 Err(_) if attempt < ATTEMPTS => capstan_core::clock::sleep(PAUSE).await,
@@ -85,7 +85,7 @@ async fn follow(part: Part, kind: &'static str, client: Client, kubeconfig: Stri
     }
 }
 
-async fn attend(
+async fn reconcile(
     kind: &str,
     client: &Client,
     resource: &ApiResource,
@@ -193,7 +193,7 @@ struct OwnedMetadata {
     labels: std::collections::BTreeMap<String, String>,
 }
 
-/// Makes `owner` the owner of what it refers to.
+/// Makes `owner` the owner of the objects that it refers to.
 async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str, reference: &Value) -> Result<()> {
     let (Some(child_kind), Some(name)) = (reference["kind"].as_str(), reference["name"].as_str()) else {
         return Ok(());
@@ -233,7 +233,7 @@ async fn own(client: &Client, owner: &DynamicObject, kind: &str, namespace: &str
     Ok(())
 }
 
-/// Manifests come in any order: what is referred to may be applied a moment later.
+/// Manifests come in any order: the target of a reference may be applied a moment later.
 async fn wait_for(api: &Api<DynamicObject>, name: &str) -> Result<Option<DynamicObject>> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let exists = |object: Option<&DynamicObject>| object.is_some();

@@ -432,7 +432,9 @@ async fn what_is_gone_is_not_in_the_way_of_giving_the_rest_back() -> Result<()> 
     .await?;
     let (code, said) = adopt(&kubeconfig, &["--revert"]).await?;
     ensure!(
-        code == Some(0) && said.contains("done: nothing, as it is gone") && said.contains("gave feature gate"),
+        code == Some(0)
+            && said.contains("done: nothing, as it does not exist any more")
+            && said.contains("gave feature gate"),
         "{code:?} {said}"
     );
     std::fs::remove_dir_all(dir)?;

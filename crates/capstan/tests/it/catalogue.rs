@@ -76,7 +76,7 @@ spec:
     let expected = "\
 -: Machine zoneless: vm size Standard_D4s_V3 does not support ultra disks in location eastus. select a different vm size or disable ultra disks
 -: Machine sizeless: vm size Standard_Nope is not available in location eastus. select a different vm size
--: Machine elsewhere: warning: providerSpec.location is empty: the credentials secret says where, so the size is not looked up
+-: Machine elsewhere: warning: providerSpec.location is empty: the credentials secret names the location, so the size is not checked
 -: AzureMachinePool default/pool: vm size Standard_D4s_v3 does not support ultra disks in location eastus. select a different vm size or disable ultra disks
 5 checked, 3 errors, 1 warnings
 ";

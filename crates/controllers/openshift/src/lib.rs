@@ -57,7 +57,7 @@ pub async fn run(context: Context, clients: Clients) -> Result<(), Error> {
         Platform::Other(platform) => {
             tracing::info!(
                 platform,
-                "the machines of this cluster are not on Azure: they are left alone"
+                "the machines of this cluster are not on Azure: Capstan does not reconcile them"
             );
             if let Some(preview) = &context.preview {
                 let reason =

@@ -61,7 +61,7 @@ pub const SOFT_OFF_FAILED: &str = "GuestSoftPowerOffFailed";
 
 pub const MACHINE_FINALIZER: &str = "vspheremachine.infrastructure.cluster.x-k8s.io";
 pub const VM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io";
-/// Keeps an address from being handed out again while a machine still has it.
+/// Finalizer of an IPAddressClaim: the IP pool does not assign the address again while a machine has it.
 pub const CLAIM_FINALIZER: &str = "vspherevm.infrastructure.cluster.x-k8s.io/ip-claim-protection";
 /// The finalizer of claims that earlier versions of Capstan made.
 pub const OLD_CLAIM_FINALIZER: &str = "ipaddressclaim.infrastructure.cluster.x-k8s.io";
@@ -70,18 +70,20 @@ pub const IDENTITY_FINALIZER: &str = "vsphereclusteridentity/infrastructure.clus
 /// Keeps a zone until no machine is in it.
 pub const ZONE_FINALIZER: &str = "vspheredeploymentzone.infrastructure.cluster.x-k8s.io";
 
-/// Names the ESXi host that a machine runs on, on its Machine and from there on its Node.
+/// Label with the ESXi host of a virtual machine, on its Machine. Cluster API copies it to the Node.
 pub const HOST_LABEL: &str = "node.cluster.x-k8s.io/esxi-host";
 /// On a VSphereMachine, with the value "true": the machine fails when its VM is lost in vCenter, so that a MachineHealthCheck
 /// replaces it.
 pub const FAIL_WHEN_LOST: &str = "capstan.dev/fail-when-lost";
-/// On a Machine: a MachineHealthCheck replaces it. Cluster API does not read the value; Capstan writes [`FAIL_WHEN_LOST`].
+/// On a Machine: a MachineHealthCheck replaces the Machine. Cluster API ignores the value; Capstan writes [`FAIL_WHEN_LOST`].
 pub const REMEDIATE: &str = "cluster.x-k8s.io/remediate-machine";
 /// The reason of a failed machine. Cluster API lists the values.
 pub const FAILED: &str = "UpdateError";
+/// Label of the Machines of a control plane.
 pub const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
-/// Who a Machine belongs to.
+/// Label with the name of a Machine's control plane object.
 pub const CONTROL_PLANE_NAME_LABEL: &str = "cluster.x-k8s.io/control-plane-name";
+/// Label with the name of a Machine's MachineDeployment.
 pub const DEPLOYMENT_NAME_LABEL: &str = "cluster.x-k8s.io/deployment-name";
 /// What every provider ID of a machine on vSphere starts with.
 pub const PROVIDER_ID: &str = "vsphere://";

@@ -26,7 +26,7 @@ use crate::secrets::{self, Secrets};
 /// Whether an identity allows a namespace depends on the namespace's labels. A burst of hundreds of machines does not read
 /// them again and again.
 const REMEMBER: Duration = Duration::from_secs(15);
-/// Names the servers that an identity may be used for, separated by commas; `*` stands for every server.
+/// On a VSphereClusterIdentity: the servers that Capstan may send its password to, separated by commas; `*` for every server.
 pub const ALLOWED_SERVERS: &str = "capstan.dev/allowed-servers";
 /// The keys of an identity's Secret.
 const USERNAME: &str = "username";

@@ -11,6 +11,7 @@ use capstan_api::capi::PAUSED_ANNOTATION;
 
 use crate::plan::Plan;
 
+/// An infrastructure cluster with this annotation is managed by a component outside of Cluster API.
 const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 const CAPZ_FINALIZER: &str = "azurecluster.infrastructure.cluster.x-k8s.io";
 /// No event reports that a network was created: Capstan checks this often.

@@ -11,7 +11,7 @@ use capstan_api::vsphere::{VSphereCluster, VSphereIdentityKind};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// On a VSphereCluster: the Secret that it owns, to be released when the cluster names another.
+/// On a VSphereCluster: the Secret that it owns. Capstan releases the Secret when the cluster names another.
 pub const IDENTITY_SECRET: &str = "capstan.dev/identity-secret";
 /// Keeps the Secret of a cluster until the cluster is gone; CAPV uses the same.
 pub const SECRET_FINALIZER: &str = "vspherecluster/infrastructure.cluster.x-k8s.io";

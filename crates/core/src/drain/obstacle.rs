@@ -39,7 +39,7 @@ impl fmt::Display for Obstacle {
         match &self.reason {
             ObstacleReason::Terminating => f.write_str("is terminating"),
             ObstacleReason::Completing => {
-                f.write_str("runs until it completes, as its label cluster.x-k8s.io/drain says")
+                f.write_str("runs until it completes, because of its label cluster.x-k8s.io/drain")
             }
             ObstacleReason::DisruptionBudget(budget) => write!(f, "is blocked by budget {budget}"),
             ObstacleReason::SeveralDisruptionBudgets => {

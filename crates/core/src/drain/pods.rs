@@ -137,7 +137,7 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::EmptyDir => "loses the data in its emptyDir volumes",
-            Self::Unmanaged => "is not managed by a controller and will not come back",
+            Self::Unmanaged => "is not managed by a controller: no controller creates it again",
             Self::OrphanedDaemonSet => "belongs to a DaemonSet that no longer exists",
         })
     }

@@ -26,7 +26,7 @@ impl fmt::Display for Step {
             Self::RecordProvisioned => "records provider ID and addresses of the virtual machine",
             Self::RecordObservation => "brings labels, annotations and status of the Machine up to date",
             Self::LinkNode(node) => return write!(f, "links Node {} with the Machine", name(node)),
-            Self::FailMissing => "marks the Machine as failed: its virtual machine is gone",
+            Self::FailMissing => "marks the Machine as failed: its virtual machine does not exist any more",
             Self::FailNameConflict => "marks the Machine as failed: another virtual machine has its name",
             Self::FailUnfinished => "marks the Machine as failed: Azure could not finish its virtual machine",
             Self::AwaitDrainHooks => "waits for the preDrain hooks of the Machine",

@@ -1,9 +1,12 @@
-//! The annotations from which the cluster's autoscaler learns what a machine of an empty set would offer. Pure.
+//! The annotations from which the cluster's autoscaler reads the capacity of a machine of an empty set. Pure.
 
 use std::collections::BTreeMap;
 
+/// On a MachineSet: the CPUs of one machine, for the autoscaler.
 const CPU: &str = "machine.openshift.io/vCPU";
+/// On a MachineSet: the memory of one machine in MiB, for the autoscaler.
 const MEMORY: &str = "machine.openshift.io/memoryMb";
+/// On a MachineSet: the GPUs of one machine, for the autoscaler.
 const GPU: &str = "machine.openshift.io/GPU";
 const LABELS: &str = "capacity.cluster-autoscaler.kubernetes.io/labels";
 const ARCHITECTURE: &str = "kubernetes.io/arch";

@@ -16,7 +16,10 @@ impl fmt::Display for Step {
             Self::CreateObjects(names) => write!(f, "creates the objects of {}", names.join(", ")),
             Self::ReleaseObjects(names) => write!(f, "removes the objects of {}, which are gone", names.join(", ")),
             Self::RecordModels(names) => write!(f, "records the model of {}", names.join(", ")),
-            Self::DeleteStray(name) => write!(f, "deletes Machine {name}, whose infrastructure is gone"),
+            Self::DeleteStray(name) => write!(
+                f,
+                "deletes Machine {name}, whose infrastructure does not exist any more"
+            ),
             Self::DeleteOwner { name, .. } => write!(f, "deletes the Machine of {name}"),
             Self::Drain(names) => write!(f, "drains the nodes of {}", names.join(", ")),
             Self::DeleteInstances(drained) => write!(f, "deletes the instances {}", ids(drained)),

@@ -36,7 +36,7 @@ impl Claim {
         match &self.cluster {
             None if pool.is_some() && !clusters.is_empty() => None,
             None => Some("its tags do not name this pool, and the cluster of the pool is not known".to_owned()),
-            Some(_) if clusters.is_empty() => Some("no tag says that it belongs to a cluster".to_owned()),
+            Some(_) if clusters.is_empty() => Some("it has no tag of a cluster".to_owned()),
             Some(cluster) if !clusters.contains(cluster) => {
                 Some(format!("it belongs to cluster {}", clusters.join(", ")))
             }

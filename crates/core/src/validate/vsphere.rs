@@ -386,7 +386,7 @@ fn warnings(path: &str, spec: &VirtualMachineCloneSpec) -> Vec<String> {
         let name = disk.name.as_deref().unwrap_or_default();
         if name.is_empty() {
             warnings.push(format!(
-                "{path}.dataDisks[{index}].name: without a name the disk is hard to tell apart"
+                "{path}.dataDisks[{index}].name: without a name the disk is hard to distinguish from others"
             ));
         } else if let Some(first) = named.insert(name, index) {
             warnings.push(format!(
@@ -409,7 +409,9 @@ pub fn ignored(spec: &VirtualMachineCloneSpec) -> Vec<String> {
     let cidr = spec.network.preferred_api_server_cidr.as_deref();
     let cidr = cidr.filter(|cidr| !cidr.is_empty());
     cidr.map(|cidr| {
-        format!("network.preferredAPIServerCidr: {cidr:?} has no effect: the cluster's controlPlaneEndpoint says where it is reached")
+        format!(
+            "network.preferredAPIServerCidr: {cidr:?} has no effect: clients use the cluster's controlPlaneEndpoint"
+        )
     })
     .into_iter()
     .collect()

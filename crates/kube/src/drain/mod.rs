@@ -186,7 +186,7 @@ impl Drainer {
         match drain::assess(&Request::new(machine, NodeState::Missing), self.0.clock.now()) {
             Assessment::Drained(drained) => Ok(Outcome::Drained(drained)),
             Assessment::Wait(reason) => Err(self.unreachable(reason)),
-            Assessment::Drain => Err(self.unreachable("its node is gone".to_owned())),
+            Assessment::Drain => Err(self.unreachable("its node does not exist any more".to_owned())),
         }
     }
 
@@ -211,7 +211,7 @@ impl Drainer {
         match error {
             Error::Api(error) if !self.0.cluster.is_itself() => {
                 let (cluster, code) = (&self.0.cluster, error::code(&error));
-                tracing::info!(%cluster, code, "the cluster refuses a request of a drain");
+                tracing::info!(%cluster, code, "the cluster rejects a request of a drain");
                 self.unreachable(error::classified(&error))
             }
             error => error,
@@ -257,7 +257,7 @@ impl Drainer {
             Ok(ready) => ready?,
             Err(_) => {
                 let (cluster, error) = (&self.0.cluster, draining.pods.trouble());
-                tracing::info!(%cluster, node, error, "the pods of the node cannot be listed");
+                tracing::info!(%cluster, node, error, "cannot list the pods of the node for its drain");
                 self.stop(node);
                 return Err(self.unreachable(format!("it does not list the pods on node {node}")));
             }

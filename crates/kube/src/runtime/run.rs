@@ -348,14 +348,16 @@ impl<R: Reconcile> Running<R> {
             .await;
     }
 
-    /// Plans an object and carries nothing out.
+    /// Plans an object and applies no step.
     async fn preview(&self, preview: &Preview, object: Arc<R::Object>) {
         if !self.context.reconciles(object.as_ref()) {
             return;
         }
         let key = match ObjectKey::of(object.as_ref()) {
             Ok(key) => key,
-            Err(error) => return tracing::warn!(controller = R::NAME, %error, "an object has no plan"),
+            Err(error) => {
+                return tracing::warn!(controller = R::NAME, %error, "cannot plan for an object without a name or a UID");
+            }
         };
         let mut scope = self.scope(key, object, &mut Cell::default());
         let mut state = R::State::default();

@@ -48,7 +48,7 @@ const OBJECT: Limits = Limits {
 
 /// Lets cert-manager write a CA into a definition. CAPV's manifests have it, and applying others over them keeps it.
 const INJECT_CA: &str = "cert-manager.io/inject-ca-from";
-/// On a definition: the value of cert-manager's own annotation before Capstan took it off, for the way back.
+/// On a definition: the value of cert-manager's annotation, which Capstan has removed. The way back restores it.
 const INJECTED_CA: &str = "capstan.dev/inject-ca-from";
 
 /// Converts for all definitions whose label has this value.

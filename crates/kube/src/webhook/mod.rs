@@ -31,11 +31,12 @@ pub use review::bounded;
 /// How often the registrations and the certificate are checked: others may change or remove them.
 /// While a definition trusts another CA, the API server can read no object of its kind.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// The API server has heard of a new CA after this long; until then the certificate before it is served, which the new
-/// bundle trusts as well.
+/// The API server trusts a new CA after this long. Until then Capstan serves the previous certificate, which the new
+/// bundle trusts, too.
 const NOTICE: Duration = Duration::from_secs(5);
-/// How long the removal of the registrations may hold up the end of the program.
+/// Maximum time that the program waits at its end for the removal of the registrations.
 const END: Duration = Duration::from_secs(3);
+/// On the Secret of the webhooks: the time at which Capstan renews the certificate.
 const RENEW_ANNOTATION: &str = "capstan.dev/renew-after";
 const SECRET: &str = "capstan-webhook";
 

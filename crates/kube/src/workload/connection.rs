@@ -210,7 +210,7 @@ impl Connection {
 
     /// Returns why the cluster did not list its nodes, and keeps it for a moment.
     fn failed(&self, error: &kube::Error) -> String {
-        tracing::info!(cluster = %self.key, error = shortened(error), "the cluster does not list its nodes");
+        tracing::info!(cluster = %self.key, error = shortened(error), "cannot list the nodes of the cluster");
         let reason = error::classified(error);
         let reason = match error::code(error) {
             Some(401 | 403) => format!("{reason}: renew the kubeconfig in Secret {}", self.key.secret()),

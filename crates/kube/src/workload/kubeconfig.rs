@@ -18,7 +18,7 @@ use crate::cache;
 
 /// The key of the kubeconfig in its Secret, by Cluster API's contract.
 const SECRET_KEY: &str = "value";
-/// The type of every Secret that Cluster API makes.
+/// The type of every Secret that Cluster API creates.
 const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";
 /// The label with the name of the Cluster.
 const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";

@@ -98,7 +98,7 @@ impl Cluster {
         let settled = state.wait_for(|state| !matches!(state, State::Starting));
         let state = match capstan_core::clock::timeout(FIRST_ANSWER, settled).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) => State::Down("its Cluster object is gone".to_owned()),
+            Ok(Err(_)) => State::Down("its Cluster object does not exist any more".to_owned()),
             Err(_) => State::Down(format!("Secret {} cannot be read", self.key.secret())),
         };
         match state {

@@ -277,7 +277,7 @@ async fn daemon_and_mirror_pods_stay_and_all_others_go_once() -> Result<()> {
         "{warnings:?}"
     );
     assert!(warnings.contains(&format!(
-        "{prefix} is not managed by a controller and will not come back"
+        "{prefix} is not managed by a controller: no controller creates it again"
     )));
     world.until_drained(&node).await?;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The admin API under `/sim`: faults, counters, requests, time, and things that happen behind a controller's back.
+//! The admin API under `/sim`: faults, counters, requests, time, and changes that no controller makes.
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn allowed(token: Option<&str>, call: &Call) -> bool {
         .header("authorization")
         .and_then(|value| value.strip_prefix("Bearer "));
     given.is_some_and(|given| {
-        // All bytes are compared, so that the time taken tells nothing.
+        // All bytes are compared, so that the time taken reveals nothing.
         let differences = given
             .bytes()
             .zip(token.bytes())

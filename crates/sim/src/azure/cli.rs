@@ -18,7 +18,7 @@ use super::config::{Config, Network, Strict, Times};
 use super::joiner::{Cluster, Options};
 use super::log::Request;
 
-/// Lines that wait for a slow reader; more are lost rather than holding up the simulator.
+/// The number of lines that wait for a slow reader. Further lines are dropped, so that the simulator does not block.
 const LINES: usize = 4096;
 
 const AFTER_HELP: &str = r#"When ready, one line of JSON is printed: url, authority, ca, subscription, tenant, clientId, clientSecret. After it, each
@@ -50,13 +50,13 @@ Faults, counters, requests, time and evictions: the admin API under $URL/sim, de
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct AzureArgs {
-    /// Address to listen on; port 0 takes a free one
+    /// Listen on this address; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
     /// Bearer token of the admin API; required unless the listener is on loopback
     #[arg(long, value_name = "TOKEN", env = "CAPSTAN_SIM_ADMIN_TOKEN", hide_env_values = true)]
     pub admin_token: Option<String>,
-    /// Let the certificate name management.azure.com and login.microsoftonline.com too
+    /// Let the certificate name management.azure.com and login.microsoftonline.com, too
     #[arg(long)]
     pub public_hosts: bool,
     /// File to write the certificate authority's certificate to
@@ -68,10 +68,10 @@ pub struct AzureArgs {
     /// Cluster that the Nodes of running VMs and instances join
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Other clusters, by the name of a scale set or VM (a prefix with * at its end fits too)
+    /// Other clusters, by the name of a scale set or VM (or a prefix with * at its end)
     #[arg(long, value_name = "NAME=FILE")]
     pub join: Vec<String>,
-    /// From a VM's running to its Node's being ready
+    /// Time from a VM's start until its Node is ready
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub node_ready_after: Span,
     /// Label of joining Nodes
@@ -104,7 +104,7 @@ pub struct AzureArgs {
     /// Quota of cores per family and region
     #[arg(long)]
     pub family_cores: Option<u64>,
-    /// Seconds that a token is good for
+    /// Seconds that a token is valid
     #[arg(long, default_value_t = 3599)]
     pub token_lifetime: u64,
     #[arg(long, default_value_t = Config::default().subscription)]
@@ -115,16 +115,16 @@ pub struct AzureArgs {
     pub client_id: String,
     #[arg(long, default_value_t = Config::default().client_secret)]
     pub client_secret: String,
-    /// A resource group with a network that is there from the start
+    /// Resource group with a network that exists from the start
     #[arg(long, value_name = "GROUP/VNET/SUBNET[,SUBNET][@LOCATION]")]
     pub network: Vec<String>,
-    /// Refuse and spell as Azure does, also where clients commonly stumble (docs/sim-azure.md)
+    /// Reject and spell as Azure does, also where clients commonly fail (docs/sim-azure.md)
     #[arg(long)]
     pub strict: bool,
     /// Action that the client may take, such as 'Microsoft.Compute/*/read'; not given: all
     #[arg(long, value_name = "ACTION")]
     pub allow_action: Vec<String>,
-    /// Provider namespace that a client has to register first
+    /// Provider namespace that a client must register first
     #[arg(long, value_name = "NAMESPACE")]
     pub unregistered: Vec<String>,
     #[command(flatten)]
@@ -154,13 +154,13 @@ pub struct TimeArgs {
     pub network_time: Span,
     #[arg(long, value_name = "TIME", default_value_t = Times::default().disk)]
     pub disk: Span,
-    /// From simulateEviction to the end
+    /// Time from simulateEviction to the eviction
     #[arg(long, value_name = "TIME", default_value_t = Times::default().eviction)]
     pub eviction: Span,
-    /// From an instance's creation until lists show it
+    /// Time from an instance's creation until lists show it
     #[arg(long, value_name = "TIME", default_value_t = Times::default().listing)]
     pub listing: Span,
-    /// Of every call
+    /// Latency of every call
     #[arg(long, value_name = "TIME", default_value_t = Times::default().latency)]
     pub latency: Span,
 }
@@ -277,7 +277,7 @@ fn taint(text: &str) -> anyhow::Result<Taint> {
     })
 }
 
-/// Requests as lines of JSON on standard output. A reader that stops reading never holds up the simulator.
+/// Prints requests as lines of JSON on standard output. A reader that stops reading never blocks the simulator.
 #[derive(Debug)]
 pub struct Lines(std::sync::mpsc::SyncSender<String>);
 
@@ -301,15 +301,15 @@ impl Lines {
     }
 }
 
-/// Runs the simulator until it is told to stop.
+/// Runs the simulator until a signal stops it.
 pub async fn run(args: AzureArgs) -> anyhow::Result<()> {
-    // Whoever has read the line below may send a signal.
+    // A process that has read the line below may send a signal.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     if !args.listen.ip().is_loopback() {
         writeln!(
             std::io::stderr(),
-            "warning: listening on {}: whoever can reach it can sign in with the simulator's credentials",
+            "warning: listening on {}: every client that can reach it can sign in with the simulator's credentials",
             args.listen
         )?;
     }

@@ -27,7 +27,7 @@ impl Clock {
         Instant::now() + self.added
     }
 
-    /// When tokio's clock shows what ours calls `at`.
+    /// Returns the time of tokio's clock at `at` of this clock.
     pub fn real(&self, at: Instant) -> Instant {
         at.checked_sub(self.added).unwrap_or(self.start)
     }
@@ -102,7 +102,7 @@ impl Chance {
     }
 }
 
-/// How long something takes: always the same, or spread evenly over a range. Written `20s`, `1500ms` or `15s..40s`.
+/// The duration of an operation: fixed, or spread evenly over a range. Written `20s`, `1500ms` or `15s..40s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub min: Duration,

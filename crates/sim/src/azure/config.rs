@@ -1,4 +1,4 @@
-//! What can be set before the simulator starts.
+//! The settings that can be made before the simulator starts.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::Span;
 
-/// How long things take.
+/// The durations of operations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Times {
@@ -89,7 +89,7 @@ impl Times {
 pub struct Strict {
     /// Compute's lists, and all answers about instances, spell the resource group in upper case.
     pub upper_case_groups: bool,
-    /// Properties that are fixed when a scale set or availability set is made cannot change.
+    /// Properties that are fixed at the creation of a scale set or availability set cannot change.
     pub fixed_properties: bool,
     /// Windows needs an administrator's password.
     pub windows_password: bool,
@@ -146,18 +146,18 @@ pub struct Config {
     pub times: Times,
     /// Off unless asked for: other programs use the simulator as well, and stumble over it.
     pub strict: Strict,
-    /// The only actions that the client may take, such as `Microsoft.Compute/disks/delete`; `*` stands for any text.
+    /// The only actions that the client may take, such as `Microsoft.Compute/disks/delete`; `*` matches any text.
     /// `None` allows everything.
     pub allowed_actions: Option<Vec<String>>,
-    /// Seconds in `Retry-After` of compute operations; Azure says 10. Zero leaves the header out.
+    /// Seconds in `Retry-After` of compute operations; Azure sends 10. Zero leaves the header out.
     pub retry_after: u64,
-    /// The same for network operations; Azure says 1 or 2.
+    /// The same for network operations; Azure sends 1 or 2.
     pub network_retry_after: u64,
     /// Whether calls beyond Azure's published limits are answered with 429.
     pub throttle: bool,
     /// Items in one page of a list.
     pub page_size: usize,
-    /// Cores per subscription and region; per family a third of it is not enforced unless `family_cores` says so.
+    /// Cores per subscription and region. A third of it per family is enforced only with `family_cores`.
     pub regional_cores: u64,
     pub family_cores: Option<u64>,
     pub token_lifetime: Duration,
@@ -168,7 +168,8 @@ pub struct Config {
     pub unregistered: Vec<String>,
     /// State is loaded from here at the start and saved here at the end.
     pub state: Option<PathBuf>,
-    /// Where the authority's certificate is written; a file of its own that goes with the simulator if not given.
+    /// The file that gets the authority's certificate. Without it, a file of its own that is removed with the
+    /// simulator.
     pub ca_file: Option<PathBuf>,
     /// Nodes of running instances join the clusters named here.
     pub joiner: Option<crate::azure::joiner::Options>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::{Call, Fail};
 
-/// What goes wrong.
+/// The effect of a fault.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "kind")]
 pub enum Action {
@@ -27,7 +27,7 @@ pub enum Action {
     Drop,
     /// The connection closes before anything is done.
     Refuse,
-    /// The operation that the call starts goes on until it is released.
+    /// The operation that the call starts continues until it is released.
     Stall,
     /// A resource ends as Failed although Azure has accepted its PUT. The rule's path is matched against the id of what is
     /// provisioned, and each one counts: `times: 1` fails one instance of many. Without a path only VMs and instances fail.
@@ -45,7 +45,7 @@ pub enum Action {
         #[serde(default)]
         code: Option<String>,
     },
-    /// A deleted VM leaves its disks behind, whatever their deleteOption.
+    /// The disks of a deleted VM stay, whatever their deleteOption.
     KeepDisks,
     /// A VM or instance runs, and its Node never joins. The rule's path is matched against its id, and each one counts.
     NeverJoin,
@@ -66,7 +66,7 @@ pub struct Fault {
     /// Lets this many matching calls pass first.
     #[serde(default)]
     pub skip: u64,
-    /// Strikes this often, then no more. Not given: for ever.
+    /// The number of calls that it affects. Without it, all.
     #[serde(default)]
     pub times: Option<u64>,
     pub action: Action,
@@ -151,7 +151,7 @@ impl Armed {
                 .is_none_or(|wanted| wanted.eq_ignore_ascii_case(policy))
     }
 
-    /// Counts a match and tells whether it strikes.
+    /// Counts a match. Returns whether the fault affects the call.
     fn strike(&mut self) -> bool {
         self.seen += 1;
         let strikes = self.seen > self.fault.skip && self.fault.times.is_none_or(|times| self.struck < times);
@@ -215,7 +215,7 @@ impl Faults {
         self.armed.iter().map(standing).collect()
     }
 
-    /// What strikes this call.
+    /// Returns the actions for this call.
     pub fn strike(&mut self, call: &Call, policy: &str) -> Vec<Action> {
         let by_call = |armed: &&mut Armed| {
             !matches!(
@@ -233,7 +233,7 @@ impl Faults {
             .collect()
     }
 
-    /// Why the VM or instance with this id will fail, if it will.
+    /// Returns the reason for which the VM or instance with this id will fail, if it will.
     pub fn fail_provisioning(&mut self, method: &str, id: &str) -> Option<Fail> {
         let armed = self.armed.iter_mut().find(|armed| {
             let fault = &armed.fault;
@@ -275,7 +275,7 @@ impl Faults {
         armed.is_some_and(Armed::strike)
     }
 
-    /// Why there is no room for one more VM of this size in this zone, if there is none.
+    /// Returns the error of a lack of capacity for one more VM of this size in this zone, if there is a lack.
     pub fn no_capacity(&mut self, call: &Call, size: &str, zone: Option<&str>, location: &str) -> Option<Fail> {
         let armed = self.armed.iter_mut().find(|armed| match &armed.fault.action {
             Action::NoCapacity { zone: z, vm_size, .. } => {
@@ -302,7 +302,7 @@ impl Faults {
     }
 }
 
-/// Azure's words for a lack of capacity.
+/// Returns Azure's error for a lack of capacity.
 fn allocation(code: &str, size: &str, location: &str) -> Fail {
     let message = match code {
         "SkuNotAvailable" => format!(
@@ -320,7 +320,7 @@ fn allocation(code: &str, size: &str, location: &str) -> Fail {
     Fail::conflict(code, message)
 }
 
-/// The answer of an [`Action::Answer`], in ARM's words where none are given.
+/// Returns the answer of an [`Action::Answer`], with ARM's message where none is given.
 pub fn refusal(status: u16, code: Option<&str>, message: Option<&str>, retry_after: Option<u64>) -> Fail {
     let (default_code, default_message) = match status {
         429 => (

@@ -1,7 +1,8 @@
-//! Nodes of running VMs and instances join a cluster, as their kubelets would make them, and go when the VM is gone.
+//! Nodes of running VMs and instances join a cluster, as their kubelets would create them. The joiner deletes them when
+//! the VM is deleted.
 //!
-//! kwok keeps a Node alive once it is ready. What kwok must leave alone (a Node that is not ready yet, or whose VM stands
-//! still) carries the label `capstan.dev/kwok=off`.
+//! kwok renews the lease of a Node that is ready. A Node that kwok must not change (it is not ready yet, or its VM is
+//! stopped) has the label `capstan.dev/kwok=off`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use super::server::Shared;
 use super::wire::text;
 use super::world::{Doc, World};
 
-/// How many Nodes are written at a time.
+/// The number of Nodes that are written at a time.
 const WRITERS: usize = 16;
 /// After an API server refused or did not answer.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -45,7 +46,7 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// Where Nodes join, and what they look like.
+/// The clusters that Nodes join, and the metadata of the Nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// For VMs and scale sets that no entry of `by_name` fits.
@@ -97,13 +98,13 @@ struct Guest {
     image: String,
 }
 
-/// What the joiner has done for a guest.
+/// The state of the joiner for a guest.
 #[derive(Clone, Debug)]
 struct Joined {
     node: String,
     cluster: usize,
     ready: bool,
-    /// When a running guest becomes ready.
+    /// The time at which a running guest becomes ready.
     ready_at: Option<Instant>,
 }
 
@@ -193,7 +194,7 @@ impl Joiner {
         let (clients, options) = (&self.clients, &self.options);
         let now = shared.lock().world.clock.wall();
         let carry = |(key, before, step): (String, Option<Joined>, Step)| async move {
-            let outcome = step.carry_out(clients, options, now).await;
+            let outcome = step.apply(clients, options, now).await;
             (key, before, step, outcome)
         };
         let done: Vec<_> = futures::stream::iter(work)
@@ -205,7 +206,7 @@ impl Joiner {
             match outcome {
                 Ok(()) => self.record(key, before, step),
                 Err(error) => {
-                    tracing::warn!(key, %error, "a node could not be written; trying again");
+                    tracing::warn!(key, %error, "cannot write a Node; the joiner retries");
                     self.later(Instant::now() + AGAIN, key);
                 }
             }
@@ -217,7 +218,7 @@ impl Joiner {
         self.again.insert((at, self.ticket), key);
     }
 
-    /// What there is to do for one guest.
+    /// Returns the next step for one guest.
     fn step(&self, before: Option<&Joined>, guest: Option<Guest>, shared: &Shared) -> Option<Step> {
         let now = Instant::now();
         match (before, guest) {
@@ -310,7 +311,7 @@ enum Step {
 }
 
 impl Step {
-    async fn carry_out(&self, clients: &[kube::Client], options: &Options, now: jiff::Timestamp) -> anyhow::Result<()> {
+    async fn apply(&self, clients: &[kube::Client], options: &Options, now: jiff::Timestamp) -> anyhow::Result<()> {
         let cluster = match self {
             Step::Join { cluster, .. } | Step::Turn { cluster, .. } | Step::Leave { cluster, .. } => *cluster,
         };
@@ -407,7 +408,7 @@ async fn connect(path: &std::path::Path) -> anyhow::Result<kube::Client> {
     let kubeconfig =
         kube::config::Kubeconfig::read_from(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
-    // Whoever reads the API server's audit log wants to tell the Nodes' makers from their users.
+    // In the API server's audit log the creator of the Nodes is told apart from their users.
     config
         .headers
         .push((http::header::USER_AGENT, http::HeaderValue::from_static("capstan-sim")));

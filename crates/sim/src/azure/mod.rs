@@ -1,7 +1,7 @@
 //! A simulated Azure Resource Manager that real clients cannot tell from Azure.
 //!
-//! State is held in memory behind one lock; everything that takes time is queued and happens when tokio's clock says so.
-//! Answers have ARM's status codes, headers, error bodies and operation URLs, whatever api-version is asked for.
+//! One lock guards the state in memory. Everything that takes time is queued, and happens when tokio's clock reaches its time.
+//! Answers have ARM's status codes, headers, error bodies and operation URLs, for any api-version.
 
 pub mod access;
 pub mod admin;
@@ -165,11 +165,11 @@ impl Azure {
     }
 }
 
-/// A running simulator: what a client needs to reach it, and what a test needs to see and to disturb.
+/// A running simulator, with the addresses for clients and the functions for tests.
 pub struct Handle {
     /// Resource Manager and sign-in authority in one.
     pub url: String,
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
     pub ca_pem: String,
     /// The same certificate as a file, for `SSL_CERT_FILE`. Removed with the handle unless a place was given for it.
@@ -239,7 +239,7 @@ impl Handle {
         self.shared.lock().world.faults.clear();
     }
 
-    /// Lets stalled operations go on.
+    /// Lets stalled operations complete.
     pub fn release(&self) -> usize {
         self.changing(World::release)
     }
@@ -249,7 +249,7 @@ impl Handle {
         look(&self.shared.lock().world)
     }
 
-    /// Changes the state directly; whatever waits for a change is told.
+    /// Changes the state directly, and notifies everything that waits for a change.
     pub fn changing<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
         let result = change(&mut self.shared.lock().world);
         self.shared.wake.notify_one();
@@ -313,7 +313,7 @@ impl Handle {
         self.state(|world| world.fleets.get(set)?.instances.get(&number)?.custom_data.clone())
     }
 
-    /// Deletes something behind everybody's back.
+    /// Deletes a resource without a call of a client.
     pub fn vanish(&self, id: &str) -> bool {
         self.changing(|world| world.vanish(id))
     }
@@ -323,7 +323,7 @@ impl Handle {
         self.changing(|world| world.evicted(&id.to_lowercase()));
     }
 
-    /// Makes a resource group with a network in it.
+    /// Creates a resource group with a network in it.
     pub fn network(&self, network: &Network) {
         self.changing(|world| world.make_network(network));
     }

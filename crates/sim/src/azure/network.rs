@@ -1,4 +1,4 @@
-//! Microsoft.Network: interfaces, addresses, networks, balancers. What is in use cannot be deleted.
+//! Microsoft.Network: interfaces, addresses, networks, balancers. A resource in use cannot be deleted.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::resources::Place;
 use super::wire::{Answer, Call, Fail, Reply, merge, same, text};
 use super::world::{Doc, Effect, Range, World};
 
-/// Fixed when an availability set is made.
+/// Fixed at the creation of an availability set.
 const FIXED_OF_AVAILABILITY_SETS: [&str; 2] = ["platformFaultDomainCount", "platformUpdateDomainCount"];
 
 pub fn nic_in_use(nic: &str, by: &str) -> Fail {
@@ -259,7 +259,7 @@ impl World {
         Ok(self.follow(call, answer, &operation, &location))
     }
 
-    /// What is in use cannot be deleted.
+    /// Refuses the deletion of a resource in use.
     fn unused(&self, kind: &str, doc: &Doc) -> Result<(), Fail> {
         let id = doc.id();
         match kind {
@@ -414,7 +414,7 @@ impl World {
         }
     }
 
-    /// An interface goes; public addresses marked so go with it.
+    /// Deletes an interface, and the public addresses that are marked for deletion with it.
     pub fn remove_nic(&mut self, key: &str) {
         let Some(doc) = self.docs.remove(key) else { return };
         for config in doc

@@ -1,4 +1,4 @@
-//! Long-running operations: how ARM answers while it works, and what it says at the end.
+//! Long-running operations: ARM's answers while an operation runs, and at its end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::world::{Effect, World};
 const REMEMBERED: usize = 20_000;
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 
-/// Which of ARM's shapes an operation has.
+/// The form of an operation in ARM's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lane {
     Compute,
@@ -27,14 +27,14 @@ pub struct Operation {
     pub end: Option<String>,
     /// The resource worked on, in lower case.
     pub target: String,
-    /// Only ends when somebody says so.
+    /// Ends only when a client of the admin API releases it.
     pub stalled: bool,
-    /// What a stalled operation will do once it is released.
+    /// The effects of a stalled operation after its release.
     held: Vec<Effect>,
     pub error: Option<Value>,
     /// Whether the final status carries the resource (`properties.output`) or the Location answers with it.
     pub output: bool,
-    /// Decided at the start, told at the end.
+    /// Decided at the start, reported at the end.
     planned: Option<Value>,
 }
 
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// Lets every stalled operation go on to its end.
+    /// Lets every stalled operation complete.
     pub fn release(&mut self) -> usize {
         let stalled: Vec<String> = self
             .operations

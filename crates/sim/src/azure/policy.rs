@@ -1,4 +1,4 @@
-//! Which of Azure's throttling policies a call falls under. The names stand in the request log and in fault rules.
+//! The throttling policy of Azure that a call belongs to. The request log and fault rules have its name.
 
 use http::Method;
 

@@ -1,4 +1,5 @@
-//! What Resource Manager does for every kind: groups, providers, lists, tags, and resources without rules of their own.
+//! The operations of Resource Manager for every kind: groups, providers, lists, tags, and resources without rules of
+//! their own.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ const PROVIDERS: [&str; 8] = [
     "Microsoft.Storage",
 ];
 
-/// Kinds whose names Azure spells in its own case, whatever the client sent.
+/// Kinds whose names Azure always spells in its own case.
 const KINDS: [&str; 20] = [
     "availabilitySets",
     "capacityReservationGroups",
@@ -136,7 +137,7 @@ impl Place {
 }
 
 impl World {
-    /// Makes a resource group with a network in it.
+    /// Creates a resource group with a network in it.
     pub fn make_network(&mut self, network: &Network) {
         let group = format!(
             "/subscriptions/{}/resourceGroups/{}",

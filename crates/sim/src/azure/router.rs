@@ -1,4 +1,4 @@
-//! Which handler a path leads to.
+//! The handler of each path.
 
 use http::Method;
 use serde_json::{Value, json};

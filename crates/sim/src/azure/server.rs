@@ -240,7 +240,7 @@ pub async fn listen(shared: Arc<Shared>, listener: TcpListener, tls: TlsAcceptor
                     let service = service_fn(move |request| receive(shared.clone(), request));
                     let mut http = hyper::server::conn::http1::Builder::new();
                     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
-                    // A connection that a fault rule or a client cuts is nobody's error.
+                    // A connection that a fault rule or a client cuts is no error.
                     let _ = http.serve_connection(TokioIo::new(stream), service).await;
                 });
             }

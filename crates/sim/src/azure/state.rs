@@ -1,4 +1,4 @@
-//! State in a file: resources, instances, operations, and what is still to happen, counted from the moment of saving.
+//! State in a file: resources, instances, operations and pending effects, with times relative to the moment of saving.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use super::server::Shared;
 use super::tls::Authority;
 use super::world::{Doc, Effect, World};
 
-/// How often it is looked for something to save.
+/// The interval at which changes are saved.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// Saving takes one part in so many of the time.
 const SAVE_SHARE: u32 = 20;
@@ -124,7 +124,7 @@ pub async fn keep(path: PathBuf, authority: Authority, shared: Arc<Shared>) {
         let path = path.clone();
         let stored = tokio::task::spawn_blocking(move || saved.store(&path)).await;
         if let Ok(Err(error)) = stored {
-            tracing::warn!(error = format!("{error:#}"), "the state was not saved");
+            tracing::warn!(error = format!("{error:#}"), "cannot save the state");
         }
         pause = SAVE_EVERY.max(began.elapsed() * SAVE_SHARE);
     }

@@ -62,7 +62,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Takes a token, or tells how long until there is one.
+    /// Takes a token. Returns the time until there is one, where there is none.
     fn take(&mut self, name: String, limit: Limit, now: Instant) -> Result<u32, Duration> {
         let rate = f64::from(limit.per_minute) / 60.0;
         let bucket = self.levels.entry(name).or_insert(Bucket {
@@ -79,7 +79,8 @@ impl Buckets {
         Ok(bucket.level as u32)
     }
 
-    /// Counts a call in every bucket it falls into; gives the headers that tell what remains, also with a refusal.
+    /// Counts a call in every bucket that it belongs to. Returns the headers with the remaining calls, also with a
+    /// refusal.
     pub fn count(&mut self, call: &Call, policy: &str, region: &str, now: Instant) -> Result<Headers, Box<Refusal>> {
         let subscription = call.segment(1).to_lowercase();
         let (header, arm_limit) = arm(&call.method);
@@ -139,7 +140,7 @@ impl Refusal {
 /// What remains of Compute's buckets, as one value joined by commas.
 const REMAINING: &str = "x-ms-ratelimit-remaining-resource";
 
-/// What remains when nobody counts.
+/// Returns the remaining calls without throttling.
 pub fn full(call: &Call) -> Headers {
     let (header, limit) = arm(&call.method);
     vec![(header, (limit.max - 1).to_string())]

@@ -1,8 +1,8 @@
-//! The simulator's own certificate authority. Clients trust its certificate file and nothing is sent in the clear, because
-//! Azure's SDKs refuse bearer tokens over plain HTTP.
+//! The simulator's own certificate authority. Clients trust its certificate file, and no client sends plain HTTP,
+//! because Azure's SDKs refuse bearer tokens over plain HTTP.
 //!
-//! Invariant: the authority can vouch for the simulator's own names only (X.509 name constraints). Azure's public hosts are
-//! among them only where somebody asked for that.
+//! Invariant: the authority can vouch for the simulator's own names only (X.509 name constraints). Azure's public hosts
+//! are among them only with `--public-hosts`.
 
 use std::net::IpAddr;
 use std::sync::Arc;

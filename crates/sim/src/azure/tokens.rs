@@ -1,4 +1,4 @@
-//! Sign-in: the token endpoint, what a client discovers about it, and the metadata of the cloud.
+//! Sign-in: the token endpoint, its discovery documents, and the metadata of the cloud.
 
 use std::collections::HashMap;
 
@@ -133,7 +133,8 @@ impl Tokens {
     }
 
     /// `GET /metadata/identity/oauth2/token`: a managed identity's token, as the instance metadata service gives it to
-    /// whoever says `Metadata: true`, and App Service's endpoint to whoever shows the secret of the environment.
+    /// clients that send `Metadata: true`, and App Service's endpoint to clients that send the secret of the
+    /// environment.
     pub fn managed(&mut self, world: &mut World, call: &Call) -> Reply {
         if call.header("metadata") != Some("true") && call.header("x-identity-header").is_none() {
             return Err(Fail::bad("invalid_request", "Required metadata header not specified"));

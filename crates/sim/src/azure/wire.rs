@@ -1,4 +1,4 @@
-//! What goes over the wire: calls, answers and ARM's errors.
+//! Calls, answers and ARM's errors.
 //!
 //! Paths are matched without regard to case, as Azure does, but names keep the case they were created with.
 
@@ -26,7 +26,7 @@ pub struct Call {
     pub body: Value,
     /// Scheme and authority the client used, for links in answers.
     pub base: String,
-    /// What the faults that match this call ask of its handler.
+    /// The faults that the handler of this call must simulate.
     pub ordeal: Ordeal,
 }
 
@@ -35,7 +35,7 @@ pub struct Call {
 pub struct Ordeal {
     /// The operation this call starts never ends.
     pub stall: bool,
-    /// Deleting a VM leaves its disks behind, whatever their deleteOption.
+    /// The disks of a deleted VM stay, whatever their deleteOption.
     pub keep_disks: bool,
 }
 
@@ -119,7 +119,7 @@ pub fn encode(text: &str) -> String {
     })
 }
 
-/// What a handler answers.
+/// The answer of a handler.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -249,7 +249,7 @@ pub fn same(a: &str, b: &str) -> bool {
     a.eq_ignore_ascii_case(b)
 }
 
-/// The object at a key of `value`, made when it is missing.
+/// Returns the object at a key of `value`. Adds it when it is missing.
 pub fn object<'a>(value: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
     if !value.is_object() {
         *value = json!({});

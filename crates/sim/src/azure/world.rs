@@ -25,7 +25,7 @@ pub struct Doc {
     pub body: Value,
     /// Counts changes; the ETag.
     pub version: u64,
-    /// What Azure keeps but never shows, such as custom data and the power state.
+    /// The parts that Azure stores but never returns, such as custom data and the power state.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub hidden: Map<String, Value>,
 }
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// When tokio's clock reaches the next effect.
+    /// Returns the time of tokio's clock at the next effect.
     pub fn next_due(&self) -> Option<Instant> {
         self.queue.first_key_value().map(|((at, _), _)| self.clock.real(*at))
     }
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// Forgets what would have happened to a resource that is gone or about to go.
+    /// Drops the pending effects on a resource that is deleted or about to be.
     pub fn forget(&mut self, concerns: impl Fn(&Effect) -> bool) {
         self.queue.retain(|_, effect| !concerns(effect));
     }
@@ -235,7 +235,7 @@ impl World {
         self.docs.get(&key.to_lowercase())
     }
 
-    /// Checks `If-Match` and `If-None-Match` against what is there.
+    /// Checks `If-Match` and `If-None-Match` against the stored resource.
     pub fn precondition(&self, call: &Call, current: Option<u64>) -> Result<(), Fail> {
         let tag = |version: u64| etag(version);
         let refused = match (call.header("if-match"), call.header("if-none-match"), current) {
@@ -311,13 +311,13 @@ impl World {
             .collect()
     }
 
-    /// A private address nobody has yet.
+    /// Returns a private address that is not assigned yet.
     pub fn address(&mut self) -> u32 {
         self.addresses += 1;
         self.addresses
     }
 
-    /// Tells the joiner that this VM or instance came, changed or went.
+    /// Notifies the joiner that this VM or instance was created, changed or deleted.
     pub fn touch(&mut self, id: &str) {
         self.touched.insert(id.to_lowercase());
     }

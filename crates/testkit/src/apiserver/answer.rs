@@ -141,7 +141,7 @@ pub fn respond(code: u16, body: &Value) -> Response<Answer> {
     with_body(code, "application/json", whole(Bytes::from(body.to_string())))
 }
 
-/// The answer to a path that nobody serves.
+/// Returns the answer to a path that is not served.
 pub fn no_such_path() -> Response<Answer> {
     let text = Bytes::from_static(b"404 page not found\n");
     with_body(404, "text/plain; charset=utf-8", whole(text))

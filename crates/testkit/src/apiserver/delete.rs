@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Does what was put off.
+    /// Executes a postponed follow-up.
     pub fn follow_up(&mut self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::PodEnds { name, uid } => self.end_pod(&name, &uid),
@@ -123,7 +123,7 @@ impl Store {
         }
     }
 
-    /// Deletes the dependents that have no other owner, and takes the reference away from the others.
+    /// Deletes the dependents that have no other owner, and removes the reference from the others.
     fn collect(&mut self, owner: &str) {
         if self.has_uid(owner) {
             return;
@@ -162,7 +162,7 @@ fn owners(object: &Value) -> Vec<String> {
         .collect()
 }
 
-/// How many seconds an object has before it goes; only Pods that run have any.
+/// Returns the seconds that an object has before it is removed. Only Pods that run have any.
 fn grace(kind: &Kind, object: &Value, options: &Value) -> i64 {
     let ended = matches!(text(object, "/status/phase"), "Succeeded" | "Failed");
     if kind.plural != "pods" || text(object, "/spec/nodeName").is_empty() || ended {

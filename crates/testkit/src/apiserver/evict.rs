@@ -100,7 +100,7 @@ fn is_deleting(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// How many Pods of so many must stay.
+/// Returns the number of Pods that must stay.
 fn needed(spec: &Value, pods: i64) -> i64 {
     let count = |value: &Value| match value {
         Value::Number(number) => number.as_i64().unwrap_or(0),

@@ -93,7 +93,7 @@ impl Kind {
         !self.custom && self.plural != "leases"
     }
 
-    /// Removes what the schema does not have, and adds its defaults.
+    /// Removes fields that the schema does not have, and adds its defaults.
     pub fn prune(&self, version: &str, object: &mut Value) {
         if let Some(Some(schema)) = self.versions.get(version) {
             schema::prune(schema, object, true);
@@ -175,7 +175,7 @@ impl Kinds {
             .any(|kind| kind.group == group && kind.versions.contains_key(version))
     }
 
-    /// Returns what a path is about, if anybody serves it.
+    /// Returns the target of a path, if the path is served.
     pub fn resolve(&self, path: &str) -> Option<Target> {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let (group, version, rest) = match parts.as_slice() {
@@ -212,7 +212,7 @@ impl Kinds {
     }
 }
 
-/// What a request is about.
+/// The target of a request.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub kind: Kind,

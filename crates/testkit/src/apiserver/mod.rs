@@ -42,7 +42,7 @@ pub use rng::Rng;
 use selector::Selector;
 use store::{FollowUp, Store};
 
-/// How long the parts of a cluster take.
+/// The latencies of the parts of a cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub seed: u64,
@@ -145,7 +145,7 @@ impl ApiServer {
         store.all(&key).map(|(_, object)| object.clone()).collect()
     }
 
-    /// The version of the newest change; it stands still while nobody writes.
+    /// Returns the version of the newest change. It does not change without a write.
     pub fn version(&self) -> u64 {
         self.store.lock().version()
     }
@@ -182,7 +182,7 @@ impl ApiServer {
         let (media_type, accept) = (text(header::CONTENT_TYPE), text(header::ACCEPT));
         let (done, follow_ups) = {
             let mut store = self.store.lock();
-            let done = carry_out(&mut store, &head.method, &target, &query, media_type, &value);
+            let done = execute(&mut store, &head.method, &target, &query, media_type, &value);
             (done, std::mem::take(&mut store.follow_ups))
         };
         self.changed.notify_waiters();
@@ -235,7 +235,7 @@ impl ApiServer {
     }
 }
 
-fn carry_out(
+fn execute(
     store: &mut Store,
     method: &Method,
     target: &Target,
@@ -276,7 +276,7 @@ fn carry_out(
     Err(Failure::not_allowed())
 }
 
-/// Metadata alone.
+/// Returns the metadata of an object only.
 fn partial(object: &Value) -> Value {
     json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]})
 }

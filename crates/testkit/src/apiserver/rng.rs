@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
-/// The letters of generated names: Kubernetes leaves out vowels, so that no words come out.
+/// The letters of generated names: Kubernetes leaves out vowels, so that generated names contain no words.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 impl Rng {

@@ -40,7 +40,7 @@ pub struct Store {
     pub compacted: u64,
     /// Counts how often all watches were cut.
     pub epoch: u64,
-    /// What other parts of a cluster will do because of a change.
+    /// The reactions of other parts of a cluster to a change.
     pub follow_ups: Vec<FollowUp>,
     began: Instant,
     start: Timestamp,
@@ -51,9 +51,9 @@ pub struct Store {
 pub enum FollowUp {
     /// The kubelet has ended a Pod that is being deleted.
     PodEnds { name: Name, uid: String },
-    /// The garbage collector looks for dependents of this owner, which is gone.
+    /// The garbage collector searches for dependents of this deleted owner.
     Collect { owner: String },
-    /// The Pods of a Node that is gone are removed.
+    /// The Pods of a deleted Node are removed.
     RemovePods { node: String },
 }
 

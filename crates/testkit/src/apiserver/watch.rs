@@ -14,7 +14,7 @@ use super::kinds::{Query, Target};
 use super::selector::Selector;
 use super::store::{Change, Name, Store};
 
-/// How often an idle watch is told how far it has come.
+/// The interval of bookmarks on an idle watch.
 const BOOKMARK: Duration = Duration::from_secs(60);
 /// A watch that names no time ends after this long.
 const TIMEOUT: Duration = Duration::from_secs(1800);
@@ -55,7 +55,7 @@ impl Store {
     }
 }
 
-/// How far a watch has come.
+/// The position of a watch.
 struct Watching {
     server: ApiServer,
     target: Target,
@@ -167,7 +167,7 @@ impl Watching {
             self.version = store.version();
             return Next::Send(self.bookmark_event());
         }
-        // A bookmark is sent only when no change is on its way: it says that all changes before it were sent.
+        // A bookmark is sent only when no change is pending: it confirms that all changes before it were sent.
         let until = match due {
             Some(due) => due,
             None if self.bookmarks => self.bookmark,

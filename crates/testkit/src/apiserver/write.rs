@@ -7,7 +7,7 @@ use super::kinds::{Kind, Target};
 use super::merge;
 use super::store::{Store, finalizers, metadata, text};
 
-/// What a client may not set.
+/// The metadata that a client may not set.
 const OWN: [&str; 6] = [
     "uid",
     "resourceVersion",
@@ -128,7 +128,7 @@ impl Store {
         found.cloned().ok_or_else(|| Failure::not_found(&target.kind, name))
     }
 
-    /// Writes `new` in the place of `old`: what the subresource may not change stays.
+    /// Replaces `old` by `new`, except for the parts that the subresource may not change.
     fn replace(&mut self, target: &Target, old: &Value, mut new: Value) -> Result<Value, Failure> {
         let (kind, name) = (&target.kind, target.name()?.to_owned());
         let version = text(&new, "/metadata/resourceVersion");
@@ -176,7 +176,7 @@ impl Store {
         }
         let key = target.key(&name);
         if deleting && finalizers(&new).is_empty() && self.may_go(kind, &new) {
-            // The object goes with its last finalizer.
+            // The object is removed with its last finalizer.
             self.drop_object(kind, &key);
             return Ok(new);
         }
@@ -189,7 +189,7 @@ impl Store {
         Ok(written)
     }
 
-    /// A Pod on a Node goes when its kubelet has ended it.
+    /// Whether the object may be removed: a Pod on a Node only when its kubelet has ended it.
     fn may_go(&self, kind: &Kind, object: &Value) -> bool {
         kind.plural != "pods" || object["metadata"]["deletionGracePeriodSeconds"] == 0
     }
@@ -237,7 +237,7 @@ fn set(object: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// Everything that a change of the generation stands for.
+/// Returns the parts whose change increases the generation.
 fn specification(object: &Value, kind: &Kind) -> Value {
     let mut rest = object.clone();
     if let Some(fields) = rest.as_object_mut() {

@@ -160,6 +160,7 @@ fn reasons(sources: &BTreeMap<PathBuf, String>) -> BTreeMap<String, BTreeSet<Str
         let controller = match path.split_once("/controllers/") {
             Some((_, rest)) => rest.split('/').next().unwrap_or_default(),
             None if path.ends_with("kube/src/runtime/run.rs") || path.ends_with("kube/src/conditions.rs") => "all",
+            None if path.ends_with("core/src/cluster/zone.rs") => "vsphere",
             None => continue,
         };
         let mut near = 0;

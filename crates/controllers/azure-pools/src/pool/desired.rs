@@ -12,7 +12,7 @@ use super::{Actor, FINALIZER};
 use crate::error::Error;
 use crate::model::{self, Model};
 
-/// The key that was made for a pool without one of its own.
+/// The public SSH key that Capstan generated for a pool whose spec has none.
 pub(super) const SSH_KEY_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/sshPublicKey";
 /// Bootstrap data is read again when it is older than this.
 pub(super) const BOOTSTRAP_AGE: Duration = Duration::from_secs(30);

@@ -29,7 +29,7 @@ use super::snapshot::InstanceSnapshot;
 use crate::error::Error;
 
 pub const FINALIZER: &str = "azuremachinepoolmachine.infrastructure.cluster.x-k8s.io";
-/// Cluster API's core finds a pool's machines by it.
+/// Label with the name of the MachinePool, by which Cluster API's core finds the machines of a pool.
 const POOL_NAME_LABEL: &str = "cluster.x-k8s.io/pool-name";
 
 /// The value of the label that has the cluster's name.

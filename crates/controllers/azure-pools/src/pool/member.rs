@@ -16,19 +16,19 @@ use kube::ResourceExt;
 use super::snapshot::{InstanceSnapshot, Make, ScaleSetSnapshot, in_progress};
 use crate::model::bootstrap_part;
 
-/// Which model the instance was made from, or updated to.
+/// The hash of the model that the instance was created from, or updated to.
 pub const MODEL_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/model";
-/// Which virtual machine the object stands for: instance numbers may be used again.
+/// The ID of the virtual machine that the object represents. Azure may use an instance number again.
 pub const VM_ID_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vmID";
-/// The same, to name many machines at once by it.
+/// The ID of the virtual machine as a label, so that one call can delete several machines.
 pub const VM_ID_LABEL: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/vm-id";
-/// Somebody else had cordoned the node before its instance was updated in place.
+/// The node was cordoned before Capstan updated its instance in place: Capstan does not uncordon it afterwards.
 pub const CORDONED_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/cordoned";
-/// The instance is reimaged after its update in place: `due`, then `begun`.
+/// Capstan reimages the instance after its update in place: `due`, then `begun`.
 pub const REIMAGE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/reimageInstance";
 pub const REIMAGE_DUE: &str = "due";
 pub const REIMAGE_BEGUN: &str = "begun";
-/// Why an update in place is not tried again.
+/// The reason for which Capstan replaces the instance instead of another update in place.
 pub const IRREPARABLE_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/replaceInstance";
 
 /// The node of a machine.

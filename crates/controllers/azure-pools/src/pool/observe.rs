@@ -24,7 +24,7 @@ use super::state::{Kind, Summary};
 use crate::error::Error;
 use crate::model::{self, Model};
 
-/// Pauses the rollout of a pool, and nothing else of it.
+/// Pauses the rollout of a pool. Capstan still scales the pool and deletes machines.
 const PAUSE_ROLLOUT_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/pause-rollout";
 /// While Cluster API drains, nobody wakes us for certain.
 const BY_CLUSTER_API: Duration = Duration::from_secs(15);

@@ -35,7 +35,7 @@ const IDS_PACE: Duration = Duration::from_secs(60);
 /// A settled pool writes them at once, but no more often than this: nodes may flap.
 const SETTLED_PACE: Duration = Duration::from_secs(2);
 
-/// The names of the tags that the scale set got from a spec. Only these are ever removed.
+/// The names of the tags that Capstan set on the scale set from a spec. Capstan removes only these tags.
 const TAGS_ANNOTATION: &str = "azuremachinepool.infrastructure.cluster.x-k8s.io/appliedTags";
 
 pub(super) fn applied_tags(pool: &AzureMachinePool) -> BTreeSet<String> {

@@ -264,7 +264,7 @@ impl Draft<'_> {
         self.status.ready = false;
         self.status.provisioning_state = Some("Deleting".to_owned());
         let message = match (&observed.cloud.set, observed.existing().count()) {
-            (None, _) => "the scale set is gone".to_owned(),
+            (None, _) => "the scale set does not exist any more".to_owned(),
             (Some(_), 0) => "the scale set is being deleted".to_owned(),
             (Some(_), count) => {
                 let waiting = observed.waiting.clone();

@@ -13,7 +13,7 @@ use capstan_core::machine::names::Names;
 use capstan_kube::runtime::ObjectKey;
 use kube::ResourceExt as _;
 
-/// The label with the name of the machine's set; whoever creates the machine sets it.
+/// Label with the name of the machine's set. The creator of the machine sets it.
 pub const MACHINESET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 
 /// Resource ids of a machine's names.

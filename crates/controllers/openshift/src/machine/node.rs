@@ -6,7 +6,7 @@ use capstan_kube::runtime::ObjectKey;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, ObjectReference, Taint};
 use kube::ResourceExt as _;
 
-/// Names a Node's machine.
+/// On a Node: namespace and name of its Machine.
 pub const MACHINE_ANNOTATION: &str = "machine.openshift.io/machine";
 
 pub fn provider_id(node: &Node) -> Option<&str> {

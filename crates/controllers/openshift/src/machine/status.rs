@@ -28,9 +28,13 @@ use kube::ResourceExt as _;
 
 /// Shows the virtual machine's state in `oc get machines -o wide`.
 pub const INSTANCE_STATE: &str = "machine.openshift.io/instance-state";
+/// Label with the VM size of a Machine.
 const INSTANCE_TYPE: &str = "machine.openshift.io/instance-type";
+/// Label with the Azure region of a Machine.
 const REGION: &str = "machine.openshift.io/region";
+/// Label with the availability zone of a Machine.
 const ZONE: &str = "machine.openshift.io/zone";
+/// Label of a spot Machine and of its Node, which a termination handler reads.
 const INTERRUPTIBLE: &str = "machine.openshift.io/interruptible-instance";
 
 /// Where in the provider's status an operation under way is kept, so that a restart takes it up.

@@ -137,7 +137,7 @@ impl Controller {
             Err(error) if never => error.to_string(),
             Err(error) => return Err(error),
         };
-        tracing::warn!(why, "nothing to delete in Azure");
+        tracing::warn!(why, "Capstan deletes nothing in Azure for the machine");
         state.teardown = Some(Box::new(Teardown::nothing_to_delete()));
         Ok(None)
     }
@@ -180,7 +180,7 @@ impl Controller {
         let owned = match Owned::by_tags(&vm, |_| names.owns_vm(&vm, recorded.as_ref())) {
             Ok(owned) => owned,
             Err(error) => {
-                tracing::warn!(%error, "the virtual machine stays");
+                tracing::warn!(%error, "the virtual machine is not deleted: the machine does not own it");
                 (teardown.vm_gone, teardown.foreign_vm) = (true, true);
                 return Ok(Outcome::Observe);
             }

@@ -49,7 +49,7 @@ impl Controller {
         let account = match self.accounts.get(secret, &scope.key.namespace).await {
             Ok(account) => account,
             Err(error) => {
-                tracing::info!(%error, "the capacity of the set's machines is not known");
+                tracing::info!(%error, "cannot read the capacity of the set's machines for the autoscaler");
                 return Lookup::Failed;
             }
         };
@@ -68,7 +68,7 @@ impl Controller {
             },
             Ok(None) => Lookup::UnknownSize(wanted),
             Err(error) => {
-                tracing::info!(%error, "the capacity of the set's machines is not known");
+                tracing::info!(%error, "cannot read the capacity of the set's machines for the autoscaler");
                 Lookup::Failed
             }
         }

@@ -153,7 +153,7 @@ async fn record_modules(
     };
     for module in created {
         if let Err(error) = vcenter.delete_cluster_module(&module).await {
-            tracing::warn!(%module, %error, "cluster module left behind");
+            tracing::warn!(%module, %error, "cannot delete the cluster module: delete it in vCenter");
         }
     }
     Err(error.into())

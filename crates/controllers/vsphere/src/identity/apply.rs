@@ -30,7 +30,7 @@ impl Controller {
                     Err(error) if error.is_conflict() || error.is_not_found() => {}
                     // The identity works with a Secret that nobody protects, and that clusterctl does not move.
                     Err(error) if error.code() == Some(403) => {
-                        tracing::warn!(secret = secret.name(), %error, "may not patch the Secret of an identity");
+                        tracing::warn!(secret = secret.name(), %error, "cannot patch the Secret of an identity: the identity does not own it");
                     }
                     result => result?,
                 }

@@ -56,7 +56,7 @@ impl Controller {
             }
             Step::KeepSettings(settings) => {
                 let text = format!(
-                    "{}, and a reconfiguration did not help: the machine goes on as it is",
+                    "{}, and a reconfiguration did not help: the machine continues without the change",
                     settings.join("; ")
                 );
                 observed.notes.events.push(EventNote::warning("SettingsDropped", text));

@@ -307,7 +307,7 @@ impl Controller {
             Holder::Nobody => {
                 state.name_taken = false;
                 Err(Error::Unseen(format!(
-                    "vCenter says that the name {name:?} is taken, but no virtual machine of that name can be seen in \
+                    "vCenter reports that the name {name:?} is taken, but no virtual machine of that name can be seen in \
                      folder {folder:?}: let the account see what has it, remove that, or use another name"
                 )))
             }

@@ -263,7 +263,7 @@ impl Controller {
             // Our own writes ask for reconciles too: without this each would start the next task at once.
             state.retry_at = Some((self.context.clock.instant() + wait, self.version_of_others(vm)));
         }
-        tracing::warn!(%error, retry = ?wait, "a step failed");
+        tracing::warn!(%error, retry = ?wait, "a step for the virtual machine failed and is retried");
         Some(wait)
     }
 

@@ -229,7 +229,7 @@ fn report_progress(
             events.extend(first.then(|| EventNote::normal(reason, text)));
         }
         Progress::StaticAddress => {
-            let text = "a network device has neither DHCP nor ipAddrs: waiting for somebody to set its ipAddrs";
+            let text = "a network device has neither DHCP nor ipAddrs: set its ipAddrs in the spec";
             in_progress(status, names::WAITING_FOR_STATIC_IP, text, now);
         }
         Progress::Claims(text) => {

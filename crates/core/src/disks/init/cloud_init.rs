@@ -36,7 +36,7 @@ fn split_header(existing: &str) -> Result<(String, &str), InitError> {
     let header = &existing[..body];
     if !header.lines().any(|line| line.trim_end() == HEADER) {
         return Err(InitError::UserData(format!(
-            "the first lines do not say {HEADER}: mounts cannot be added"
+            "the first lines do not contain {HEADER}: mounts cannot be added"
         )));
     }
     let newline = if header.ends_with('\n') { "" } else { "\n" };

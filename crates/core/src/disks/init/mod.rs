@@ -13,7 +13,7 @@ pub use ignition::{DEFAULT_VERSION, merge as merge_ignition};
 pub use mount::{Format, Mount, MountRequest};
 pub use systemd::escape_path;
 
-/// Names mounts on a Machine or MachineSet, in the syntax of [`MountRequest`], separated by commas or white space. The
+/// On a Machine or MachineSet: the mounts of its data disks, in the syntax of [`MountRequest`], separated by commas or white space. The
 /// controller then merges them into the user data when it creates the machine.
 pub const MOUNTS_ANNOTATION: &str = "capstan.dev/disk-mounts";
 

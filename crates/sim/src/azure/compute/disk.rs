@@ -10,7 +10,7 @@ use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, text};
 use crate::azure::world::{Doc, Effect, World};
 
-/// What a disk is made from.
+/// The source of a disk.
 #[derive(Clone, Debug, Default)]
 pub struct Recipe {
     pub location: String,

@@ -35,7 +35,7 @@ impl World {
         Ok(Answer::no_content())
     }
 
-    /// The eviction itself, by the policy of the VM or instance: gone, or deallocated.
+    /// Evicts a VM or instance by its policy: deletes or deallocates it.
     pub fn evicted(&mut self, key: &str) {
         if let Some((set, id)) = split(key) {
             let Some(fleet) = self.fleets.get_mut(set) else { return };
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// Something is deleted behind the controllers' back: a VM, an instance, or any other resource.
+    /// Deletes a resource without a call of a client: a VM, an instance, or any other resource.
     pub fn vanish(&mut self, id: &str) -> bool {
         let key = id.to_lowercase();
         if let Some((set, number)) = split(&key) {

@@ -1,4 +1,4 @@
-//! Instances of a Uniform scale set: small structs that share the models they were made from, rendered when asked for.
+//! Instances of a Uniform scale set: small structs that share the models of their creation, rendered on demand.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ pub struct Instance {
     pub id: u64,
     pub vm_id: String,
     pub zone: Option<String>,
-    /// Which of the fleet's models it runs.
+    /// The model that it runs, among those of the fleet.
     pub model: u64,
     pub state: State,
     pub power: Power,
@@ -120,7 +120,7 @@ impl Fleet {
         self.models.get(&self.current).unwrap_or(&Value::Null)
     }
 
-    /// Takes a model; tells whether it differs from the one before.
+    /// Takes a model. Returns whether it differs from the previous one.
     pub fn adopt(&mut self, model: Value) -> bool {
         if self.models.get(&self.current) == Some(&model) {
             return false;

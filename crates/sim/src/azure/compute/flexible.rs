@@ -114,7 +114,7 @@ impl World {
         )
     }
 
-    /// A VM's body out of the set's profile; its network interfaces are made on the way.
+    /// Returns a VM's body by the set's profile. Creates its network interfaces, too.
     fn flexible_model(&mut self, set_place: &Place, set: &str, vm: &Place) -> Value {
         let Some(fleet) = self.fleets.get(set) else {
             return Value::Null;

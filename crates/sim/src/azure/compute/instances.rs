@@ -254,7 +254,7 @@ impl World {
         }
         self.lower_capacity(set, fresh.len() as u64);
         let mut effects = self.removal(set, &fresh);
-        // Instances that are on their way out already keep their time; this operation waits for them.
+        // Instances that are already being deleted keep their time; this operation waits for them.
         for id in ids.iter().filter(|id| !fresh.contains(id)) {
             let set = set.to_owned();
             effects.push((

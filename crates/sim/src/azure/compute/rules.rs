@@ -1,11 +1,12 @@
-//! What Azure refuses about a VM's or a scale set's disks, size and place, in its own words. Pure functions of the model.
+//! The rules of Azure for the disks, size and place of a VM or scale set, with Azure's error messages. Pure functions
+//! of the model.
 
 use serde_json::Value;
 
 use super::skus::{self, Location, Size};
 use crate::azure::wire::{Fail, same, text};
 
-/// What the rules look at, whether it comes from a VM or from a scale set's profile.
+/// The input of the rules, from a VM or from a scale set's profile.
 pub struct Model<'a> {
     pub size: &'a str,
     pub location: &'a str,
@@ -29,7 +30,7 @@ const TYPES: [&str; 7] = [
     PREMIUM_V2,
 ];
 
-/// Checks a model; the first thing that is wrong is told.
+/// Checks a model. Returns the first error.
 pub fn check(model: &Model) -> Result<(), Fail> {
     let (size, location) = place(model)?;
     os_disk(model, size)?;
@@ -314,12 +315,13 @@ fn range(value: Option<u64>, (min, max): (u64, u64), target: &str) -> Result<(),
     }
 }
 
-/// What an Ultra disk gets when nobody asks: 151 IOPS per GiB, as recorded for 128 GiB.
+/// Returns the default IOPS of an Ultra disk: 151 IOPS per GiB, as recorded for 128 GiB.
 pub fn default_iops(gib: u64) -> u64 {
     (gib * 151).clamp(100, 400_000)
 }
 
-/// Refuses a change of properties that are fixed when a resource is made. What was never set can be set once.
+/// Refuses a change of properties that are fixed at the creation of a resource. A property that was never set can be
+/// set once.
 pub fn fixed(names: &[&str], before: &Value, patch: &Value) -> Result<(), Fail> {
     for name in names {
         let pointer = format!("/properties/{name}");
@@ -341,7 +343,7 @@ pub fn fixed(names: &[&str], before: &Value, patch: &Value) -> Result<(), Fail> 
     Ok(())
 }
 
-/// Windows needs an administrator's password when a machine is made from an image.
+/// Windows needs an administrator's password when a machine is created from an image.
 pub fn password(profile: &Value) -> Result<(), Fail> {
     let windows = text(profile, "/storageProfile/osDisk/osType").is_some_and(|os| same(os, "Windows"))
         || profile

@@ -13,7 +13,7 @@ use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, same, text};
 use crate::azure::world::{Doc, Effect, World};
 
-/// Fixed when a scale set is made: the update models of Azure's API do not have them.
+/// Fixed at the creation of a scale set: the update models of Azure's API do not have them.
 const FIXED: [&str; 6] = [
     "orchestrationMode",
     "platformFaultDomainCount",
@@ -23,10 +23,10 @@ const FIXED: [&str; 6] = [
     "virtualMachineProfile/priority",
 ];
 
-/// Where a model has its custom data.
+/// The path of the custom data in a model.
 pub const CUSTOM_DATA: &str = "/properties/virtualMachineProfile/osProfile/customData";
 
-/// What a PUT, PATCH or action sets in motion.
+/// The effects that a PUT, PATCH or action starts.
 type Effects = Vec<(Duration, Effect)>;
 
 impl World {
@@ -507,7 +507,7 @@ fn concerns(effect: &Effect, key: &str, of: u64) -> bool {
     }
 }
 
-/// What an instance is made from; a change of anything in it makes instances outdated.
+/// Returns the model that instances are created from. Any change of it makes instances outdated.
 fn model_of(body: &Value) -> Value {
     let mut model = json!({ "sku": { "name": body["sku"]["name"], "tier": body["sku"]["tier"] },
         "properties": { "virtualMachineProfile": body["properties"]["virtualMachineProfile"] } });
@@ -517,7 +517,7 @@ fn model_of(body: &Value) -> Value {
     model
 }
 
-/// The document never shows custom data, so that a PUT of what was read has none: what was there stays.
+/// The document never shows custom data, so a PUT of a document that was read has none: the stored one stays.
 fn keep_secrets(model: &mut Value, before: &Value) {
     for secret in ["customData", "adminPassword"] {
         let pointer = format!("/properties/virtualMachineProfile/osProfile/{secret}");
@@ -560,7 +560,7 @@ fn set_defaults(body: &mut Value, unique: &str, created: &str) {
     properties["timeCreated"] = json!(created);
 }
 
-/// Zones can be added to a scale set, never taken away.
+/// Zones can be added to a scale set, and never removed.
 fn expands_zones(before: &Value, zones: &Value) -> Result<(), Fail> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let (old, new) = (list(&before["zones"]), list(zones));
@@ -584,7 +584,7 @@ pub fn subnets(profile: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Whether a name stands for all instances.
+/// Whether a name selects all instances.
 pub fn all(id: &str) -> bool {
     same(id, "*")
 }

@@ -175,7 +175,7 @@ impl Size {
         if self.nvme { "NVMe" } else { "SCSI" }
     }
 
-    /// Where it can keep an ephemeral OS disk.
+    /// Returns the placements of an ephemeral OS disk.
     pub fn placements(&self) -> &'static str {
         match (self.ephemeral_os, self.nvme) {
             (false, _) => "",

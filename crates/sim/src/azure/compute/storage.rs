@@ -1,4 +1,4 @@
-//! The disks of a VM: which must be made, which are attached and which let go. Everything is checked before anything changes.
+//! The disks of a VM: those to create, to attach and to detach. Everything is checked before anything changes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::azure::resources::Place;
 use crate::azure::wire::{Fail, same, text};
 use crate::azure::world::World;
 
-/// What a VM's new storage profile asks for.
+/// The changes that a VM's new storage profile requires.
 #[derive(Debug, Default)]
 pub struct Plan {
     make: Vec<(Place, Recipe)>,
@@ -17,7 +17,7 @@ pub struct Plan {
     detach: Vec<String>,
 }
 
-/// Where a VM stands, as far as its disks care.
+/// The place of a VM, as far as it matters to its disks.
 pub struct Home<'a> {
     pub vm: &'a Place,
     pub location: &'a str,
@@ -26,7 +26,8 @@ pub struct Home<'a> {
 }
 
 impl World {
-    /// Reads a storage profile, fills in names and ids, and tells what has to be done for it. `held` are the disks the VM has.
+    /// Reads a storage profile, fills in names and ids, and returns the changes that it requires. `held` are the disks
+    /// of the VM.
     pub fn plan_disks(&mut self, home: &Home, storage: &mut Value, held: &[String]) -> Result<Plan, Fail> {
         let mut plan = Plan::default();
         let vm = home.vm.name.clone();
@@ -174,7 +175,7 @@ impl World {
     pub fn apply_disks(&mut self, vm: &Place, tags: &Value, plan: Plan) {
         for (place, recipe) in plan.make {
             let mut doc = self.make_disk(&place, &recipe);
-            // A disk that Azure makes with its machine gets the tags that the machine has at that time.
+            // A disk that Azure creates with its machine gets the tags that the machine has at that time.
             default(&mut doc.body, "tags", tags.clone());
             attach(&mut doc.body, &vm.id());
             self.docs.insert(place.key(), doc);

@@ -1,4 +1,4 @@
-//! Virtual machines: create, change, power, delete, and what goes with them.
+//! Virtual machines: create, change, power, delete, with their dependencies.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ impl World {
         Ok(self.follow(call, Answer::created(body), &operation, &location))
     }
 
-    /// Checks everything, then puts a VM and its disks into the state Creating. Tells how long it takes and how it ends.
+    /// Checks everything, then puts a VM and its disks into the state Creating. Returns the duration and the outcome.
     pub fn create_vm(
         &mut self,
         place: &Place,
@@ -298,7 +298,7 @@ impl World {
             .map(|(id, _)| id.clone())
     }
 
-    /// What was going on with a resource that is deleted now is told to have been preempted.
+    /// Ends the operations of a resource that is deleted now as preempted.
     pub fn cancel_operations(&mut self, key: &str) {
         let running: Vec<String> = self
             .operations
@@ -376,7 +376,7 @@ impl World {
         self.touch(key);
     }
 
-    /// A VM goes, and with it what is marked so.
+    /// Deletes a VM, and the dependencies that are marked for deletion with it.
     pub fn vm_removed(&mut self, key: &str, keep_disks: bool) {
         let Some(doc) = self.docs.remove(key) else { return };
         for (disk, option) in storage::held(&doc.body) {

@@ -68,7 +68,10 @@ impl World {
                     "ipAddress",
                     json!(format!("20.{}.{}.{}", 40 + n / 62500, (n / 250) % 250, n % 250 + 1)),
                 );
-                super::compute::storage::default(&mut body, "sku", json!({ "name": "Standard", "tier": "Regional" }));
+                super::compute::storage::default(&mut body["properties"], "idleTimeoutInMinutes", json!(4));
+                super::compute::storage::default(&mut body["properties"], "ipTags", json!([]));
+                super::compute::storage::default(&mut body, "sku", json!({ "name": "Standard" }));
+                super::compute::storage::default(&mut body["sku"], "tier", json!("Regional"));
                 if let Some(label) = text(&body, "/properties/dnsSettings/domainNameLabel") {
                     let location = text(&body, "/location").unwrap_or_default();
                     let name = format!("{label}.{location}.cloudapp.azure.com");
@@ -83,15 +86,22 @@ impl World {
             body["properties"]["resourceGuid"] = json!(self.chance.uuid());
         }
         doc.body = body;
-        doc.set_state("Updating");
-        let location = doc.location().to_owned();
-        self.docs.insert(call.key.clone(), doc);
         let takes = self.config.times.network.draw(&mut self.chance);
         let fail = self.faults.fail_resource(call.method.as_str(), &call.path);
         let end = if fail.is_some() { "Failed" } else { "Succeeded" };
+        // Interfaces and balancers are there at once, also while their operation is under way.
+        let ready = fail.is_none() && ["networkinterfaces", "loadbalancers"].contains(&kind);
+        doc.set_state(if ready { end } else { "Updating" });
+        let location = doc.location().to_owned();
+        self.docs.insert(call.key.clone(), doc);
         let effect = Effect::State(call.key.clone(), end.into());
         let operation = self.begin(call, Lane::Network, vec![(takes, effect)], fail.as_ref());
-        let body = self.render(&call.key, call).unwrap_or_default();
+        let mut body = self.render(&call.key, call).unwrap_or_default();
+        let updating = text(&body, "/properties/provisioningState") == Some("Updating");
+        // A new address is not known before it is there.
+        if let (true, Some(properties)) = (fresh && updating, body["properties"].as_object_mut()) {
+            properties.shift_remove("ipAddress");
+        }
         let answer = if fresh { Answer::created(body) } else { Answer::ok(body) };
         Ok(self.follow(call, answer, &operation, &location))
     }
@@ -146,7 +156,7 @@ impl World {
         }
     }
 
-    /// Fills in what Azure gives an interface: addresses, ids of its parts, a MAC.
+    /// Fills in what Azure gives an interface: addresses and ids of its parts. It gets a MAC with its machine.
     pub fn dress_nic(&mut self, body: &mut Value) {
         let id = text(body, "/id").unwrap_or_default().to_owned();
         let n = self.address();
@@ -180,10 +190,16 @@ impl World {
             primary = false;
         }
         let properties = &mut body["properties"];
-        let mac = format!("00-0D-3A-{:02X}-{:02X}-{:02X}", n >> 16 & 255, n >> 8 & 255, n & 255);
-        super::compute::storage::default(properties, "macAddress", json!(mac));
-        super::compute::storage::default(properties, "enableAcceleratedNetworking", json!(false));
-        super::compute::storage::default(properties, "enableIPForwarding", json!(false));
+        for (field, value) in [
+            ("enableAcceleratedNetworking", json!(false)),
+            ("vnetEncryptionSupported", json!(false)),
+            ("enableIPForwarding", json!(false)),
+            ("hostedWorkloads", json!([])),
+            ("tapConfigurations", json!([])),
+            ("nicType", json!("Standard")),
+        ] {
+            super::compute::storage::default(properties, field, value);
+        }
         super::compute::storage::default(
             properties,
             "dnsSettings",

@@ -128,10 +128,10 @@ impl World {
             return answer;
         }
         let subscription = call.segment(1);
-        let (provider, place, result) = match operation.lane {
-            Lane::Compute => ("Microsoft.Compute", "operations", "operations"),
-            Lane::Disk => ("Microsoft.Compute", "DiskOperations", "DiskOperations"),
-            Lane::Network => ("Microsoft.Network", "operations", "operationResults"),
+        let (provider, place, result, outcome) = match operation.lane {
+            Lane::Compute => ("Microsoft.Compute", "operations", "operations", "&monitor=true"),
+            Lane::Disk => ("Microsoft.Compute", "DiskOperations", "DiskOperations", "&monitor=true"),
+            Lane::Network => ("Microsoft.Network", "operations", "operationResults", ""),
         };
         let url = |place: &str, more: &str| {
             format!(
@@ -141,13 +141,18 @@ impl World {
                 call.api_version()
             )
         };
-        let seconds = match operation.lane {
-            Lane::Network => self.config.network_retry_after,
-            _ => self.config.retry_after,
-        };
+        let seconds = self.retry_after(operation.lane);
         let mut answer = answer.with("azure-asyncoperation", url(place, ""));
+        let notifies = match operation.lane {
+            Lane::Compute => true,
+            Lane::Disk => false,
+            Lane::Network => call.method != http::Method::DELETE,
+        };
+        if notifies {
+            answer = answer.with("azure-asyncnotification", "Enabled");
+        }
         if answer.status == http::StatusCode::ACCEPTED {
-            answer = answer.with("location", url(result, "&monitor=true"));
+            answer = answer.with("location", url(result, outcome));
         }
         if seconds > 0 {
             answer.with("retry-after", seconds.to_string())
@@ -160,10 +165,7 @@ impl World {
     pub fn operation(&self, call: &Call, id: &str, result: bool) -> Reply {
         let unknown = || Fail::new(404, "NotFound", format!("The operation {id} was not found."));
         let operation = self.operations.get(&id.to_lowercase()).ok_or_else(unknown)?;
-        let seconds = match operation.lane {
-            Lane::Network => self.config.network_retry_after,
-            _ => self.config.retry_after,
-        };
+        let seconds = self.retry_after(operation.lane);
         let pending = |answer: Answer| {
             if seconds > 0 && operation.end.is_none() {
                 answer.with("retry-after", seconds.to_string())
@@ -204,8 +206,18 @@ impl World {
             }
             (Some(_), None) => match self.docs.get(&operation.target).filter(|_| operation.output) {
                 Some(doc) => Ok(Answer::ok(doc.body.clone())),
-                None => Ok(Answer::no_content()),
+                None if operation.lane == Lane::Network => Ok(Answer::no_content()),
+                None => Ok(Answer::empty()),
             },
+        }
+    }
+
+    /// How long clients are told to wait; Azure says nothing about disks.
+    fn retry_after(&self, lane: Lane) -> u64 {
+        match lane {
+            Lane::Compute => self.config.retry_after,
+            Lane::Disk => 0,
+            Lane::Network => self.config.network_retry_after,
         }
     }
 

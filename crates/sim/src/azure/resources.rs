@@ -330,6 +330,12 @@ impl World {
                 if fresh && call.method == Method::PATCH {
                     return Err(not_found());
                 }
+                if text(&call.body, "/location") == Some("") {
+                    return Err(Fail::bad(
+                        "LocationRequired",
+                        "The location property is required for this definition.",
+                    ));
+                }
                 self.precondition(call, self.docs.get(&call.key).map(|doc| doc.version))?;
                 let doc = self.docs.entry(call.key.clone()).or_default();
                 merge(&mut doc.body, &call.body);

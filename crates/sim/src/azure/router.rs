@@ -104,8 +104,7 @@ fn provider(world: &mut World, call: &Call) -> Reply {
         (_, "locations", _) => Ok(Answer::ok(json!({ "value": [] }))),
         _ if call.method == Method::GET && call.segments.len() == 5 => {
             let answer = world.list_everywhere(call)?;
-            let machines = namespace == "microsoft.compute" && kind == "virtualmachines";
-            let shouted = world.config.strict.upper_case_groups && machines;
+            let shouted = world.config.strict.upper_case_groups && namespace == "microsoft.compute";
             Ok(if shouted { upper_case_groups(answer) } else { answer })
         }
         _ => Err(Fail::new(
@@ -146,7 +145,7 @@ fn resource(world: &mut World, call: &Call) -> Reply {
     Ok(if shouted { upper_case_groups(answer) } else { answer })
 }
 
-/// Compute spells the resource group in upper case in its lists of machines, and wherever instances of scale sets stand.
+/// Compute spells the resource group in upper case in lists of machines, and wherever instances of scale sets stand.
 fn is_shouted(call: &Call) -> bool {
     let is = |i: usize, word: &str| call.segment(i).eq_ignore_ascii_case(word);
     is(5, "Microsoft.Compute")

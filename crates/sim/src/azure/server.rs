@@ -18,7 +18,7 @@ use super::faults::{self, Action};
 use super::log::{Log, UNANSWERED};
 use super::throttle::{self, Buckets};
 use super::tokens::Tokens;
-use super::wire::{Answer, Call, Fail};
+use super::wire::{Answer, Call, FAILURE_CAUSE, Fail};
 use super::world::World;
 use super::{admin, policy, router};
 
@@ -153,8 +153,11 @@ impl Shared {
             } = &mut *core;
             let limits = limits(world, buckets, call, policy);
             match limits {
-                Ok(headers) => {
+                Ok(mut headers) => {
                     let mut answer = router::route(world, tokens, call).unwrap_or_else(|fail| fail.answer());
+                    if answer.headers.iter().any(|(name, _)| *name == FAILURE_CAUSE) {
+                        headers.retain(|(name, _)| *name != throttle::REMAINING);
+                    }
                     answer.headers.extend(headers);
                     answer
                 }
@@ -259,7 +262,7 @@ async fn receive(shared: Arc<Shared>, request: HttpRequest<Incoming>) -> Result<
                 "RequestContentTooLarge",
                 format!("The request content exceeds the maximum size of '{MAX_BODY}' bytes."),
             );
-            return Ok(respond(fail.answer(), None).map(Full::new));
+            return Ok(respond(fail.answer(), None, false).map(Full::new));
         }
         Err(_) => return Err(Dropped),
     };
@@ -282,11 +285,13 @@ pub async fn answer(shared: Arc<Shared>, request: HttpRequest<Bytes>) -> Result<
         .map_or_else(|| "/".to_owned(), ToString::to_string);
     let call = Call::new(head.method, &target, head.headers, raw, format!("https://{host}"));
     let client_request = call.header("x-ms-client-request-id").map(str::to_owned);
+    let reads = call.method == http::Method::GET;
     let answer = shared.call(call).await?;
-    Ok(respond(answer, client_request))
+    Ok(respond(answer, client_request, reads))
 }
 
-fn respond(answer: Answer, client_request: Option<String>) -> Response<Bytes> {
+/// Only answers to reads have their ETag in a header, too.
+fn respond(answer: Answer, client_request: Option<String>, reads: bool) -> Response<Bytes> {
     let body = if answer.body.is_null() {
         Bytes::new()
     } else {
@@ -304,7 +309,8 @@ fn respond(answer: Answer, client_request: Option<String>) -> Response<Bytes> {
     if !body.is_empty() {
         builder = builder.header("content-type", "application/json; charset=utf-8");
     }
-    if let Some(etag) = answer.body.get("etag").and_then(serde_json::Value::as_str) {
+    let etag = answer.body.get("etag").and_then(serde_json::Value::as_str);
+    if let Some(etag) = etag.filter(|_| reads) {
         builder = builder.header("etag", etag);
     }
     for (name, value) in &answer.headers {

@@ -92,7 +92,7 @@ impl Buckets {
                 Box::new(Refusal { fail, headers })
             })?;
         let mut headers = vec![(header, left.to_string())];
-        let Some((per_resource, per_region)) = compute(policy) else {
+        let Some((per_resource, per_region)) = compute(policy).filter(|_| !of_network(call)) else {
             return Ok(headers);
         };
         let of_resource = per_resource.map(|limit| {
@@ -138,12 +138,17 @@ impl Refusal {
 }
 
 /// What remains of Compute's buckets, as one value joined by commas.
-const REMAINING: &str = "x-ms-ratelimit-remaining-resource";
+pub const REMAINING: &str = "x-ms-ratelimit-remaining-resource";
 
 /// Returns the remaining calls without throttling.
 pub fn full(call: &Call) -> Headers {
     let (header, limit) = arm(&call.method);
     vec![(header, (limit.max - 1).to_string())]
+}
+
+/// Whether Network answers a call: about its own operations, and about interfaces, also those of instances.
+fn of_network(call: &Call) -> bool {
+    call.key.contains("/providers/microsoft.network/") || call.key.contains("/networkinterfaces")
 }
 
 /// The resource whose bucket a call empties: the scale set itself for calls on its instances as a batch or list.

@@ -163,6 +163,26 @@ impl Answer {
     }
 }
 
+/// Tells that Resource Manager itself refused, before the resource's own service saw the call.
+pub const FAILURE_CAUSE: &str = "x-ms-failure-cause";
+
+/// Refusals of Resource Manager itself.
+const OF_THE_GATEWAY: [&str; 13] = [
+    "AuthenticationFailed",
+    "AuthorizationFailed",
+    "ExpiredAuthenticationToken",
+    "InvalidAuthenticationToken",
+    "InvalidRequestContent",
+    "InvalidResourceNamespace",
+    "InvalidResourceType",
+    "LocationRequired",
+    "MissingSubscriptionRegistration",
+    "RequestContentTooLarge",
+    "ResourceGroupNotFound",
+    "ResourceNotFound",
+    "SubscriptionNotFound",
+];
+
 /// An error as ARM words it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Fail {
@@ -231,7 +251,10 @@ impl Fail {
 
     pub fn answer(&self) -> Answer {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let answer = Answer::new(status, json!({ "error": self.error() })).with("x-ms-failure-cause", "gateway");
+        let mut answer = Answer::new(status, json!({ "error": self.error() }));
+        if OF_THE_GATEWAY.contains(&self.code.as_str()) {
+            answer = answer.with(FAILURE_CAUSE, "gateway");
+        }
         match self.retry_after {
             Some(seconds) => answer.with("retry-after", seconds.to_string()),
             None => answer,

@@ -17,7 +17,7 @@ use super::compute::fleet::Fleet;
 use super::config::Config;
 use super::faults::Faults;
 use super::operations::Operation;
-use super::wire::{Answer, Call, Fail, Reply, text};
+use super::wire::{Answer, Call, Fail, Reply, same, text};
 
 /// One resource.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -237,7 +237,8 @@ impl World {
 
     /// Checks `If-Match` and `If-None-Match` against the stored resource.
     pub fn precondition(&self, call: &Call, current: Option<u64>) -> Result<(), Fail> {
-        let tag = |version: u64| etag(version);
+        let network = same(call.segment(5), "Microsoft.Network");
+        let tag = |version: u64| etag(network, version);
         let refused = match (call.header("if-match"), call.header("if-none-match"), current) {
             (Some("*"), _, None) => true,
             (Some(wanted), _, current) if wanted != "*" => current.is_none_or(|v| unquote(wanted) != unquote(&tag(v))),
@@ -360,8 +361,13 @@ impl Range {
     }
 }
 
-pub fn etag(version: u64) -> String {
-    format!("W/\"{version:08x}\"")
+/// Compute's ETags are numbers; those of Network look like GUIDs and are weak.
+pub fn etag(network: bool, version: u64) -> String {
+    if network {
+        format!("W/\"{version:08x}-0000-4000-8000-000000000000\"")
+    } else {
+        format!("\"{version}\"")
+    }
 }
 
 fn unquote(tag: &str) -> &str {

@@ -11,6 +11,7 @@ mod joining;
 mod machines;
 mod program;
 mod real_clients;
+mod recorded;
 mod scale_sets;
 mod strict;
 mod support;

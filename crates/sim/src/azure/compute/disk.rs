@@ -152,6 +152,7 @@ impl World {
             .is_some_and(|operation| operation.end.is_none())
         {
             answer.status = http::StatusCode::ACCEPTED;
+            answer.body = outline(&answer.body, fresh.then_some(&call.body));
         }
         Ok(self.follow(call, answer, &operation, &location))
     }
@@ -176,6 +177,19 @@ impl World {
         };
         Ok(self.follow(call, answer, &operation, &location))
     }
+}
+
+/// A disk while Azure works on it: without id and type, and with nothing that was not asked for.
+fn outline(disk: &Value, asked: Option<&Value>) -> Value {
+    let mut body = json!({ "name": disk["name"], "location": disk["location"], "properties": {
+        "creationData": disk["properties"]["creationData"], "diskSizeGB": disk["properties"]["diskSizeGB"],
+        "provisioningState": "Updating", "isArmResource": true } });
+    for name in ["sku", "zones", "tags"] {
+        if asked.is_none_or(|asked| asked.get(name).is_some()) && disk.get(name).is_some() {
+            body[name] = disk[name].clone();
+        }
+    }
+    body
 }
 
 /// What kind of disk it is to be, and how large, if Azure takes it: `given` is what this call says, `body` what comes of it.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::defaults::exact_version;
 use super::storage::default;
 use super::views::instance_view;
 use crate::azure::wire::{Fail, text};
@@ -173,12 +174,12 @@ impl Fleet {
         let mut body = json!({
             "name": format!("{}_{}", self.name, instance.id), "id": self.instance_id(instance),
             "type": "Microsoft.Compute/virtualMachineScaleSets/virtualMachines", "location": self.location,
-            "instanceId": instance.id.to_string(), "etag": etag(instance.version),
+            "instanceId": instance.id.to_string(), "etag": etag(false, instance.version),
             "sku": { "name": text(model, "/sku/name"), "tier": text(model, "/sku/tier").unwrap_or("Standard") },
             "properties": {
                 "latestModelApplied": instance.model == self.current, "modelDefinitionApplied": "VirtualMachineScaleSet",
                 "vmId": instance.vm_id, "provisioningState": instance.state.name(), "timeCreated": instance.created,
-                "hardwareProfile": {}, "osProfile": self.os_profile(instance, profile),
+                "hardwareProfile": { "vmSize": text(model, "/sku/name") }, "osProfile": self.os_profile(instance, profile),
                 "storageProfile": self.storage_profile(instance, profile),
                 "networkProfile": { "networkInterfaces": self.nic_references(instance, profile) },
                 "networkProfileConfiguration": profile["networkProfile"],
@@ -247,6 +248,10 @@ impl Fleet {
             named(&mut storage["osDisk"], "OsDisk_1");
             default(&mut storage["osDisk"], "osType", json!("Linux"));
         }
+        if storage["imageReference"].is_object() {
+            exact_version(&mut storage["imageReference"]);
+        }
+        default(&mut storage, "dataDisks", json!([]));
         for (i, disk) in storage["dataDisks"].as_array_mut().into_iter().flatten().enumerate() {
             named(disk, &format!("disk{}", i + 2));
         }
@@ -262,7 +267,7 @@ impl Fleet {
         configs
             .into_iter()
             .flatten()
-            .map(|config| json!({ "id": format!("{id}/networkInterfaces/{}", name(config)), "properties": { "primary": config["properties"]["primary"] } }))
+            .map(|config| json!({ "id": format!("{id}/networkInterfaces/{}", name(config)) }))
             .collect()
     }
 
@@ -277,9 +282,30 @@ impl Fleet {
         for config in configs.into_iter().flatten() {
             let name = text(config, "/name").unwrap_or("nic");
             let mut nic = config.clone();
+            let tag = etag(true, instance.version);
             nic["id"] = json!(format!("{id}/networkInterfaces/{name}"));
-            nic["properties"]["provisioningState"] = json!("Succeeded");
-            nic["properties"]["virtualMachine"] = json!({ "id": id });
+            nic["etag"] = json!(tag);
+            let mac = format!(
+                "00-0D-3A-{:02X}-{:02X}-{:02X}",
+                instance.address >> 16 & 255,
+                instance.address >> 8 & 255,
+                instance.address & 255
+            );
+            for (field, value) in [
+                ("provisioningState", json!("Succeeded")),
+                ("resourceGuid", json!(instance.vm_id)),
+                ("macAddress", json!(mac)),
+                ("virtualMachine", json!({ "id": id })),
+                ("hostedWorkloads", json!([])),
+                ("tapConfigurations", json!([])),
+            ] {
+                nic["properties"][field] = value;
+            }
+            default(&mut nic["properties"], "enableAcceleratedNetworking", json!(false));
+            let dns = &mut nic["properties"]["dnsSettings"];
+            default(dns, "appliedDnsServers", json!([]));
+            default(dns, "internalDomainNameSuffix", json!("internal.cloudapp.net"));
+            let mut primary = true;
             for ip in nic
                 .pointer_mut("/properties/ipConfigurations")
                 .and_then(Value::as_array_mut)
@@ -288,6 +314,9 @@ impl Fleet {
             {
                 let ip_name = text(ip, "/name").unwrap_or("ipconfig").to_owned();
                 ip["id"] = json!(format!("{id}/networkInterfaces/{name}/ipConfigurations/{ip_name}"));
+                ip["etag"] = json!(tag);
+                default(&mut ip["properties"], "primary", json!(primary));
+                primary = false;
                 ip["properties"]["privateIPAddress"] = json!(self.address(instance));
                 ip["properties"]["privateIPAllocationMethod"] = json!("Dynamic");
                 ip["properties"]["provisioningState"] = json!("Succeeded");

@@ -234,7 +234,7 @@ impl World {
             _ => Err(Fail::new(
                 404,
                 "NotFound",
-                format!("The entity was not found: virtual machine '{id}'."),
+                "The entity was not found in this Azure location.",
             )),
         }
     }

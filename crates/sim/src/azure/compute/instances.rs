@@ -24,16 +24,9 @@ impl World {
         }
         let id = call.segment(9).to_owned();
         let action = call.segment(10).to_lowercase();
-        let number = self.known(set, &id).ok_or_else(|| {
-            Fail::new(
-                404,
-                "NotFound",
-                format!(
-                    "The entity was not found: virtual machine '{id}' of scale set '{}'.",
-                    call.segment(7)
-                ),
-            )
-        });
+        let number = self
+            .known(set, &id)
+            .ok_or_else(|| Fail::new(404, "NotFound", "The entity was not found in this Azure location."));
         match (&call.method, call.segments.len(), action.as_str()) {
             (&Method::GET, 10, _) => self
                 .instance(set, number?, call.expands("instanceview"))
@@ -67,7 +60,7 @@ impl World {
     fn instance(&self, set: &str, id: u64, view: bool) -> Result<Value, Fail> {
         let fleet = self.fleets.get(set);
         let found = fleet.and_then(|fleet| Some(fleet.render(fleet.instances.get(&id)?, view)));
-        found.ok_or_else(|| Fail::new(404, "NotFound", "The entity was not found."))
+        found.ok_or_else(|| Fail::new(404, "NotFound", "The entity was not found in this Azure location."))
     }
 
     fn list_instances(&self, call: &Call, set: &str) -> Reply {
@@ -138,7 +131,11 @@ impl World {
         let takes = self.config.times.vm_update.draw(&mut self.chance);
         let location = {
             let Some(fleet) = self.fleets.get_mut(set) else {
-                return Err(Fail::new(404, "NotFound", "The entity was not found."));
+                return Err(Fail::new(
+                    404,
+                    "NotFound",
+                    "The entity was not found in this Azure location.",
+                ));
             };
             if let Some(instance) = fleet.instances.get_mut(&id) {
                 let mut merged = instance.own.take().map(|own| *own).unwrap_or_else(|| json!({}));

@@ -1,5 +1,6 @@
 //! Microsoft.Compute.
 
+pub mod defaults;
 pub mod disk;
 pub mod eviction;
 pub mod fleet;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
+use super::defaults;
 use super::fleet::{Fleet, Instance, Power, State};
 use super::rules::{self, Model};
 use super::storage::default;
@@ -83,6 +84,7 @@ impl World {
                 rules::fixed(&FIXED, &doc.body, &call.body)?;
             }
         }
+        defaults::scale_set(&mut body);
         let mut model = model_of(&body);
         if let Some(fleet) = self.fleets.get(key) {
             keep_secrets(&mut model, fleet.newest());

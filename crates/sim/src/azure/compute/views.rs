@@ -20,11 +20,18 @@ impl World {
         let mut body = doc.body.clone();
         let kind = doc.kind();
         if TAGGED.iter().any(|tagged| kind.starts_with(tagged)) {
-            body["etag"] = json!(etag(doc.version));
+            body["etag"] = json!(etag(kind.starts_with("Microsoft.Network/"), doc.version));
         }
         match kind {
             "Microsoft.Compute/virtualMachines" if call.expands("instanceview") => {
                 body["properties"]["instanceView"] = self.vm_instance_view(doc);
+            }
+            "Microsoft.Network/networkInterfaces" => {
+                let tag = body["etag"].clone();
+                let configs = body.pointer_mut("/properties/ipConfigurations");
+                for config in configs.and_then(Value::as_array_mut).into_iter().flatten() {
+                    config["etag"] = tag.clone();
+                }
             }
             "Microsoft.Compute/availabilitySets" => {
                 let members = self.members(doc.id());

@@ -3,8 +3,9 @@
 use http::Method;
 use serde_json::{Value, json};
 
+use super::defaults;
 use super::rules::{self, Model};
-use super::storage::{self, Home};
+use super::storage::{self, Home, default};
 use crate::azure::operations::{Lane, Operation};
 use crate::azure::resources::Place;
 use crate::azure::wire::{Answer, Call, Fail, Reply, merge, object, same, text};
@@ -57,6 +58,7 @@ impl World {
         }
         let place = Place::of(call);
         let mut body = call.body.clone();
+        let asked = &call.body["properties"]["storageProfile"];
         if text(&body, "/location").is_none() {
             return Err(Fail::bad(
                 "LocationRequired",
@@ -66,7 +68,10 @@ impl World {
         let (takes, fail) = self.create_vm(&place, &mut body, call)?;
         let effect = Effect::VmCreated(call.key.clone(), fail.clone());
         let operation = self.begin(call, Lane::Compute, vec![(takes, effect)], fail.as_ref());
-        let body = self.render(&call.key, call).unwrap_or_default();
+        let mut body = self.render(&call.key, call).unwrap_or_default();
+        if text(&body, "/properties/provisioningState") == Some("Creating") {
+            unmade_disks(&mut body["properties"]["storageProfile"], asked);
+        }
         let location = text(&body, "/location").unwrap_or_default().to_owned();
         Ok(self.follow(call, Answer::created(body), &operation, &location))
     }
@@ -84,6 +89,7 @@ impl World {
             .to_owned();
         let zone = text(body, "/zones/0").map(str::to_owned);
         check_model(body)?;
+        defaults::machine(&mut body["properties"]);
         if self.config.strict.windows_password {
             rules::password(&body["properties"])?;
         }
@@ -152,9 +158,14 @@ impl World {
 
     fn take_nics(&mut self, place: &Place, nics: &[String]) {
         for (i, key) in nics.iter().enumerate() {
+            let n = key
+                .bytes()
+                .fold(0_u32, |n, byte| n.wrapping_mul(31).wrapping_add(byte.into()));
             if let Some(doc) = self.docs.get_mut(key) {
                 doc.body["properties"]["virtualMachine"] = json!({ "id": place.id() });
                 doc.body["properties"]["primary"] = json!(i == 0);
+                let mac = format!("00-0D-3A-{:02X}-{:02X}-{:02X}", n >> 16 & 255, n >> 8 & 255, n & 255);
+                default(&mut doc.body["properties"], "macAddress", json!(mac));
                 doc.version += 1;
             }
         }
@@ -407,6 +418,31 @@ impl World {
                 self.docs.remove(key);
             }
         }
+    }
+}
+
+/// The answer to a PUT does not name the disks that Azure is going to make.
+fn unmade_disks(storage: &mut Value, asked: &Value) {
+    let hide = |disk: &mut Value, asked: &Value| {
+        if text(asked, "/managedDisk/id").is_some() {
+            return;
+        }
+        if let Some(managed) = disk["managedDisk"].as_object_mut() {
+            managed.shift_remove("id");
+        }
+        if let (true, Some(disk)) = (asked.get("name").is_none(), disk.as_object_mut()) {
+            disk.shift_remove("name");
+        }
+    };
+    if storage["osDisk"].is_object() {
+        hide(&mut storage["osDisk"], &asked["osDisk"]);
+    }
+    let disks = storage.get_mut("dataDisks").and_then(Value::as_array_mut);
+    for disk in disks.into_iter().flatten() {
+        let lun = disk["lun"].clone();
+        let same_lun = |asked: &&Value| asked.get("lun").cloned().unwrap_or(json!(0)) == lun;
+        let asked = asked["dataDisks"].as_array().into_iter().flatten().find(same_lun);
+        hide(disk, asked.unwrap_or(&Value::Null));
     }
 }
 

@@ -59,7 +59,7 @@ clusterctl VERSION="v0.1.0" IMAGE="localhost/capstan:0.1.0":
 advisories:
     cargo deny --locked check advisories
 
-# Write the software bill of materials of the production program to target/capstan.cdx.json, and put it into the binary too.
+# Write the bill of materials of the production program to target/capstan.cdx.json, and put it into the binary too; needs cargo-cyclonedx and cargo-auditable.
 sbom:
     cargo cyclonedx --format json --spec-version 1.5 --no-default-features --manifest-path crates/capstan/Cargo.toml --describe binaries
     rm -f bench/capstan-bench_bin.cdx.json
@@ -67,10 +67,9 @@ sbom:
     mv crates/capstan/capstan_bin.cdx.json "${CARGO_TARGET_DIR:-target}/capstan.cdx.json"
     cargo auditable build --release --locked -p capstan --no-default-features
 
-# Write an OCI image layout of the production program to target/image; needs umoci. After `just sbom` the image has its bill of materials.
-image TAG="0.1.0":
-    cargo $(command -v cargo-auditable >/dev/null && echo auditable) build --release --locked -p capstan --no-default-features
-    SBOM=$(ls "${CARGO_TARGET_DIR:-target}/capstan.cdx.json" 2>/dev/null) deploy/image.sh "${CARGO_TARGET_DIR:-target}/release/capstan" "${CARGO_TARGET_DIR:-target}/image" {{ TAG }}
+# Write an OCI image layout of the production program, with its bill of materials, to target/image; needs umoci and what `just sbom` needs.
+image TAG="0.1.0": sbom
+    SBOM="${CARGO_TARGET_DIR:-target}/capstan.cdx.json" deploy/image.sh "${CARGO_TARGET_DIR:-target}/release/capstan" "${CARGO_TARGET_DIR:-target}/image" {{ TAG }}
 
 # Write the Helm charts as packages to target/charts; needs helm.
 charts:

@@ -8,6 +8,7 @@ mod check;
 mod controllers;
 mod disks;
 mod duration;
+mod guard;
 mod logs;
 mod manager;
 mod manifest;

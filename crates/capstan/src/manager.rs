@@ -3,7 +3,7 @@
 //! Invariant: controllers run only while this process holds the lease. The end of a term stops its controllers and caches, and
 //! from the same moment the fence in every client rejects their writes. The Azure client outlives terms: its tokens and request
 //! budgets belong to the process, admission included. A controller that ends with an error is started again, and the other
-//! controllers do not notice.
+//! controllers do not notice. A controller does not run beside the one that it replaces: [`Guard`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::controllers::{self, Name};
+use crate::guard::Guard;
 use crate::serve::Status;
 
 /// How long controllers may take to finish; then they are dropped, which is safe at any point.
@@ -199,6 +200,12 @@ impl Manager {
         Ok(())
     }
 
+    /// Users separate two controllers of one cluster by namespaces or by a label: then both may run.
+    fn guard(&self, name: Name, context: &Context) -> Option<Guard> {
+        let all = self.namespace.is_none() && self.watch_filter.is_none();
+        all.then(|| Guard::of(name, &self.hold, &context.client, context.shutdown.clone()))?
+    }
+
     fn options(&self, interceptors: Interceptors, shutdown: CancellationToken) -> Options {
         let default = Options::default();
         Options {
@@ -227,7 +234,9 @@ impl Manager {
         };
         let mut tasks = JoinSet::new();
         for name in &self.controllers {
-            tasks.spawn(supervise(*name, context.clone(), settings.clone()));
+            let guard = self.guard(*name, &context);
+            let status = self.status.clone();
+            tasks.spawn(supervise(*name, context.clone(), settings.clone(), guard, status));
         }
         end.cancelled().await;
         self.status.standing_by();
@@ -250,15 +259,30 @@ async fn win(peers: &mut Group) {
 }
 
 /// Starts a controller once its kinds exist, and again after each failure.
-async fn supervise(name: Name, context: Context, settings: controllers::Settings) {
+async fn supervise(
+    name: Name,
+    context: Context,
+    settings: controllers::Settings,
+    mut guard: Option<Guard>,
+    status: Arc<Status>,
+) {
     let stop = context.shutdown.clone();
     tokio::select! {
         () = wait_for_definition(name, &context.client) => {}
         () = stop.cancelled() => return,
     }
     while !stop.is_cancelled() {
-        info!(controller = %name, "starting");
-        match controllers::run(name, context.clone(), settings.clone()).await {
+        let (context, settings) = (context.clone(), settings.clone());
+        let result = match &mut guard {
+            Some(guard) => guarded(name, context, settings, guard, &status).await,
+            None => {
+                info!(controller = %name, "starting");
+                controllers::run(name, context, settings).await
+            }
+        };
+        match result {
+            // Its peer runs again.
+            Ok(()) if guard.is_some() => continue,
             Ok(()) => return,
             Err(error) => {
                 error!(controller = %name, error = format!("{error:#}"), "the controller failed and will be started again")
@@ -267,6 +291,52 @@ async fn supervise(name: Name, context: Context, settings: controllers::Settings
         tokio::select! {
             () = capstan_core::clock::sleep(RESTART_PAUSE) => {}
             () = stop.cancelled() => {}
+        }
+    }
+}
+
+/// Runs a controller once, from when the one that it replaces has stopped until that one starts again.
+async fn guarded(
+    name: Name,
+    context: Context,
+    settings: controllers::Settings,
+    guard: &mut Guard,
+    status: &Status,
+) -> Result<()> {
+    let stop = context.shutdown.clone();
+    let recorder = context.recorder("capstan");
+    let mut known = None;
+    loop {
+        let reason = tokio::select! {
+            reason = guard.reason(known.as_deref()) => reason,
+            () = stop.cancelled() => return Ok(()),
+        };
+        status.waits_for_peer(name, reason.is_some());
+        let Some((deployment, reason)) = reason else { break };
+        warn!(controller = %name, reason, "waits for the controller that it replaces");
+        let message = format!("Capstan does not run controller {name}: {reason}");
+        recorder.warning(&*deployment, "CapstanWaits", message).await;
+        known = Some(reason);
+    }
+    let end = stop.child_token();
+    let _ended = end.clone().drop_guard();
+    let fence = vec![Arc::new(guard.clone()) as Arc<dyn Interceptor>];
+    let settings = controllers::Settings {
+        azure: settings.azure.behind(fence.clone()),
+        ..settings
+    };
+    let context = context
+        .narrowed(fence, context.namespace.clone(), end.clone())
+        .context("cannot make a Kubernetes client")?;
+    info!(controller = %name, "starting");
+    let work = controllers::run(name, context, settings);
+    tokio::pin!(work);
+    tokio::select! {
+        result = &mut work => result,
+        () = guard.blocked() => {
+            warn!(controller = %name, "stops: the controller that it replaces runs again");
+            end.cancel();
+            work.await
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Health and readiness over HTTP, metrics over HTTPS.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::access::{self, Access};
+use crate::controllers::Name;
 
 /// Whoever issues a certificate renews it hours or days before it expires.
 const CERTIFICATE_REREAD: Duration = Duration::from_secs(60);
@@ -28,6 +30,8 @@ pub struct Status {
     lease: String,
     started: AtomicBool,
     leading: AtomicBool,
+    /// The controllers with a peer, and whether they wait for it.
+    waiting: Mutex<BTreeMap<String, bool>>,
     /// The metrics of the present term. A new term counts from zero, as a new process does.
     metrics: Mutex<Option<Metrics>>,
 }
@@ -38,6 +42,7 @@ impl Status {
             lease: lease.to_owned(),
             started: AtomicBool::default(),
             leading: AtomicBool::default(),
+            waiting: Mutex::default(),
             metrics: Mutex::default(),
         }
     }
@@ -55,6 +60,11 @@ impl Status {
         self.leading.store(false, Ordering::Relaxed);
     }
 
+    /// Whether a controller waits until the one that it replaces has stopped.
+    pub fn waits_for_peer(&self, controller: Name, waits: bool) {
+        self.waiting.lock().insert(controller.to_string(), waits);
+    }
+
     fn encode(&self) -> String {
         let metrics = self.metrics.lock().clone();
         let own = format!(
@@ -63,7 +73,15 @@ impl Status {
             self.lease,
             u8::from(self.leading.load(Ordering::Relaxed))
         );
-        own + &metrics.map_or_else(|| "# EOF\n".to_owned(), |metrics| metrics.encode())
+        let mut waiting =
+            "# HELP capstan_waits_for_peer Whether a controller waits because the one that it replaces runs.\n\
+                           # TYPE capstan_waits_for_peer gauge\n"
+                .to_owned();
+        for (controller, waits) in self.waiting.lock().iter() {
+            let waits = u8::from(*waits);
+            waiting += &format!("capstan_waits_for_peer{{controller=\"{controller}\"}} {waits}\n");
+        }
+        own + &waiting + &metrics.map_or_else(|| "# EOF\n".to_owned(), |metrics| metrics.encode())
     }
 }
 

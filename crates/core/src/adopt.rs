@@ -5,13 +5,15 @@
 //! carried out can be undone.
 
 mod facts;
+mod guard;
 mod preflight;
 
 use facts::{AKS, VSPHERE_VERSIONS};
 pub use facts::{
-    Definition, Deployment, Facts, INJECT_CA, Lease, MACHINE_POOL, Peer, WebhookKind, Webhooks, is_gated, with_gate,
-    with_gate_of,
+    Definition, Deployment, Facts, INJECT_CA, Lease, MACHINE_POOL, Operator, Peer, WebhookKind, Webhooks, is_gated,
+    with_gate, with_gate_of,
 };
+pub use guard::acts;
 pub use preflight::{Place, Ungranted, VsphereCluster, VsphereIdentity};
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +111,8 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         deployment: deployment.name.clone(),
         gate: MACHINE_POOL.to_owned(),
     };
-    let mut steps = preflight::azure(facts);
+    let mut steps = stop_others(facts, Peer::Capz);
+    steps.extend(preflight::azure(facts));
     steps.extend(facts.workload_identities.iter().map(|identity| {
         let account = format!("system:serviceaccount:{}:capstan", facts.capstan_namespace);
         let text = format!("in Azure, let the identity of AzureClusterIdentity {identity} trust the subject {account}");
@@ -141,7 +144,7 @@ fn capz(facts: &Facts, deployment: &Deployment) -> Way {
         gate,
         // The old pods run the pools until they are gone.
         off && deployment.rolled_out,
-        aks(facts).or(running).filter(|_| !off),
+        aks(facts).or(running).or(undone(deployment)).filter(|_| !off),
     ));
     steps.push(start(facts, Peer::Capz, String::new()));
     let mut notes = vec![
@@ -184,11 +187,32 @@ fn aks(facts: &Facts) -> Option<String> {
     })
 }
 
+/// Returns why a change of the Deployment would not last.
+fn undone(deployment: &Deployment) -> Option<String> {
+    let operator = deployment.operator?;
+    Some(format!(
+        "{operator} puts Deployment {} back: make this change there",
+        place(deployment)
+    ))
+}
+
+/// Returns the steps for further instances of a peer: `--execute` takes over from one.
+fn stop_others(facts: &Facts, peer: Peer) -> Vec<Step> {
+    let others = facts.more_peers.iter().filter(|(other, _)| *other == peer);
+    let acting = others.filter_map(|(_, deployment)| Some((deployment, acts(peer, deployment, &[], false)?)));
+    let step = |(deployment, why)| Step {
+        obstacle: Some(why),
+        ..manual(format!("stop Deployment {}, too", place(deployment)), false)
+    };
+    acting.map(step).collect()
+}
+
 /// Capstan takes everything of CAPV: its Deployment stops, and its webhooks with it.
 fn capv(facts: &Facts, deployment: &Deployment) -> Way {
     let peer = Peer::Capv;
-    let leases: Vec<String> = peer.leases().iter().map(ToString::to_string).collect();
-    let mut steps = preflight::vsphere(facts);
+    let leases = deployment.leases(peer);
+    let mut steps = stop_others(facts, peer);
+    steps.extend(preflight::vsphere(facts));
     steps.push(automatic(
         format!(
             "let Capstan hold the lease of CAPV in namespace {}",
@@ -208,7 +232,9 @@ fn capv(facts: &Facts, deployment: &Deployment) -> Way {
             deployment: deployment.name.clone(),
         },
         !deployment.runs(),
-        running(facts, peer).filter(|_| !holds(facts, deployment, &leases)),
+        running(facts, peer)
+            .filter(|_| !holds(facts, deployment, &leases))
+            .or(undone(deployment)),
     ));
     for webhooks in facts
         .webhooks

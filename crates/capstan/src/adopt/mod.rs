@@ -7,6 +7,8 @@ mod execute;
 mod observe;
 mod preflight;
 
+pub use observe::deployment;
+
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -88,6 +90,7 @@ pub async fn run(args: Adopt) -> Result<ExitCode> {
                 .any(|name| name.to_string() == peer.controllers())
         };
         facts.peers.retain(|peer, _| args.controllers.is_empty() || asked(peer));
+        facts.more_peers.retain(|(peer, _)| facts.peers.contains_key(peer));
         anyhow::Ok(facts)
     };
     let mut facts = observe().await?;
@@ -152,11 +155,18 @@ impl Report {
     /// Lists what was found.
     fn found(&self, text: &mut String) {
         let facts = &self.facts;
-        for deployment in facts.peers.values().chain(&facts.capstan) {
+        let more = facts.more_peers.iter().map(|(_, deployment)| deployment);
+        for deployment in facts.peers.values().chain(more).chain(&facts.capstan) {
+            let operator = deployment.operator;
+            let operator = operator.map(|operator| format!(", put back by {operator}"));
             let _ = writeln!(
                 text,
-                "found: Deployment {}/{}, replicas {}, pods {}",
-                deployment.namespace, deployment.name, deployment.replicas, deployment.pods
+                "found: Deployment {}/{}, replicas {}, pods {}{}",
+                deployment.namespace,
+                deployment.name,
+                deployment.replicas,
+                deployment.pods,
+                operator.unwrap_or_default()
             );
         }
         for lease in &facts.leases {
@@ -189,6 +199,9 @@ impl Report {
         }
         for (kind, count) in facts.objects.iter().filter(|(_, count)| **count > 0) {
             let _ = writeln!(text, "found: {count} {kind}");
+        }
+        for (finalizer, count) in &facts.finalizers {
+            let _ = writeln!(text, "found: finalizer {finalizer} of {count} objects");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use capstan_core::Clock;
-use capstan_core::adopt::{self, Definition, Deployment, Facts, Lease, Peer, WebhookKind, Webhooks};
+use capstan_core::adopt::{self, Definition, Deployment, Facts, Lease, Operator, Peer, WebhookKind, Webhooks};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
@@ -59,13 +59,16 @@ const KINDS: [(&str, &str, &str); 10] = [
 
 pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
     let deployments = deployments(client).await?;
-    let of = |peer: &Peer| {
+    let mut peers: BTreeMap<Peer, Deployment> = BTreeMap::new();
+    let mut more_peers = Vec::new();
+    for peer in Peer::ALL {
         let mut found = deployments
             .iter()
-            .filter(|deployment| deployment.name == peer.deployment());
-        found.next().cloned().map(|deployment| (*peer, deployment))
-    };
-    let peers: BTreeMap<Peer, Deployment> = Peer::ALL.iter().filter_map(of).collect();
+            .filter(|found| found.name == peer.deployment())
+            .cloned();
+        peers.extend(found.next().map(|first| (peer, first)));
+        more_peers.extend(found.map(|other| (peer, other)));
+    }
     let is_peer = |deployment: &Deployment| Peer::ALL.iter().any(|peer| deployment.name == peer.deployment());
     let capstan: Vec<Deployment> = deployments.iter().filter(|other| !is_peer(other)).cloned().collect();
     let namespaces: Vec<String> = peers.values().map(|deployment| deployment.namespace.clone()).collect();
@@ -73,14 +76,14 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
     let mut granted = Vec::new();
     for (peer, deployment) in &peers {
         let namespace = &deployment.namespace;
-        for name in peer.leases() {
-            leases.extend(lease(client, namespace, name).await?);
+        for name in deployment.leases(*peer) {
+            leases.extend(lease(client, namespace, &name).await?);
         }
         if is_granted(client, namespace, capstan_namespace).await? {
             granted.push(namespace.clone());
         }
     }
-    let mut objects = BTreeMap::new();
+    let (mut objects, mut finalizers) = (BTreeMap::new(), BTreeMap::new());
     let listed: Api<CustomResourceDefinition> = Api::all(client.clone());
     let listed = listed
         .list(&ListParams::default())
@@ -91,9 +94,9 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         let Some(resource) = stored(&listed, group, kind, plural) else {
             continue;
         };
-        objects.insert(kind.to_owned(), count(client, &resource).await?);
+        objects.insert(kind.to_owned(), count(client, &resource, &mut finalizers).await?);
     }
-    let azure = preflight::azure(client).await?;
+    let azure = preflight::azure(client, &listed).await?;
     let vsphere_clusters = preflight::vsphere(client, &listed, capstan_namespace).await?;
     Ok(Facts {
         capstan,
@@ -102,9 +105,12 @@ pub async fn facts(client: &Client, capstan_namespace: &str) -> Result<Facts> {
         webhooks: webhooks(client, &namespaces).await?,
         definitions: definitions(listed),
         objects,
+        finalizers,
+        more_peers,
         vsphere_clusters,
         workload_identities: azure.workload_identities,
         without_azure_json: azure.without_azure_json,
+        waiting_for_azure_json: azure.waiting_for_azure_json,
         without_identity: azure.without_identity,
         ungranted: azure.ungranted,
         cluster_version_operator: has_cluster_version(client).await?,
@@ -158,7 +164,8 @@ async fn deployments(client: &Client) -> Result<Vec<Deployment>> {
     Ok(found)
 }
 
-fn deployment(deployment: &apps::Deployment) -> Option<Deployment> {
+/// Returns what decides whether the pods of a Deployment act.
+pub fn deployment(deployment: &apps::Deployment) -> Option<Deployment> {
     let spec = deployment.spec.as_ref();
     let status = deployment.status.clone().unwrap_or_default();
     let stopping = status.terminating_replicas.unwrap_or_default();
@@ -172,6 +179,17 @@ fn deployment(deployment: &apps::Deployment) -> Option<Deployment> {
         // The API server's own default.
         replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
         args: spec.map(args).unwrap_or_default(),
+        operator: Operator::of(
+            deployment
+                .labels()
+                .keys()
+                .chain(deployment.annotations().keys())
+                .map(String::as_str),
+            deployment
+                .owner_references()
+                .iter()
+                .map(|owner| owner.api_version.as_str()),
+        ),
     })
 }
 
@@ -313,8 +331,8 @@ fn definitions(listed: Vec<CustomResourceDefinition>) -> Vec<Definition> {
     found.collect()
 }
 
-/// Returns how many objects of a kind there are; none of a kind that is not served.
-async fn count(client: &Client, resource: &ApiResource) -> Result<usize> {
+/// Returns how many objects of a kind there are, and counts their finalizers; none of a kind that is not served.
+async fn count(client: &Client, resource: &ApiResource, finalizers: &mut BTreeMap<String, usize>) -> Result<usize> {
     let api: Api<DynamicObject> = Api::all_with(client.clone(), resource);
     let mut params = ListParams::default().limit(PAGE);
     let mut count = 0;
@@ -325,6 +343,9 @@ async fn count(client: &Client, resource: &ApiResource) -> Result<usize> {
             Err(error) => return Err(error).with_context(|| format!("cannot list {}", resource.plural)),
         };
         count += page.items.len();
+        for finalizer in page.items.iter().flat_map(|item| item.finalizers()) {
+            *finalizers.entry(finalizer.clone()).or_default() += 1;
+        }
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(count),

@@ -91,11 +91,12 @@ async fn has_ca(client: &Client, namespace: &str, name: &str) -> Result<Option<b
 pub struct Azure {
     pub workload_identities: Vec<String>,
     pub without_azure_json: Vec<String>,
+    pub waiting_for_azure_json: Vec<Place>,
     pub without_identity: Vec<Place>,
     pub ungranted: Vec<Ungranted>,
 }
 
-pub async fn azure(client: &Client) -> Result<Azure> {
+pub async fn azure(client: &Client, definitions: &[CustomResourceDefinition]) -> Result<Azure> {
     let identities: Vec<AzureClusterIdentity> = list(Api::all(client.clone())).await?;
     let clusters: Vec<AzureCluster> = list(Api::all(client.clone())).await?;
     let pools = pools(client).await?;
@@ -106,13 +107,19 @@ pub async fn azure(client: &Client) -> Result<Azure> {
     found.workload_identities = workload
         .filter_map(|identity| Some(format!("{}/{}", identity.namespace()?, identity.name_any())))
         .collect();
+    let read = secrets_of_bootstrap(client, definitions).await?;
     for pool in &pools {
         let (Some(namespace), name) = (pool.namespace(), pool.name_any()) else {
             continue;
         };
         let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-        let secret = secrets.get_metadata_opt(&format!("{name}-azure-json")).await;
+        let json = format!("{name}-azure-json");
+        let secret = secrets.get_metadata_opt(&json).await;
         if secret.context("cannot read Secrets")?.is_none() {
+            if read.contains(&(namespace.clone(), json)) {
+                let (namespace, name) = (namespace.clone(), name.clone());
+                found.waiting_for_azure_json.push(Place { namespace, name });
+            }
             found.without_azure_json.push(format!("{namespace}/{name}"));
         }
     }
@@ -150,6 +157,27 @@ pub async fn azure(client: &Client) -> Result<Azure> {
         }
     }
     Ok(found)
+}
+
+/// Returns the Secrets that KubeadmConfigs put into files of their nodes, by namespace and name.
+async fn secrets_of_bootstrap(
+    client: &Client,
+    definitions: &[CustomResourceDefinition],
+) -> Result<BTreeSet<(String, String)>> {
+    let group = "bootstrap.cluster.x-k8s.io";
+    let Some(resource) = stored(definitions, group, "KubeadmConfig", "kubeadmconfigs") else {
+        return Ok(BTreeSet::new());
+    };
+    let configs = list(Api::<DynamicObject>::all_with(client.clone(), &resource)).await?;
+    let read = configs.iter().flat_map(|config| {
+        let files = config.data.pointer("/spec/files").and_then(|files| files.as_array());
+        let names = files.into_iter().flatten();
+        names.filter_map(move |file| {
+            let name = file.pointer("/contentFrom/secret/name")?.as_str()?;
+            Some((config.namespace()?, name.to_owned()))
+        })
+    });
+    Ok(read.collect())
 }
 
 /// Returns the identity if its Secret is in another namespace and not granted to it.

@@ -26,7 +26,7 @@ use crate::controllers::{self, Name};
 use crate::plain::plain;
 use crate::run::{Azure, Vsphere, cluster};
 use crate::{duration, logs, manager};
-use changes::Change;
+use changes::{Change, Target};
 use print::Report;
 
 /// The exit code when something would change.
@@ -37,7 +37,8 @@ const CHANGES: u8 = 2;
 /// Observes the cluster and its clouds as "capstan run" does, and prints the plan of every object: the next steps, the waves of
 /// a rollout, what is in the way, and how many requests to the cloud it takes at least. The clients refuse every write, to the
 /// cluster and to the clouds. Rights to get, list and watch are enough. With -f it plans as if the files were applied: the API
-/// server checks them in a dry run, which takes the right to patch these objects.
+/// server checks them in a dry run, which takes the right to patch these objects. What the files leave out and an earlier
+/// "kubectl apply" had is removed, as that command would do.
 ///
 /// Does not show updates of status and events. Exits with 2 if something would change, with 0 if nothing would, and with 1 if
 /// something cannot be observed.
@@ -56,6 +57,9 @@ pub struct Plan {
     /// Plan as if these manifest files were applied; - is standard input
     #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1..)]
     files: Vec<PathBuf>,
+    /// Plan the files as this field manager applies them on the server [default: as each object was applied before]
+    #[arg(long, requires = "files", value_name = "NAME")]
+    field_manager: Option<String>,
     /// Plan for these controllers [default: all whose definitions are installed]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...")]
     controllers: Vec<Name>,
@@ -92,7 +96,11 @@ pub enum Output {
 pub async fn run(args: Plan) -> Result<ExitCode> {
     logs::start(logs::Format::Pretty, &args.log_level);
     let config = cluster(args.kubeconfig.as_deref(), args.context.clone()).await?;
-    let changes = changes::dry_run(&config, &args.files, args.namespace.as_deref()).await?;
+    let target = Target {
+        namespace: args.namespace.as_deref().filter(|namespace| !namespace.is_empty()),
+        field_manager: args.field_manager.as_deref(),
+    };
+    let changes = changes::dry_run(&config, &args.files, &target).await?;
     let preview = Preview::new(changes.iter().map(|change| change.object.clone()).collect());
     let report = report(&args, config, &preview, changes).await?;
     let text = match args.output {

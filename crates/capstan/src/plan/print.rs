@@ -47,7 +47,7 @@ struct FileLine {
     name: String,
     outcome: Outcome,
     #[serde(skip_serializing_if = "Option::is_none")]
-    note: Option<&'static str>,
+    note: Option<String>,
 }
 
 impl Report {
@@ -68,7 +68,7 @@ impl Report {
             namespace: change.object.namespace(),
             name: change.object.name_any(),
             outcome: change.outcome,
-            note: (!is_planned(change)).then(|| change.note()),
+            note: note((!is_planned(change)).then(|| change.note()), change.caveat()),
         });
         let files: Vec<FileLine> = files.collect();
         let objects = planned.into_iter().map(|planned| Line {
@@ -109,7 +109,7 @@ impl Report {
                 Outcome::Changed => "would be changed",
                 Outcome::Unchanged => "would stay as it is",
             };
-            let note = file.note.map(|note| format!(": {note}")).unwrap_or_default();
+            let note = file.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
             let _ = writeln!(
                 text,
                 "{} {} {outcome}{note}",
@@ -162,6 +162,11 @@ impl Line {
             let _ = writeln!(text, "  writes to the cloud: at least {}", self.total_cloud_calls);
         }
     }
+}
+
+fn note(about_kind: Option<&str>, caveat: Option<&str>) -> Option<String> {
+    let notes: Vec<&str> = about_kind.into_iter().chain(caveat).collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
 }
 
 fn place(namespace: Option<&str>, name: &str) -> String {

@@ -6,7 +6,7 @@ use crate::program;
 use std::path::Path;
 use std::process::Stdio;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use capstan_testkit::{ControlPlane, Options};
 use program::{Started, capstan, kubectl, kubectl_until, scratch};
 use serde_json::Value;
@@ -408,6 +408,112 @@ async fn hold(kubeconfig: &Path, dir: &Path) -> Result<()> {
     let holder = [&["get"][..], &lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat();
     kubectl_until(kubeconfig, &holder, |holder| holder == "capstan/capstan-system/capstan").await?;
     program::until(|| log().contains("\"message\":\"starting\""))
+}
+
+/// Sets the feature gates of CAPZ. Its new pods are all there.
+async fn set_gate(kubeconfig: &Path, value: bool) -> Result<()> {
+    let args = format!(
+        r#"{{"spec":{{"template":{{"spec":{{"containers":[{{"name":"manager","args":["--feature-gates=MachinePool={value}"]}}]}}}}}}}}"#
+    );
+    let (namespace, name) = ("capz-system", "capz-controller-manager");
+    let patch = ["patch", "deployment", name, "-n", namespace, "-p", &args];
+    kubectl(kubeconfig, &patch).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_controller_runs_beside_the_one_that_it_replaces() -> Result<()> {
+    let plane = ControlPlane::start(Options {
+        kwok: false,
+        controller_manager: false,
+        ..Options::default()
+    })
+    .await?;
+    let (dir, kubeconfig) = (scratch("guard"), plane.kubeconfig().to_owned());
+    std::fs::create_dir_all(&dir)?;
+    plane.install_crds().await?;
+    let (objects, _) = PEERS
+        .split_once("---\napiVersion: admissionregistration")
+        .unwrap_or((PEERS, ""));
+    let file = dir.join("objects.yaml");
+    std::fs::write(&file, objects)?;
+    kubectl(&kubeconfig, &["apply", "-f", &file.display().to_string()]).await?;
+    pods(&kubeconfig, "capz-system", "capz-controller-manager", 1).await?;
+
+    let log_file = dir.join("log");
+    let mut command = capstan();
+    command.args([
+        "run",
+        "--controllers",
+        "azure-pools,vsphere",
+        "--leader-elect-namespace",
+    ]);
+    command.args(["capstan-system", "--log-format", "json", "--health", "0"]);
+    command.args(["--metrics", "127.0.0.1:0", "--webhook", "0", "--kubeconfig"]);
+    command
+        .arg(&kubeconfig)
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log_file)?);
+    let _capstan = Started(command.spawn()?);
+    let log = || std::fs::read_to_string(&log_file).unwrap_or_default();
+    let said = |controller: &str, message: &str| {
+        let controller = format!("\"controller\":\"{controller}\"");
+        let message = format!("\"message\":\"{message}");
+        let log = log();
+        log.lines()
+            .filter(|line| line.contains(&controller) && line.contains(&message))
+            .count()
+    };
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let waits = async |controller: &str| -> Result<bool> {
+        let port = program::port(&log(), "metrics").with_context(log)?;
+        let text = client.get(format!("http://127.0.0.1:{port}/metrics")).send().await?;
+        let line = format!("capstan_waits_for_peer{{controller=\"{controller}\"}} 1");
+        Ok(text.text().await?.contains(&line))
+    };
+    program::until(|| said("azure-pools", "waits for") == 1 && said("vsphere", "waits for") == 1).with_context(log)?;
+    ensure!(
+        said("azure-pools", "starting") + said("vsphere", "starting") == 0,
+        "{}",
+        log()
+    );
+    ensure!(waits("azure-pools").await? && waits("vsphere").await?, "{}", log());
+    let events = [
+        "get",
+        "events",
+        "-n",
+        "capz-system",
+        "-o",
+        "jsonpath={.items[*].reason}",
+    ];
+    kubectl_until(&kubeconfig, &events, |reasons| reasons.contains("CapstanWaits")).await?;
+
+    // The old pods have the gate on until they are gone.
+    set_gate(&kubeconfig, false).await?;
+    program::until(|| said("azure-pools", "waits for") == 2).with_context(log)?;
+    ensure!(said("azure-pools", "starting") == 0, "{}", log());
+    pods(&kubeconfig, "capz-system", "capz-controller-manager", 1).await?;
+    program::until(|| said("azure-pools", "starting") == 1).with_context(log)?;
+    ensure!(!waits("azure-pools").await? && waits("vsphere").await?, "{}", log());
+    ensure!(said("vsphere", "starting") == 0, "{}", log());
+
+    let scale = [
+        "scale",
+        "deployment",
+        "capv-controller-manager",
+        "-n",
+        "capv-system",
+        "--replicas=0",
+    ];
+    kubectl(&kubeconfig, &scale).await?;
+    program::until(|| said("vsphere", "starting") == 1).with_context(log)?;
+
+    // Somebody, for example an upgrade, switches the gate on again.
+    set_gate(&kubeconfig, true).await?;
+    program::until(|| said("azure-pools", "stops") == 1 && said("azure-pools", "waits for") == 3).with_context(log)?;
+    ensure!(said("vsphere", "stops") == 0, "{}", log());
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use capstan_testkit::{ControlPlane, parts};
+use capstan_testkit::{ControlPlane, Options, parts};
 use serde_json::{Value, json};
 
 use crate::deploy::{build, named};
@@ -69,6 +69,11 @@ async fn the_chart_renders_the_objects_of_every_kustomize_variant() -> Result<()
         ("", vec![]),
         ("overlays/azure-pools", off(&["openshift", "vsphere"])),
         ("overlays/vsphere", off(&["openshift", "azurePools"])),
+        ("overlays/vsphere-after-capv", {
+            let mut values = off(&["openshift", "azurePools"]);
+            values.push("holdLeases={capv-system/capv-controller-manager-runtime}".to_owned());
+            values
+        }),
         ("overlays/openshift", {
             let mut values = off(&["azurePools", "vsphere"]);
             values.push("namespace=openshift-machine-api".to_owned());
@@ -103,6 +108,7 @@ async fn the_charts_pass_lint_and_their_schema_refuses_wrong_values() -> Result<
         "image.digest=latest",
         "extraArgs={run}",
         "namespace=Team_A",
+        "holdLeases={capv-controller-manager-runtime}",
     ];
     for value in wrong {
         let refused = template("capstan", &[value]).await.err().context(value)?.to_string();
@@ -198,6 +204,83 @@ async fn the_api_server_accepts_the_charts_with_their_options() -> Result<()> {
     let some = template("capstan-crds", &["azure=false", "vsphere=false", "keep=false"]).await?;
     let groups: Vec<_> = some.iter().map(|object| object["spec"]["group"].clone()).collect();
     ensure!(groups == ["machine.openshift.io", "machine.openshift.io"], "{groups:?}");
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// Definitions of the Prometheus operator, as far as the API server needs them to take objects.
+const MONITORING: &str = "
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: PLURAL.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: KIND, plural: PLURAL}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_installs_upgrades_and_uninstalls_the_packages_and_definitions_stay() -> Result<()> {
+    let plane = ControlPlane::start(Options {
+        kwok: false,
+        controller_manager: false,
+        ..Options::default()
+    })
+    .await?;
+    let dir = scratch("charts-installed");
+    std::fs::create_dir_all(&dir)?;
+    let kubeconfig = plane.kubeconfig().display().to_string();
+    let folder = dir.display().to_string();
+    helm(&["package", "capstan", "capstan-crds", "--destination", &folder]).await?;
+    let package = |chart: &str| format!("{folder}/{chart}-0.1.0.tgz");
+    for (kind, plural) in [
+        ("ServiceMonitor", "servicemonitors"),
+        ("PrometheusRule", "prometheusrules"),
+    ] {
+        let file = dir.join("definition.yaml");
+        std::fs::write(&file, MONITORING.replace("PLURAL", plural).replace("KIND", kind))?;
+        plane.kubectl(&["apply", "-f", &file.display().to_string()]).await?;
+        let crd = format!("crd/{plural}.monitoring.coreos.com");
+        plane.kubectl(&["wait", "--for=condition=Established", &crd]).await?;
+    }
+    let there = ["--namespace", "capstan-system", "--kubeconfig", &kubeconfig];
+    let (definitions, program) = (package("capstan-crds"), package("capstan"));
+    let install = ["install", "capstan-crds", &definitions, "--create-namespace"];
+    helm(&[&install[..], &there].concat()).await?;
+    let values = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true";
+    helm(&[&["install", "capstan", &program, "--set", values][..], &there].concat()).await?;
+    let read = async |what: &[&str]| plane.kubectl(&[&["get", "-n", "capstan-system"], what].concat()).await;
+    let converted = "jsonpath={.spec.conversion.webhook.clientConfig.service.namespace}";
+    let crd = "crd/vspherevms.infrastructure.cluster.x-k8s.io";
+    ensure!(read(&[crd, "-o", converted]).await? == "capstan-system");
+    read(&["servicemonitor/capstan", "prometheusrule/capstan", "deployment/capstan"]).await?;
+
+    helm(&[&["upgrade", "capstan-crds", &definitions][..], &there].concat()).await?;
+    ensure!(read(&[crd, "-o", converted]).await? == "capstan-system");
+    helm(&[&["upgrade", "capstan", &program, "--set", "replicas=3"][..], &there].concat()).await?;
+    ensure!(read(&["deployment/capstan", "-o", "jsonpath={.spec.replicas}"]).await? == "3");
+    ensure!(
+        read(&["servicemonitors", "-o", "name"]).await?.is_empty(),
+        "it is off now"
+    );
+
+    for release in ["capstan", "capstan-crds"] {
+        helm(&[&["uninstall", release][..], &there].concat()).await?;
+    }
+    ensure!(
+        read(&["deployments,clusterroles", "-o", "name"])
+            .await?
+            .lines()
+            .all(|name| !name.contains("capstan"))
+    );
+    let kept = read(&["crds", "-o", "name"]).await?;
+    let kept = kept.lines().filter(|name| !name.contains("monitoring")).count();
+    ensure!(kept == capstan_api::crds().len(), "{kept} definitions are left");
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

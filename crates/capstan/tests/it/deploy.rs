@@ -9,7 +9,15 @@ use serde_json::{Value, json};
 
 use crate::program::scratch;
 
-const NAMESPACES: [&str; 2] = ["capstan-system", "openshift-machine-api"];
+const NAMESPACES: [&str; 3] = ["capstan-system", "openshift-machine-api", "capv-system"];
+/// What users apply.
+const VARIANTS: [&str; 5] = [
+    "",
+    "overlays/azure-pools",
+    "overlays/vsphere",
+    "overlays/vsphere-after-capv",
+    "overlays/openshift",
+];
 
 /// Kinds that kube-apiserver alone does not serve.
 const ONLY_ON_OPENSHIFT: [&str; 2] = ["ServiceMonitor", "PrometheusRule"];
@@ -55,8 +63,7 @@ fn rules(objects: &[Value]) -> impl Iterator<Item = &Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_variant_has_a_wildcard_or_a_right_on_foreign_webhooks_and_one_namespace_gets_a_role() -> Result<()> {
-    let cluster_wide = ["", "overlays/azure-pools", "overlays/vsphere", "overlays/openshift"];
-    for variant in cluster_wide {
+    for variant in VARIANTS {
         let objects = build(variant).await?;
         for rule in rules(&objects) {
             for field in ["apiGroups", "resources", "verbs", "nonResourceURLs"] {
@@ -72,7 +79,7 @@ async fn no_variant_has_a_wildcard_or_a_right_on_foreign_webhooks_and_one_namesp
             let named = !strings(&rule["resourceNames"]).is_empty();
             ensure!(!webhooks || named, "{variant}: any webhook configuration: {rule}");
             // Only those who may delete a Secret may give it an owner, and the Secret of a vCenter is its cluster's.
-            let owns = variant.is_empty() || variant.ends_with("vsphere");
+            let owns = variant.is_empty() || variant.starts_with("overlays/vsphere");
             let written = verbs
                 .iter()
                 .any(|verb| matches!(*verb, "create" | "update") || *verb == "delete" && !owns);
@@ -81,6 +88,11 @@ async fn no_variant_has_a_wildcard_or_a_right_on_foreign_webhooks_and_one_namesp
                 "{variant}: {rule}"
             );
             ensure!(!resources.contains(&"configmaps"), "{variant}: {rule}");
+            // Only whether the controllers run that Capstan replaces.
+            ensure!(
+                !resources.contains(&"deployments") || named && verbs == ["list", "watch"],
+                "{variant}: {rule}"
+            );
         }
         let nodes = rules(&objects).any(|rule| strings(&rule["resources"]).contains(&"nodes"));
         let drains = variant.is_empty() || variant.ends_with("openshift");
@@ -122,7 +134,7 @@ async fn the_api_server_accepts_every_variant_and_its_pod_under_the_restricted_l
             .kubectl(&["apply", "--server-side", "--force-conflicts", dry, "-f", &path])
             .await
     };
-    for variant in ["", "overlays/azure-pools", "overlays/vsphere", "overlays/openshift"] {
+    for variant in VARIANTS {
         let objects = build(variant).await?;
         // Everything else is in a namespace, or nothing that the shared control plane should keep.
         let mut first: Vec<Value> = objects

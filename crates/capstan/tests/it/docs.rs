@@ -101,6 +101,18 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
+fn the_book_has_every_page() -> Result<()> {
+    let docs = root()?.join("docs");
+    let summary = std::fs::read_to_string(docs.join("SUMMARY.md"))?;
+    for page in pages(&docs, true)? {
+        let path = page.strip_prefix(&docs)?.display().to_string();
+        let there = path == "SUMMARY.md" || summary.contains(&format!("]({path})"));
+        ensure!(there, "docs/SUMMARY.md has no {path}");
+    }
+    Ok(())
+}
+
+#[test]
 fn every_link_in_the_documentation_leads_to_a_file_and_a_heading() -> Result<()> {
     let root = root()?;
     let mut files = pages(&root, false)?;

@@ -24,6 +24,59 @@ fn succeed(command: &mut Command) -> Result<()> {
 const BINARY: &str = "CAPSTAN_IMAGE_BINARY";
 /// The most that an image with the program of a release may have compressed, in bytes: 13 MiB at the time of writing.
 const LARGEST: u64 = 20 << 20;
+/// Names the bill of materials of that program.
+const SBOM: &str = "CAPSTAN_IMAGE_SBOM";
+/// Where the image has it.
+const SBOM_FILE: &str = "usr/share/doc/capstan/sbom.cdx.json";
+
+/// Returns the paths of the files below a folder.
+fn files(root: &Path, dir: &Path, found: &mut Vec<String>) -> Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.symlink_metadata()?.is_dir() {
+            files(root, &path, found)?;
+        } else {
+            found.push(path.strip_prefix(root)?.display().to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file is one of those that an image has: the program, the C library, certificates and their like.
+fn belongs(path: &str) -> bool {
+    let own = [
+        "capstan",
+        "etc/group",
+        "etc/passwd",
+        "etc/ssl/certs/ca-certificates.crt",
+        SBOM_FILE,
+    ];
+    let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let libraries = ["ld-linux-", "libc.so.", "libgcc_s.so.", "libm.so."];
+    let is_library = folder.contains("lib") && libraries.iter().any(|library| name.starts_with(library));
+    own.contains(&path) || is_library
+}
+
+/// Returns the bill of materials for the image: that of the release, or a stand-in.
+fn sbom(dir: &Path, release: bool) -> Result<std::path::PathBuf> {
+    let Some(file) = std::env::var_os(SBOM).filter(|_| release) else {
+        let file = dir.join("sbom.json");
+        std::fs::write(&file, r#"{"bomFormat": "CycloneDX"}"#)?;
+        return Ok(file);
+    };
+    let text = std::fs::read_to_string(&file)?;
+    let bill: Value = serde_json::from_str(&text)?;
+    let components = bill["components"].as_array().map_or(0, Vec::len);
+    ensure!(
+        components > 100 && text.contains("aws-lc-rs"),
+        "{SBOM} has {components} components"
+    );
+    ensure!(
+        !text.contains("capstan-sim"),
+        "{SBOM} is not of the program without `dev`"
+    );
+    Ok(file.into())
+}
 
 /// Returns how many bytes the files of a folder have.
 fn size(dir: &Path) -> Result<u64> {
@@ -62,6 +115,7 @@ fn unpack(dir: &Path) -> Result<Value> {
     succeed(
         Command::new(script)
             .env("UMOCI", &umoci)
+            .env("SBOM", sbom(dir, release.is_some())?)
             .arg(&binary)
             .arg(&layout)
             .arg("test"),
@@ -126,9 +180,12 @@ async fn the_image_runs_in_a_pod_with_the_files_and_the_rights_that_the_installa
         ensure!(found == value, "label {label}: {found}");
     }
     let root = dir.join("bundle/rootfs");
-    for tool in ["bin/sh", "usr/bin", "bin"] {
-        ensure!(!root.join(tool).exists(), "the image has {tool}");
-    }
+    let mut found = Vec::new();
+    files(&root, &root, &mut found)?;
+    found.retain(|path| !belongs(path));
+    ensure!(found.is_empty(), "the image has more than it needs: {found:?}");
+    let bill: Value = serde_json::from_str(&std::fs::read_to_string(root.join(SBOM_FILE))?)?;
+    ensure!(bill["bomFormat"] == "CycloneDX", "{bill}");
 
     let objects = build("").await?;
     let namespaces: Vec<Value> = objects

@@ -2,9 +2,11 @@
 
 use crate::program;
 
+use std::process::Stdio;
+
 use anyhow::{Result, ensure};
 use capstan_testkit::ControlPlane;
-use program::{capstan, scratch};
+use program::{Started, capstan, kubectl_until, scratch};
 use serde_json::Value;
 
 const SET: &str = "
@@ -116,6 +118,56 @@ async fn plan_exits_with_two_for_a_file_that_changes_something_and_with_zero_oth
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_a_file_has_no_more_is_removed_as_the_one_who_applied_it_would_remove_it() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    plane.install_crds().await?;
+    let dir = scratch("plan-removed");
+    std::fs::create_dir_all(&dir)?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        let path = dir.join(name);
+        std::fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    };
+    let without = file("without.yaml", SET)?;
+    let with = file(
+        "with.yaml",
+        &SET.replace("{replicas: 0", "{minReadySeconds: 30, replicas: 0"),
+    )?;
+    let ways: [(&str, &[&str], Option<i32>); 3] = [
+        ("changed", &["apply"], Some(2)),
+        ("changed", &["apply", "--server-side", "--field-manager=team"], Some(2)),
+        // Nobody knows who set it.
+        ("unchanged", &["create"], Some(0)),
+    ];
+    for (outcome, way, expected) in ways {
+        let namespace = plane.namespace("plan-removed").await?;
+        plane.kubectl(&[way, &["-n", &namespace, "-f", &with]].concat()).await?;
+        let before = state(&plane, &namespace).await?;
+        let args = ["--controllers", "openshift", "-o", "json", "-f"];
+        // The same file changes nothing.
+        let (code, out, err) = plan(&plane, &namespace, &[&args[..], &[&with]].concat()).await?;
+        ensure!(code == Some(0), "{way:?}: {code:?} {out} {err}");
+        let (code, out, err) = plan(&plane, &namespace, &[&args[..], &[&without]].concat()).await?;
+        let report: Value = serde_json::from_str(&out)?;
+        let line = &report["files"][0];
+        ensure!(
+            code == expected && line["outcome"] == outcome,
+            "{way:?}: {code:?} {out} {err}"
+        );
+        let unknown = line["note"]
+            .as_str()
+            .is_some_and(|note| note.contains("--field-manager"));
+        ensure!(unknown == (way == ["create"]), "{way:?}: {out}");
+        ensure!(
+            before == state(&plane, &namespace).await?,
+            "{way:?}: something was written"
+        );
+    }
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn plan_counts_the_calls_that_create_a_new_machine() -> Result<()> {
     let plane = ControlPlane::shared().await?;
     plane.install_crds().await?;
@@ -135,6 +187,79 @@ async fn plan_counts_the_calls_that_create_a_new_machine() -> Result<()> {
         machine.is_some_and(|machine| machine["totalCloudCalls"].as_u64() >= Some(2)),
         "{report:#}"
     );
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+const OWNED: &str = "
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  name: NAME
+  labels: {set: workers, machine.openshift.io/cluster-api-cluster: ocp}
+  annotations: {ANNOTATIONS}
+  ownerReferences: [{apiVersion: machine.openshift.io/v1beta1, kind: MachineSet, name: workers, uid: UID, controller: true}]
+spec: {providerSpec: {value: {kind: AzureMachineProviderSpec, apiVersion: machine.openshift.io/v1beta1}}}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_smaller_set_deletes_the_machines_that_its_plan_names() -> Result<()> {
+    let plane = ControlPlane::shared().await?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("plan-smaller").await?;
+    let dir = scratch("plan-smaller");
+    std::fs::create_dir_all(&dir)?;
+    let apply = async |name: &str, text: &str| -> Result<String> {
+        let path = dir.join(name);
+        std::fs::write(&path, text)?;
+        let path = path.display().to_string();
+        plane.kubectl(&["apply", "-n", &namespace, "-f", &path]).await?;
+        Ok(path)
+    };
+    apply("set.yaml", &SET.replace("replicas: 0", "replicas: 3")).await?;
+    let uid = ["get", "machinesets.machine.openshift.io/workers", "-n", &namespace];
+    let uid = plane
+        .kubectl(&[&uid[..], &["-o", "jsonpath={.metadata.uid}"]].concat())
+        .await?;
+    for (name, annotations) in [
+        ("a", "machine.openshift.io/delete-machine: 'true'"),
+        ("b", ""),
+        ("c", "machine.openshift.io/delete-machine: 'true'"),
+    ] {
+        let machine = OWNED.replace("NAME", name).replace("UID", &uid);
+        apply("machine.yaml", &machine.replace("ANNOTATIONS", annotations)).await?;
+    }
+    let smaller = dir.join("smaller.yaml");
+    std::fs::write(&smaller, SET.replace("replicas: 0", "replicas: 1"))?;
+    let smaller = smaller.display().to_string();
+    let args = ["--controllers", "openshift", "-o", "json", "-f", &smaller];
+    let (code, out, err) = plan(&plane, &namespace, &args).await?;
+    ensure!(code == Some(2), "{code:?} {out} {err}");
+    let report: Value = serde_json::from_str(&out)?;
+    let objects = report["objects"].as_array().cloned().unwrap_or_default();
+    let set = objects.iter().find(|object| object["kind"] == "MachineSet");
+    let wave = set.map(|set| set["waves"][0]["removes"].clone()).unwrap_or_default();
+    ensure!(wave == serde_json::json!(["a", "c"]), "{report:#}");
+
+    plane.kubectl(&["apply", "-n", &namespace, "-f", &smaller]).await?;
+    let mut command = capstan();
+    command.args(["run", "--controllers", "openshift", "--namespace", &namespace]);
+    command.args([
+        "--leader-elect-namespace",
+        &namespace,
+        "--health",
+        "0",
+        "--metrics",
+        "0",
+    ]);
+    command.args(["--webhook", "0", "--kubeconfig"]).arg(plane.kubeconfig());
+    command
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(dir.join("log"))?);
+    let _capstan = Started(command.spawn()?);
+    let left = "go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}";
+    let left = ["get", "machines.machine.openshift.io", "-n", &namespace, "-o", left];
+    kubectl_until(plane.kubeconfig(), &left, |names| names.trim() == "b").await?;
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }

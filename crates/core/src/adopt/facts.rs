@@ -91,6 +91,48 @@ pub struct Deployment {
     pub rolled_out: bool,
     /// The arguments of its container `manager`, or of its only one.
     pub args: Vec<String>,
+    /// Who undoes every change of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operator: Option<Operator>,
+}
+
+/// Something that puts Deployments back as they are elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Operator {
+    #[serde(rename = "Cluster API Operator")]
+    ClusterApi,
+    #[serde(rename = "Argo CD")]
+    ArgoCd,
+    Flux,
+    #[serde(rename = "Operator Lifecycle Manager")]
+    Olm,
+}
+
+impl Operator {
+    /// Returns the operator that an object tells of by its labels, annotations or owners' API versions.
+    pub fn of<'a>(mut keys: impl Iterator<Item = &'a str>, mut owners: impl Iterator<Item = &'a str>) -> Option<Self> {
+        let group = |version: &'a str| version.split_once('/').map(|(group, _)| group);
+        if owners.any(|version| group(version) == Some("operator.cluster.x-k8s.io")) {
+            return Some(Self::ClusterApi);
+        }
+        keys.find_map(|key| match key {
+            "argocd.argoproj.io/tracking-id" | "argocd.argoproj.io/instance" => Some(Self::ArgoCd),
+            "kustomize.toolkit.fluxcd.io/name" | "helm.toolkit.fluxcd.io/name" => Some(Self::Flux),
+            "olm.owner" => Some(Self::Olm),
+            _ => None,
+        })
+    }
+}
+
+impl std::fmt::Display for Operator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ClusterApi => "Cluster API Operator",
+            Self::ArgoCd => "Argo CD",
+            Self::Flux => "Flux",
+            Self::Olm => "Operator Lifecycle Manager",
+        })
+    }
 }
 
 impl Deployment {
@@ -112,6 +154,14 @@ impl Deployment {
             found.extend(list.split(',').map(str::trim).filter(|value| !value.is_empty()));
         }
         found
+    }
+
+    /// Returns the names of the leases that the controllers of this peer hold while they act.
+    pub fn leases(&self, peer: Peer) -> Vec<String> {
+        match (peer, self.values("--leader-election-id").last()) {
+            (Peer::Capv, Some(name)) => vec![(*name).to_owned()],
+            _ => peer.leases().iter().map(ToString::to_string).collect(),
+        }
     }
 
     /// Whether this installation of Capstan runs the controllers that replace the peer.
@@ -253,6 +303,8 @@ pub(super) const VSPHERE_VERSIONS: [&str; 2] = ["v1beta1", "v1beta2"];
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
     pub peers: BTreeMap<Peer, Deployment>,
+    /// Further Deployments of a peer, in other namespaces.
+    pub more_peers: Vec<(Peer, Deployment)>,
     /// The installations of Capstan, in all namespaces.
     pub capstan: Vec<Deployment>,
     /// Where Capstan is or will be installed.
@@ -262,10 +314,14 @@ pub struct Facts {
     pub definitions: Vec<Definition>,
     /// How many objects there are, by kind.
     pub objects: BTreeMap<String, usize>,
+    /// How many objects have a finalizer, by its name.
+    pub finalizers: BTreeMap<String, usize>,
     /// AzureClusterIdentities that sign in with a token of a service account, which Azure has to trust.
     pub workload_identities: Vec<String>,
     /// Pools without a Secret `<pool>-azure-json`.
     pub without_azure_json: Vec<String>,
+    /// Those of them whose bootstrap data needs it.
+    pub waiting_for_azure_json: Vec<Place>,
     pub vsphere_clusters: Vec<VsphereCluster>,
     /// AzureClusters with pools and without `spec.identityRef`.
     pub without_identity: Vec<Place>,

@@ -200,7 +200,17 @@ pub(super) fn azure(facts: &Facts) -> Vec<Step> {
             format!("annotate Secret {secret} with capstan.dev/allowed-namespaces={namespace}"),
         )
     });
-    unset.chain(ungranted).collect()
+    // With its feature gate off CAPZ does not make the Secret, and the bootstrap data of the pool never appear.
+    let waiting = facts.waiting_for_azure_json.iter().map(|Place { namespace, name }| {
+        first(
+            format!(
+                "AzureMachinePool {namespace}/{name}: its KubeadmConfig reads Secret {namespace}/{name}-azure-json, which does \
+                 not exist, and nobody makes it any more"
+            ),
+            format!("wait until CAPZ has made Secret {namespace}/{name}-azure-json, or create it"),
+        )
+    });
+    unset.chain(ungranted).chain(waiting).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ fn deployment(peer: Peer, namespace: &str, args: &[&str]) -> Deployment {
         pods: 1,
         rolled_out: true,
         args: args.iter().map(ToString::to_string).collect(),
+        operator: None,
     }
 }
 
@@ -30,6 +31,7 @@ fn capstan(args: &[&str]) -> Vec<Deployment> {
         pods: 1,
         rolled_out: true,
         args: args.iter().map(ToString::to_string).collect(),
+        operator: None,
     }]
 }
 
@@ -337,4 +339,65 @@ fn definitions_are_installed_unless_objects_are_stored_in_a_version_that_goes(
         .find(|step| step.text.contains("capstan crds"))
         .unwrap();
     assert_eq!((step.done, step.obstacle.is_some()), (done, obstacle), "{way:#?}");
+}
+
+#[rstest]
+#[case::capz(Peer::Capz, &["--feature-gates=MachinePool=true"], true)]
+#[case::capz_with_the_gate_off(Peer::Capz, &["--feature-gates=MachinePool=false"], false)]
+#[case::capv(Peer::Capv, &[], true)]
+fn nothing_is_switched_that_an_operator_would_put_back(
+    #[case] peer: Peer,
+    #[case] args: &[&str],
+    #[case] in_the_way: bool,
+) {
+    let mut found = deployment(peer, "peer-system", args);
+    found.operator = Some(Operator::ArgoCd);
+    let way = &ways(&facts(peer, found))[0];
+    let obstacle = way.steps.iter().find_map(|step| step.obstacle.as_ref());
+    let said = obstacle.is_some_and(|obstacle| obstacle.contains("Argo CD puts Deployment peer-system/"));
+    assert_eq!(said, in_the_way, "{way:#?}");
+}
+
+#[rstest]
+#[case::of_the_cluster_api_operator(&[], &["operator.cluster.x-k8s.io/v1alpha2"], Some(Operator::ClusterApi))]
+#[case::of_flux(&["a", "kustomize.toolkit.fluxcd.io/name"], &[], Some(Operator::Flux))]
+#[case::of_olm(&["olm.owner"], &[], Some(Operator::Olm))]
+#[case::of_nobody(&["app"], &["apps/v1"], None)]
+fn an_operator_is_known_by_what_it_leaves(
+    #[case] keys: &[&str],
+    #[case] owners: &[&str],
+    #[case] expected: Option<Operator>,
+) {
+    assert_eq!(Operator::of(keys.iter().copied(), owners.iter().copied()), expected);
+}
+
+#[test]
+fn a_second_instance_of_a_peer_is_stopped_first() {
+    let mut facts = facts(Peer::Capv, deployment(Peer::Capv, "capv-system", &[]));
+    facts.more_peers = vec![(Peer::Capv, deployment(Peer::Capv, "capv-two", &[]))];
+    let step = &ways(&facts)[0].steps[0];
+    assert!(
+        step.obstacle
+            .as_ref()
+            .is_some_and(|obstacle| obstacle.contains("capv-two/")),
+        "{step:?}"
+    );
+    facts.more_peers[0].1.replicas = 0;
+    facts.more_peers[0].1.pods = 0;
+    assert_eq!(ways(&facts)[0].steps[0].obstacle, None);
+}
+
+#[test]
+fn a_pool_that_waits_for_a_secret_of_capz_is_in_the_way() {
+    let mut facts = facts(Peer::Capz, deployment(Peer::Capz, "capz-system", &[]));
+    facts.waiting_for_azure_json = vec![Place {
+        namespace: "team".to_owned(),
+        name: "workers".to_owned(),
+    }];
+    let step = &ways(&facts)[0].steps[0];
+    let said = step.obstacle.as_ref();
+    assert!(
+        said.is_some_and(|said| said.contains("team/workers-azure-json")),
+        "{step:?}"
+    );
 }

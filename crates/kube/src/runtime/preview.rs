@@ -93,6 +93,11 @@ impl Planned {
         }
     }
 
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.kind, &self.namespace, &self.name, &self.error)
+            == (&other.kind, &other.namespace, &other.name, &other.error)
+    }
+
     pub fn changes(&self) -> bool {
         self.steps.iter().any(|step| step.changes) || !self.forecast.waves.is_empty()
     }
@@ -180,7 +185,7 @@ impl Preview {
             types.is_some_and(|types| types.kind == K::kind(&()) && group(&types.api_version) == K::group(&()))
         };
         let changed = self.0.changes.iter().filter(of_kind);
-        let changed: Vec<K> = changed.filter_map(|object| object.clone().try_parse().ok()).collect();
+        let changed: Vec<K> = changed.filter_map(|object| self.parsed(object)).collect();
         let mut shown = BTreeSet::new();
         events.flat_map(move |event| {
             let same = |a: &K, b: &K| (a.namespace(), a.name_any()) == (b.namespace(), b.name_any());
@@ -206,6 +211,28 @@ impl Preview {
             };
             futures::stream::iter(events)
         })
+    }
+
+    /// Returns a changed object as its kind. One that cannot be read has no plan.
+    fn parsed<K: Object>(&self, object: &DynamicObject) -> Option<K> {
+        let error = match object.clone().try_parse() {
+            Ok(object) => return Some(object),
+            Err(error) => error,
+        };
+        let unread = Planned {
+            error: Some(format!("the changed object cannot be read: {error}")),
+            ..Planned::new::<K>(&ObjectKey {
+                namespace: object.namespace().unwrap_or_default(),
+                name: object.name_any(),
+                uid: object.uid().unwrap_or_default(),
+            })
+        };
+        let mut planned = self.0.planned.lock();
+        // Several caches may have the kind.
+        if !planned.iter().any(|other| other.is_same(&unread)) {
+            planned.push(unread);
+        }
+        None
     }
 
     /// Plans one object.

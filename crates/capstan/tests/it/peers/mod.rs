@@ -210,6 +210,8 @@ fn same_objects(before: &Objects, after: &Objects) -> Result<()> {
     );
     for (name, old) in before {
         let new = &after[name];
+        let ids = |object: &Value| format!("uid {}, VM {}", object["metadata"]["uid"], object["spec"]["providerID"]);
+        println!("{name}: before {}; after {}", ids(old), ids(new));
         ensure!(old["metadata"]["uid"] == new["metadata"]["uid"], "{name} was made anew");
         let [old, new] = [old, new].map(spec);
         ensure!(old == new, "{name} has another spec:\n{old}\n{new}");

@@ -13,7 +13,7 @@ use capstan_kube::patch::Lock;
 use capstan_kube::runtime::Outcome;
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use kube::ResourceExt;
 
 use super::Actor;
@@ -60,8 +60,25 @@ fn note_tags(pool: &mut AzureMachinePool, cluster: &AzureCluster, present: Optio
     }
 }
 
-/// The provider that ran the pool before keeps `clusterctl move` waiting with it; Capstan needs no such wait.
+/// Keeps `clusterctl move` waiting. Capstan removes it where the provider that ran the pool before has set it.
 const BLOCK_MOVE_ANNOTATION: &str = "clusterctl.cluster.x-k8s.io/block-move";
+/// The names of that provider in `managedFields`.
+const PEERS: [&str; 2] = ["cluster-api-provider-azure-manager", "manager"];
+
+/// Whether the provider that ran the pool before has set an annotation, and nobody else has.
+fn is_annotated_by_peer(metadata: &ObjectMeta, annotation: &str) -> bool {
+    let field = format!("f:{annotation}");
+    let owns = |entry: &&ManagedFieldsEntry| {
+        let fields = entry
+            .fields_v1
+            .as_ref()
+            .map(|fields| &fields.0["f:metadata"]["f:annotations"]);
+        fields.is_some_and(|fields| fields.get(&field).is_some())
+    };
+    let owners: Vec<&ManagedFieldsEntry> = metadata.managed_fields.iter().flatten().filter(owns).collect();
+    let is_peer = |entry: &&ManagedFieldsEntry| entry.manager.as_deref().is_some_and(|name| PEERS.contains(&name));
+    !owners.is_empty() && owners.iter().all(is_peer)
+}
 
 impl Pace {
     /// Returns when a change that was first noticed now, or earlier, is to be written.
@@ -202,6 +219,16 @@ impl Actor<'_> {
         self.since(since)
     }
 
+    /// Whether the provider that ran the pool before keeps `clusterctl move` waiting. Caches do not keep who wrote what.
+    async fn is_move_blocked_by_peer(&self) -> Result<bool, Error> {
+        if !self.pool().annotations().contains_key(BLOCK_MOVE_ANNOTATION) {
+            return Ok(false);
+        }
+        let live = self.scope.api_of::<AzureMachinePool>();
+        let live = live.get_metadata(&self.pool().name_any()).await?;
+        Ok(is_annotated_by_peer(&live.metadata, BLOCK_MOVE_ANNOTATION))
+    }
+
     /// Writes `providerID`, `providerIDList` and the record of our tags; not at every step of many.
     async fn write_provider_ids(&mut self, observed: &mut Observed) -> Result<(), Error> {
         let mut after = self.pool().clone();
@@ -223,7 +250,7 @@ impl Actor<'_> {
         let mut ids: Vec<String> = observed.members.iter().map(id).collect();
         ids.sort();
         after.spec.provider_id_list = ids;
-        if after.annotations().contains_key(BLOCK_MOVE_ANNOTATION) {
+        if self.is_move_blocked_by_peer().await? {
             after.annotations_mut().remove(BLOCK_MOVE_ANNOTATION);
         }
         note_tags(&mut after, &self.owners.azure_cluster, set.map(|set| &set.tags));
@@ -267,6 +294,22 @@ mod tests {
         pace.settle(None);
         let later = begun + 60 * second;
         assert_eq!(pace.due(false, later), later + IDS_PACE);
+    }
+
+    #[rstest]
+    #[case::the_provider_of_cluster_api(&["cluster-api-provider-azure-manager"], true)]
+    #[case::a_person(&["kubectl-annotate"], false)]
+    #[case::both(&["cluster-api-provider-azure-manager", "kubectl-annotate"], false)]
+    #[case::nobody(&[], false)]
+    fn only_the_peer_s_own_annotation_counts_as_its_own(#[case] managers: &[&str], #[case] expected: bool) {
+        let fields =
+            json!({ "f:metadata": { "f:annotations": { ".": {}, (format!("f:{BLOCK_MOVE_ANNOTATION}")): {} } } });
+        let owns = |manager: &&str| json!({ "manager": manager, "operation": "Update", "fieldsV1": fields });
+        let entries: Vec<Value> = managers.iter().map(owns).collect();
+        let others = json!({ "manager": "manager", "fieldsV1": { "f:spec": {} } });
+        let all: Vec<Value> = entries.into_iter().chain([others]).collect();
+        let metadata = serde_json::from_value(json!({ "managedFields": all })).unwrap();
+        assert_eq!(is_annotated_by_peer(&metadata, BLOCK_MOVE_ANNOTATION), expected);
     }
 
     fn member(state: &str, stuck: bool, metadata: Value, status: Value) -> Member {

@@ -165,6 +165,7 @@ mod tests {
             username: "me".into(),
             password: "secret".into(),
             trust: Trust::System,
+            tenant: None,
         };
         let settings = Settings {
             in_process: Some(in_process),

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use capstan_api::openshift::{AzureMachineProviderSpec, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::LoadBalancer;
-use capstan_azure::{ArmError, Put, Size};
+use capstan_azure::{Put, Size};
 use capstan_core::disks::init;
 use capstan_core::machine::kept;
 use capstan_core::machine::names::Names;

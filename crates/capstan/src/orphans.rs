@@ -25,10 +25,10 @@ const SET_LABEL: &str = "machine.openshift.io/cluster-api-machineset";
 
 /// List the resources of OpenShift machines in Azure whose Machine is gone
 ///
-/// Lists interfaces, public addresses, disks and availability sets that bear the cluster's tag, that nothing uses, and whose
-/// Machine does not exist in the cluster. With --delete, deletes what it has listed, after it has read the tags of each
-/// resource again. A disk may be kept on purpose (deletionPolicy Detach): OS disks, and data disks whose tag says Delete, are
-/// deleted with --disks only, and every other data disk only if --kept-disk names it.
+/// Lists interfaces, public addresses, disks and availability sets that have the cluster's tag, that no other resource uses, and
+/// whose Machine does not exist in the cluster. With --delete, deletes the listed resources, after it has read the tags of each
+/// resource again. A disk may be kept on purpose (deletionPolicy Detach): the command deletes OS disks, and data disks with the
+/// tag Delete, with --disks only, and every other data disk only if --kept-disk names it.
 #[derive(Args)]
 #[command(after_help = "Examples:
   capstan orphans --resource-group ocp-x7-rg
@@ -48,10 +48,10 @@ pub struct Orphans {
     /// Delete the listed resources, except disks
     #[arg(long)]
     delete: bool,
-    /// Delete OS disks, too, and data disks whose tag says Delete, with all their data
+    /// Delete OS disks, too, and data disks with the tag Delete, with all their data
     #[arg(long, requires = "delete")]
     disks: bool,
-    /// Delete this data disk, too, whatever its tag says, with all its data; repeat it for several
+    /// Delete this data disk, too, whatever its tag, with all its data; repeat it for several
     #[arg(long, requires = "delete", value_name = "NAME")]
     kept_disk: Vec<String>,
     /// Print in this format

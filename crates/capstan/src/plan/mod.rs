@@ -35,10 +35,10 @@ const CHANGES: u8 = 2;
 /// Show the steps that Capstan would take, and change nothing
 ///
 /// Observes the cluster and its clouds as "capstan run" does, and prints the plan of every object: the next steps, the waves of
-/// a rollout, what is in the way, and how many requests to the cloud it takes at least. The clients refuse every write, to the
-/// cluster and to the clouds. Rights to get, list and watch are enough. With -f it plans as if the files were applied: the API
-/// server checks them in a dry run, which takes the right to patch these objects. What the files leave out and an earlier
-/// "kubectl apply" had is removed, as that command would do.
+/// a rollout, what it waits for, and the minimum number of requests to the cloud. The clients refuse every write, to the cluster
+/// and to the clouds. Rights to get, list and watch are enough. With -f it plans as if the files were applied: the API server
+/// checks them in a dry run, which needs the right to patch these objects. Fields that an earlier "kubectl apply" had and the
+/// files leave out are removed, as that command would do.
 ///
 /// Does not show updates of status and events. Exits with 2 if something would change, with 0 if nothing would, and with 1 if
 /// something cannot be observed.

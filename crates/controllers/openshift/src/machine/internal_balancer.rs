@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Whoever creates a machine names its role here.
+/// Label with the role of a machine. The creator of the machine sets it.
 const ROLE_LABEL: &str = "machine.openshift.io/cluster-api-machine-role";
 
 /// Whether the spec of a control plane machine names no internal balancer.

@@ -80,9 +80,9 @@ mod tests {
     #[case::another_pools(Some("a"), &[A, OTHER], Some("belongs to pool team-b/np"))]
     #[case::two_clusters(Some("a"), &[A, B], Some("more than one cluster: a, b"))]
     #[case::shared(
-        Some("a"), &[("sigs.k8s.io_cluster-api-provider-azure_cluster_a", "shared")], Some("no tag says"))]
-    #[case::nobodys(Some("a"), &[], Some("no tag says"))]
-    #[case::nobodys_in_our_name(Some("a"), &[MINE], Some("no tag says"))]
+        Some("a"), &[("sigs.k8s.io_cluster-api-provider-azure_cluster_a", "shared")], Some("no tag of a cluster"))]
+    #[case::nobodys(Some("a"), &[], Some("no tag of a cluster"))]
+    #[case::nobodys_in_our_name(Some("a"), &[MINE], Some("no tag of a cluster"))]
     #[case::ours_after_the_cluster_is_forgotten(None, &[B, MINE], None)]
     #[case::unknown_after_the_cluster_is_forgotten(None, &[A], Some("is not known"))]
     fn tags_tell_whose_a_scale_set_is(

@@ -314,7 +314,7 @@ impl Drainer {
             }
             Ok::<_, Error>(facts)
         };
-        let Ok(facts) = tokio::time::timeout(OWNERS_TIMEOUT, describe).await else {
+        let Ok(facts) = capstan_core::clock::timeout(OWNERS_TIMEOUT, describe).await else {
             return Err(self.unreachable("it does not answer about the DaemonSets of pods in time".to_owned()));
         };
         Ok(draining.plan(facts?, source, options))

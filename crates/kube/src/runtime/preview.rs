@@ -222,9 +222,10 @@ impl Preview {
         let unread = Planned {
             error: Some(format!("the changed object cannot be read: {error}")),
             ..Planned::new::<K>(&ObjectKey {
-                namespace: object.namespace().unwrap_or_default(),
+                // A kind that is cluster-wide has none, and a new object has no UID yet.
+                namespace: object.namespace().unwrap_or_else(String::new),
                 name: object.name_any(),
-                uid: object.uid().unwrap_or_default(),
+                uid: object.uid().unwrap_or_else(String::new),
             })
         };
         let mut planned = self.0.planned.lock();

@@ -285,7 +285,8 @@ async fn one<R: Reconcile>(object: Arc<R::Object>, running: Arc<Running<R>>) -> 
         "reconcile",
         controller = R::NAME,
         namespace = object.namespace(),
-        name = object.name_any(),
+        // The log calls the span itself "name".
+        object = object.name_any(),
         reconcile = RECONCILES.fetch_add(1, Ordering::Relaxed),
     );
     let requeue = running.attempt(object, &reference, print).instrument(span).await;

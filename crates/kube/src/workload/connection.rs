@@ -199,7 +199,7 @@ impl Connection {
             });
             count <= MAX_NODES && trimmed.all(&mut next)
         });
-        let listed = tokio::time::timeout(LIST_TIME, listed).await;
+        let listed = capstan_core::clock::timeout(LIST_TIME, listed).await;
         let listed = listed.map_err(|_| self.keep("the list of its Nodes does not end in time".to_owned()))?;
         listed.map_err(|error| self.failed(&error))?;
         if count > MAX_NODES {

@@ -90,7 +90,7 @@ impl World {
         let fail = self.faults.fail_resource(call.method.as_str(), &call.path);
         let end = if fail.is_some() { "Failed" } else { "Succeeded" };
         // Interfaces and balancers are there at once, also while their operation is under way.
-        let ready = fail.is_none() && ["networkinterfaces", "loadbalancers"].contains(&kind);
+        let ready = fail.is_none() && !call.ordeal.stall && ["networkinterfaces", "loadbalancers"].contains(&kind);
         doc.set_state(if ready { end } else { "Updating" });
         let location = doc.location().to_owned();
         self.docs.insert(call.key.clone(), doc);

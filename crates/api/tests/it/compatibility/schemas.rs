@@ -165,11 +165,12 @@ const NAMES_MAY_REPEAT: &str = ".dataDisks";
 /// Limits of ours that their definitions do not have: what their webhooks, Azure or vSphere refuse.
 /// Unchecked by them, a value beyond would only fail later; a length or count is there so that rules have a bounded
 /// cost, and is far beyond what is possible.
-const STRICTER: [(&str, &str); 37] = [
+const STRICTER: [(&str, &str); 38] = [
     // Azure's rules for names: each of these becomes part of an address in Azure Resource Manager.
     (".location", "pattern"),
     (".vmSize", "pattern"),
     (".subscriptionID", "pattern"),
+    (".tenantID", "pattern"),
     (".resourceGroup", "pattern"),
     (".privateDNSZoneResourceGroup", "pattern"),
     (".vnet.name", "pattern"),

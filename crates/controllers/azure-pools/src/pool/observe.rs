@@ -264,34 +264,36 @@ impl Actor<'_> {
     }
 
     /// Observes Azure as far as anything may have changed (not at all without the cloud), objects and nodes.
-    async fn observe(
-        &mut self,
+    fn observe<'a>(
+        &'a mut self,
         mode: Mode,
         model: Option<Model>,
-        drains: &HashMap<String, Progress>,
-    ) -> Result<Observed, Error> {
-        let failures = match mode {
-            Mode::Full | Mode::FinishOnly | Mode::Teardown | Mode::Orphaned => self.refresh().await?,
-            Mode::WithoutCloud => Vec::new(),
-        };
-        let mut observed = self.empty(mode);
-        (observed.model, observed.members) = (model, self.members().await?);
-        for member in &mut observed.members {
-            member.guarded = member.owner.as_ref().is_some_and(|owner| drain::is_guarded(owner));
-        }
-        for n in 0..observed.members.len() {
-            let again = self.note_drain(&mut observed.members[n], drains);
-            observed.requeue = observed.requeue.min(again);
-        }
-        if mode == Mode::Full {
-            observed.strays = self.strays().await?;
-        }
-        self.note_instances(&mut observed);
-        self.note_external(&observed);
-        if mode != Mode::WithoutCloud {
-            self.note_failures(failures, &mut observed).await;
-        }
-        Ok(observed)
+        drains: &'a HashMap<String, Progress>,
+    ) -> BoxFuture<'a, Result<Observed, Error>> {
+        Box::pin(async move {
+            let failures = match mode {
+                Mode::Full | Mode::FinishOnly | Mode::Teardown | Mode::Orphaned => self.refresh().await?,
+                Mode::WithoutCloud => Vec::new(),
+            };
+            let mut observed = self.empty(mode);
+            (observed.model, observed.members) = (model, self.members().await?);
+            for member in &mut observed.members {
+                member.guarded = member.owner.as_ref().is_some_and(|owner| drain::is_guarded(owner));
+            }
+            for n in 0..observed.members.len() {
+                let again = self.note_drain(&mut observed.members[n], drains);
+                observed.requeue = observed.requeue.min(again);
+            }
+            if mode == Mode::Full {
+                observed.strays = self.strays().await?;
+            }
+            self.note_instances(&mut observed);
+            self.note_external(&observed);
+            if mode != Mode::WithoutCloud {
+                self.note_failures(failures, &mut observed).await;
+            }
+            Ok(observed)
+        })
     }
 
     /// Guards the machines that are about to leave and that a rule for drains is about: only Cluster API follows such rules, and

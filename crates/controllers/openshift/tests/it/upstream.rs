@@ -144,6 +144,8 @@ async fn a_machine_that_migrates_is_left_alone_until_it_comes_back() -> Result<(
     for authority in ["Migrating", "ClusterAPI"] {
         hand_all_over(&still, authority, "True").await?;
         still.patch(scaled(3)).await?;
+        // The message of the condition names who manages the objects now.
+        tokio::time::sleep(MINUTE).await;
         let asked = still.azure.arm_requests().len();
         let written = |still: &Still| ["machines", "machinesets"].map(|plural| still.server.objects_of(API, plural));
         let before = written(&still);

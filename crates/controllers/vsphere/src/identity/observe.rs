@@ -3,7 +3,7 @@
 use capstan_api::vsphere::{VSphereCluster, VSphereClusterIdentity, VSphereIdentityKind};
 use capstan_core::cluster::identity::ObservedIdentity;
 use capstan_core::cluster::secrets::NamedSecret;
-use capstan_kube::runtime::Scope;
+use capstan_kube::runtime::{ObjectKey, Scope};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 
@@ -57,9 +57,8 @@ impl Controller {
             reference.is_some_and(|r| r.kind == VSphereIdentityKind::VSphereClusterIdentity && r.name == identity)
         };
         let users = self.clusters.select(None, named);
-        let name =
-            |cluster: &VSphereCluster| format!("{}/{}", cluster.namespace().unwrap_or_default(), cluster.name_any());
-        let mut names: Vec<String> = users.iter().map(|cluster| name(cluster)).collect();
+        let keys = users.iter().filter_map(|cluster| ObjectKey::of(cluster.as_ref()).ok());
+        let mut names: Vec<String> = keys.map(|key| format!("{}/{}", key.namespace, key.name)).collect();
         names.sort();
         names
     }

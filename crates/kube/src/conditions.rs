@@ -124,6 +124,16 @@ pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
     changed
 }
 
+/// Keeps the times of conditions that have the status of `before`, also where the status was another one in between.
+pub fn keep_times(before: &[Condition], conditions: &mut [Condition]) {
+    for condition in conditions {
+        let old = get(before, &condition.type_).filter(|old| old.status == condition.status);
+        if let Some(old) = old {
+            condition.last_transition_time = old.last_transition_time.clone();
+        }
+    }
+}
+
 /// Set Ready from the conditions `of`: False with the gravest of those that are False, Unknown when one is unknown or
 /// missing, else True.
 pub fn summarize(conditions: &mut Vec<Condition>, of: &[&str], now: Timestamp) -> bool {
@@ -159,6 +169,20 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_condition_that_ends_as_it_began_keeps_its_time() {
+        let mut conditions = Vec::new();
+        mark_false(&mut conditions, "A", Severity::Error, "Invalid", "no", at(1));
+        mark_true(&mut conditions, "B", at(1));
+        let before = conditions.clone();
+        mark_true(&mut conditions, "A", at(2));
+        mark_false(&mut conditions, "A", Severity::Error, "Invalid", "no", at(2));
+        mark_false(&mut conditions, "B", Severity::Error, "Gone", "", at(2));
+        keep_times(&before, &mut conditions);
+        assert_eq!(get(&conditions, "A"), get(&before, "A"));
+        assert_eq!(since(&conditions, "B"), Some(at(2)));
     }
 
     #[test]

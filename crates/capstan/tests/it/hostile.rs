@@ -140,8 +140,10 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
         "-o",
         messages,
     ];
-    let refused = ["more than 10000 Nodes", "the answer of the API server is too large"];
-    let is_refused = |text: &str| refused.iter().all(|refusal| text.contains(refusal));
+    // A busy machine may not read the arrays up to their limit in the time of a turn.
+    let arrays = ["the answer of the API server is too large", "does not end in time"];
+    let is_refused =
+        |text: &str| text.contains("more than 10000 Nodes") && arrays.iter().any(|refusal| text.contains(refusal));
     kubectl_until(plane.kubeconfig(), &args, is_refused)
         .await
         .with_context(text)?;

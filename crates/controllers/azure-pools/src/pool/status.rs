@@ -57,6 +57,8 @@ pub fn status(
     if let Some(error) = error {
         draft.failed(error);
     }
+    // What the model of the scale set makes true, an invalid spec makes false.
+    conditions::keep_times(&before.conditions, &mut draft.status.conditions);
     let mut events = observed.map(|observed| observed.events.clone()).unwrap_or_default();
     let late = observed.and_then(|observed| not_joined(&observed.plan));
     events.extend(late.map(|late| EventNote::warning("NodeNotJoined", late)));

@@ -59,7 +59,7 @@ fn writes(still: &Still) -> Vec<String> {
 #[rstest]
 #[case::of_another_cluster(json!({ OTHER_CLUSTER: "owned" }), "belongs to cluster b")]
 #[case::of_another_pool(json!({ OUR_CLUSTER: "owned", "capstan-pool": "team-b/np" }), "belongs to pool team-b/np")]
-#[case::of_nobody(json!({ "team": "a" }), "no tag says")]
+#[case::of_nobody(json!({ "team": "a" }), "no tag of a cluster")]
 #[tokio::test(start_paused = true)]
 async fn a_scale_set_of_somebody_else_is_neither_changed_nor_deleted(
     #[case] tags: Value,

@@ -223,9 +223,9 @@ impl Preview {
             error: Some(format!("the changed object cannot be read: {error}")),
             ..Planned::new::<K>(&ObjectKey {
                 // A kind that is cluster-wide has none, and a new object has no UID yet.
-                namespace: object.namespace().unwrap_or_else(String::new),
+                namespace: object.metadata.namespace.as_deref().unwrap_or("").to_owned(),
                 name: object.name_any(),
-                uid: object.uid().unwrap_or_else(String::new),
+                uid: object.metadata.uid.as_deref().unwrap_or("").to_owned(),
             })
         };
         let mut planned = self.0.planned.lock();

@@ -263,7 +263,9 @@ async fn a_node_without_a_provider_id_is_known_by_its_address_and_a_lost_disk_is
     let _controller = world.start().await?;
     let name = world.name("m");
     let disks = json!([support::disk("keep", 0, "Detach", "Premium_LRS")]);
-    world.create(world.manifest(&name, json!({"dataDisks": disks}))).await?;
+    // Machines of other tests in this cluster have addresses of another subnet: this Node is not theirs.
+    let spec = json!({"dataDisks": disks, "subnet": "default"});
+    world.create(world.manifest(&name, spec)).await?;
     let mut machine = world.until_phase(&name, "Provisioned").await?;
     machine.spec.provider_id = None;
     world.join(&machine).await?;

@@ -12,7 +12,7 @@ impl fmt::Display for Step {
             Self::AddFinalizer => f.write_str("puts its finalizer on the pool"),
             Self::SetSshKey => f.write_str("gives the pool an SSH key"),
             Self::CreateScaleSet { capacity } => write!(f, "creates the scale set with capacity {capacity}"),
-            Self::AdoptScaleSet => f.write_str("takes the scale set over as it is: its machines stay"),
+            Self::AdoptScaleSet(_) => f.write_str("takes the scale set over as it is: its machines stay"),
             Self::CreateObjects(names) => write!(f, "creates the objects of {}", names.join(", ")),
             Self::ReleaseObjects(names) => write!(f, "removes the objects of {}, which are gone", names.join(", ")),
             Self::RecordModels(names) => write!(f, "records the model of {}", names.join(", ")),
@@ -60,7 +60,7 @@ impl Describe for Step {
             | Self::SetReplicas(_)
             | Self::ReleasePool => Impact::Cluster,
             Self::CreateScaleSet { .. }
-            | Self::AdoptScaleSet
+            | Self::AdoptScaleSet(_)
             | Self::DeleteInstances(_)
             | Self::UpdateInstances(_)
             | Self::ReimageInstances(_)

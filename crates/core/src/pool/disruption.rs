@@ -141,7 +141,7 @@ struct DisruptionBudget {
     /// Available machines beyond the floor.
     headroom: usize,
     /// How many more unready machines may be taken. They cost nothing now but may only be away for a moment: when a
-    /// whole pool loses its network, it must not be replaced at one blow. Nor when no node of it is seen to join.
+    /// whole pool loses its network, it must not be replaced at one blow. Nor when no node of it joins.
     unready: usize,
     startup_timeout: Option<Duration>,
 }

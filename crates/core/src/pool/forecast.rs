@@ -75,7 +75,7 @@ impl Future {
                 });
                 self.grow_to(capacity, wave);
             }
-            Step::AdoptScaleSet => self.set(|set| set.model = Model::Current),
+            Step::AdoptScaleSet(_) => self.set(|set| set.model = Model::Current),
             Step::CreateObjects(names) => self.each(&names, |machine| machine.object = Object::Active),
             Step::ReleaseObjects(names) => self.pool.machines.retain(|machine| !names.contains(&machine.name)),
             Step::RecordModels(names) => self.each(&names, |machine| machine.unrecorded = false),

@@ -157,6 +157,10 @@ pub struct Machine {
     pub outdated: bool,
     /// Its model is known, and its object lacks it, or a label that objects of earlier versions lack.
     pub unrecorded: bool,
+    /// Its instance has the image and the size of the model that is wanted.
+    pub matches_model: bool,
+    /// Its object has the record of an earlier model than the scale set's: it was to be replaced.
+    pub recorded_earlier: bool,
     /// Somebody asked for it to be the next to go (`cluster.x-k8s.io/delete-machine`).
     pub marked: bool,
     /// How long its instance has run without a node. `None`: it has or had a node, or the cluster does not answer.
@@ -203,6 +207,8 @@ impl Machine {
             failed: false,
             outdated: false,
             unrecorded: false,
+            matches_model: true,
+            recorded_earlier: false,
             marked: false,
             joining: None,
             irreparable: false,
@@ -365,6 +371,15 @@ pub struct Selected {
     pub by_owner: bool,
 }
 
+/// What a machine gets when its scale set is taken over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// An object, with the record of the model that is wanted where the instance has that one.
+    CreateObject { name: String, has_model: bool },
+    /// The record of the model that is wanted.
+    RecordModel(String),
+}
+
 /// One effect, with its subject. Machines are named by their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -373,8 +388,9 @@ pub enum Step {
     CreateScaleSet {
         capacity: usize,
     },
-    /// Takes the scale set over as it is.
-    AdoptScaleSet,
+    /// Takes the scale set over as it is. First every machine gets its object and the record of its model: Azure's
+    /// `latestModelApplied` does not help, because every new bootstrap token is a newer model.
+    AdoptScaleSet(Vec<Adoption>),
     CreateObjects(Vec<String>),
     /// Removes our finalizer from objects whose instances are gone, and deletes them.
     ReleaseObjects(Vec<String>),

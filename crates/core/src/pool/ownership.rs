@@ -20,7 +20,7 @@ impl Claim {
     pub fn refusal<'a>(&self, tags: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
         let mut pool = None;
         let mut clusters = Vec::new();
-        // Azure does not tell the names of tags apart by case.
+        // Azure ignores the case of the names of tags.
         for (name, value) in tags {
             let name = name.to_ascii_lowercase();
             match name.strip_prefix(CLUSTER_TAG_PREFIX) {

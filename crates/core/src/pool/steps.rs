@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::disruption::disruptions;
 use super::{
-    Activity, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Plan, Retry, ScaleSet, Scaling, Setup,
-    Step, Strategy, Update, joining, waiting,
+    Activity, Adoption, Drain, Health, Instance, Machine, Mode, Model, Object, Observed, Plan, Retry, ScaleSet,
+    Scaling, Setup, Step, Strategy, Update, joining, waiting,
 };
 use crate::drain::Drained;
 
@@ -54,7 +54,7 @@ fn full(observed: &Observed) -> Plan {
         return steps([Step::CreateScaleSet { capacity }]);
     };
     if set.model == Model::Unmarked {
-        return steps([Step::AdoptScaleSet]);
+        return steps([Step::AdoptScaleSet(adoptions(observed))]);
     }
     let mut plan = prepare(observed);
     plan.rolling = disruptions(observed, set).rolling;
@@ -66,6 +66,22 @@ fn full(observed: &Observed) -> Plan {
     disrupt(&without(observed, &deleted), &mut plan);
     plan.steps.extend(observed.replicas.map(Step::SetReplicas));
     plan
+}
+
+/// Returns what the machines of a scale set get that is taken over. Those of another model than the one that is wanted get no
+/// record, or keep theirs: they are replaced once the scale set is the pool's.
+fn adoptions(observed: &Observed) -> Vec<Adoption> {
+    let stays = |m: &&Machine| m.exists() && m.activity != Activity::Deleting;
+    let adoption = |m: &Machine| match m.object {
+        Object::Missing => Some(Adoption::CreateObject {
+            name: m.name.clone(),
+            has_model: m.matches_model,
+        }),
+        Object::Active | Object::Deleting => {
+            (m.matches_model && !m.recorded_earlier).then(|| Adoption::RecordModel(m.name.clone()))
+        }
+    };
+    observed.machines.iter().filter(stays).filter_map(adoption).collect()
 }
 
 /// The pool once these instances are being deleted: the cloud lowers the capacity with each of them.
@@ -221,7 +237,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// An update that somebody else asked for begins when it is first seen.
+/// An update that another client asked for begins when Capstan first observes it.
 fn undated_update(machine: &Machine) -> Option<Step> {
     let due = machine.undated && machine.activity == Activity::Updating(Update::Pending);
     due.then(|| Step::StartUpdate {
@@ -277,7 +293,7 @@ fn owners(observed: &Observed) -> impl Iterator<Item = Step> {
         })
 }
 
-/// One step for all machines that are to be drained and were not looked at yet.
+/// One step for all machines that are to be drained and whose drain this reconcile has not run yet.
 fn drain(observed: &Observed) -> Option<Step> {
     let due = |m: &&Machine| {
         let updates = matches!(m.activity, Activity::Updating(Update::Pending | Update::Upgraded));

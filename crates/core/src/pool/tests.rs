@@ -87,7 +87,15 @@ fn step(step: &Step) -> String {
         Step::AddFinalizer => "add finalizer".to_owned(),
         Step::SetSshKey => "set ssh key".to_owned(),
         Step::CreateScaleSet { capacity } => format!("create scale set of {capacity}"),
-        Step::AdoptScaleSet => "adopt".to_owned(),
+        Step::AdoptScaleSet(all) => {
+            let one = |one: &Adoption| match one {
+                Adoption::CreateObject { name, has_model: true } => format!(" +{name}"),
+                Adoption::CreateObject { name, has_model: false } => format!(" +{name}?"),
+                Adoption::RecordModel(name) => format!(" {name}"),
+            };
+            let all: String = all.iter().map(one).collect();
+            format!("adopt{all}")
+        }
         Step::CreateObjects(names) => format!("create objects {}", names.join(" ")),
         Step::ReleaseObjects(names) => format!("release objects {}", names.join(" ")),
         Step::RecordModels(names) => format!("record models {}", names.join(" ")),
@@ -325,7 +333,7 @@ fn capacity_is_lowered_only_once_a_second_list_agrees() {
 #[case::which_takes_old_ones_first(2, (1, 0), Model::Refused, "a:r b:r c:ro", "delete c")]
 #[case::nor_a_scale_up(4, (1, 0), Model::Refused, "a:ro b:ro c:ro", "capacity 4")]
 #[case::nor_the_replacement_of_a_failed_machine(3, (1, 0), Model::Refused, "a:ro b:fo c:ro", "delete b; capacity 4")]
-#[case::a_set_of_somebody_else_is_adopted_first(3, (1, 0), Model::Unmarked, "a:ro b:ro", "adopt")]
+#[case::a_set_of_somebody_else_is_adopted_first(3, (1, 0), Model::Unmarked, "a:ro b:ro", "adopt a b")]
 fn a_model_that_has_not_landed_stops_only_itself(
     #[case] desired: usize,
     #[case] budget: (usize, usize),
@@ -337,6 +345,25 @@ fn a_model_that_has_not_landed_stops_only_itself(
     let plan = plan(&observed);
     assert_eq!(told(&plan), expected);
     assert!(plan.rolling || model == Model::Unmarked);
+}
+
+fn adopted(change: impl FnOnce(&mut Machine)) -> Observed {
+    let mut observed = with(one(change), |set| set.model = Model::Unmarked);
+    observed.machines.truncate(1);
+    observed
+}
+
+#[rstest]
+#[case::it_has_the_model(adopted(|_| ()), "adopt a")]
+#[case::it_has_another(adopted(|m| m.matches_model = false), "adopt")]
+#[case::it_was_to_be_replaced(adopted(|m| m.recorded_earlier = true), "adopt")]
+#[case::it_has_no_object(adopted(|m| m.object = Object::Missing), "adopt +a")]
+#[case::nor_the_model(adopted(|m| (m.object, m.matches_model) = (Object::Missing, false)), "adopt +a?")]
+#[case::it_is_being_deleted(adopted(|m| m.activity = Activity::Deleting), "adopt")]
+#[case::it_is_drained(adopted(|m| (m.object, m.activity) = (Object::Deleting, Activity::Draining)), "adopt a")]
+#[case::it_has_no_instance(adopted(|m| m.instance = missing(true)), "adopt")]
+fn a_machine_keeps_its_model_when_its_scale_set_is_taken_over(#[case] observed: Observed, #[case] expected: &str) {
+    assert_eq!(told(&plan(&observed)), expected);
 }
 
 fn refused(refused: usize, tries: u32) -> Retry {

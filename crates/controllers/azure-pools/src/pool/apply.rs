@@ -7,7 +7,7 @@ use std::time::Duration;
 use capstan_azure::ArmError;
 use capstan_core::Classified;
 use capstan_core::drain::Drained;
-use capstan_core::pool::{Refusal, Selected, Step, cause, refused_update, still_due};
+use capstan_core::pool::{Adoption, Refusal, Selected, Step, cause, refused_update, still_due};
 use capstan_kube::patch::Lock;
 use capstan_kube::runtime::{EventNote, Outcome};
 use futures::StreamExt;
@@ -17,11 +17,11 @@ use super::cloud::Renewal;
 use super::desired::{BOOTSTRAP_AGE, SSH_KEY_ANNOTATION};
 use super::drain::{self, Terms};
 use super::machines::Written;
-use super::member::{MODEL_ANNOTATION, Member, NodeState};
+use super::member::{Member, NodeState};
 use super::observe::Observed;
 use super::orphan::OLD_FINALIZER;
 use super::report::applied_tags;
-use super::snapshot::{Make, ScaleSetSnapshot};
+use super::snapshot::ScaleSetSnapshot;
 use super::state::Kind;
 use super::{Actor, FINALIZER};
 use crate::error::Error;
@@ -47,7 +47,7 @@ impl Actor<'_> {
                 return Ok(Outcome::Observe);
             }
             Step::CreateScaleSet { capacity } => self.create_scale_set(observed, capacity).await?,
-            Step::AdoptScaleSet => self.adopt_scale_set(observed).await?,
+            Step::AdoptScaleSet(adoptions) => self.adopt_scale_set(observed, &adoptions).await?,
             Step::CreateObjects(names) => self.create_objects(observed, &names).await?,
             Step::ReleaseObjects(names) => self.release_objects(observed, &names).await?,
             Step::RecordModels(names) => self.record_models(observed, &names).await?,
@@ -188,34 +188,28 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Takes a scale set over. The machines get a record of their model before the set gets its mark: Azure's
-    /// `latestModelApplied` does not help, because every new bootstrap token is a newer model.
-    async fn adopt_scale_set(&mut self, observed: &mut Observed) -> Result<(), Error> {
+    /// Takes a scale set over. The machines get their records before the set gets its mark.
+    async fn adopt_scale_set(&mut self, observed: &mut Observed, adoptions: &[Adoption]) -> Result<(), Error> {
         let Some(model) = observed.model.clone() else {
             return Ok(());
         };
-        let (wanted, writer) = (Make::of(&model.set), self.writer());
-        let old = self.scale_set().and_then(|set| set.model);
-        let mut written = Vec::new();
-        for member in &observed.members {
-            let Some(instance) = member.instance.as_ref().filter(|instance| !instance.is("Deleting")) else {
-                continue;
+        let writer = self.writer();
+        for adoption in adoptions {
+            let written = match adoption {
+                Adoption::CreateObject { name, has_model } => {
+                    let recorded = has_model.then_some(model.hash.as_str());
+                    let instance = observed.member(name).and_then(|member| member.instance.as_ref());
+                    let Some(instance) = instance else { continue };
+                    let created = writer.create(name, instance, recorded).await?;
+                    created.map(|object| Written::Machine(Box::new(object)))
+                }
+                Adoption::RecordModel(name) => match observed.member(name) {
+                    Some(member) => writer.record_model(member, &model.hash).await?,
+                    None => continue,
+                },
             };
-            let same = (instance.make == wanted).then_some(model.hash.as_str());
-            let noted = member.annotation(MODEL_ANNOTATION);
-            match (&member.object, same) {
-                (None, same) => {
-                    let created = writer.create(&member.name, instance, same).await?;
-                    written.extend(created.map(|object| Written::Machine(Box::new(object))));
-                }
-                // A machine of an older model than the scale set's stays one.
-                (Some(_), Some(hash)) if noted.is_none() || noted == old.as_ref() => {
-                    written.extend(writer.record_model(member, hash).await?);
-                }
-                (Some(_), Some(_) | None) => {}
-            }
+            self.note(written);
         }
-        self.note(written);
         self.cloud().await?.adopt(&model).await?;
         let message = format!("took over scale set {} as it is", model.name);
         self.record("ScaleSetAdopted", message);

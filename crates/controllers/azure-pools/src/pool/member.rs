@@ -298,6 +298,8 @@ pub fn machine(member: &Member, frame: &Frame<'_>) -> Machine {
         failed: member.failed || evicted,
         outdated: model != Some(frame.model),
         unrecorded: model.is_some() && (model != recorded || member.lacks_cluster_label()),
+        matches_model: instance.is_some_and(|instance| instance.make == *frame.make),
+        recorded_earlier: recorded.is_some() && recorded != frame.set.model.as_deref(),
         marked: marks
             .iter()
             .flatten()
@@ -495,6 +497,27 @@ mod tests {
             ..set("new")
         };
         assert_eq!(planned(&member, &set, false).outdated, outdated);
+    }
+
+    #[rstest]
+    #[case::without_a_record(json!({}), Some("2"), true, false)]
+    #[case::of_the_scale_sets_model(json!({ MODEL_ANNOTATION: "old" }), Some("2"), true, false)]
+    #[case::of_an_earlier_model(json!({ MODEL_ANNOTATION: "older" }), Some("2"), true, true)]
+    #[case::of_another_image(json!({}), Some("1"), false, false)]
+    #[case::of_an_image_that_azure_does_not_name(json!({}), None, false, false)]
+    fn a_machine_is_recognized_when_its_scale_set_is_taken_over(
+        #[case] notes: Value,
+        #[case] image: Option<&str>,
+        #[case] matches_model: bool,
+        #[case] recorded_earlier: bool,
+    ) {
+        let mut member = member(false, notes);
+        member.instance.as_mut().unwrap().make = image.map(make).unwrap_or_default();
+        let machine = planned(&member, &set("old"), false);
+        assert_eq!(
+            (machine.matches_model, machine.recorded_earlier),
+            (matches_model, recorded_earlier)
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Whether a machine's node has to be drained before the machine may be deleted or reimaged, and the proof that nothing
 //! stands against it.
 //!
-//! Invariant: a [`Drained`] says that the node was seen empty, that no drain is needed, or that the drain's deadline has
+//! Invariant: a [`Drained`] says that a live list showed the node empty, that no drain is needed, or that the drain's deadline has
 //! passed. A cluster that does not answer is none of these before the deadline.
 
 use std::fmt;
@@ -40,7 +40,7 @@ pub enum NotNeeded {
     Excluded,
     /// The whole cluster is being deleted: its pods cannot move anywhere.
     ClusterDeleted,
-    /// Cluster API's core has drained the node.
+    /// Cluster API's core has drained the node, or somebody has deleted the infrastructure object without it.
     DrainedElsewhere,
     /// An earlier reconcile drained the node and recorded it on the object.
     Recorded,
@@ -72,6 +72,17 @@ impl Drained {
             machine: machine.to_owned(),
             reason: Reason::TimedOut { obstacles },
         })
+    }
+
+    /// Returns the proof for a machine whose infrastructure object is marked as deleted, and nothing before. Cluster API
+    /// deletes that object once it has drained the node; a user who deletes it by hand asks for no drain.
+    pub fn by_cluster_api(machine: &str, deleted: Option<Timestamp>) -> Option<Self> {
+        deleted.map(|_| Self::not_needed(machine, NotNeeded::DrainedElsewhere))
+    }
+
+    /// Whether nobody drained the node. An event reports that.
+    pub fn is_skipped(&self) -> bool {
+        matches!(self.reason, Reason::NotNeeded(NotNeeded::Excluded | NotNeeded::NoNode))
     }
 
     pub(super) fn empty(machine: &str) -> Self {
@@ -258,5 +269,17 @@ mod tests {
             ("m", "the machine has no node")
         );
         assert_eq!(Drained::timed_out("m", None, NOW, Vec::new()), None);
+        assert_eq!(Drained::by_cluster_api("m", None), None);
+        assert!(Drained::by_cluster_api("m", Some(NOW)).is_some_and(|proof| proof.machine() == "m"));
+    }
+
+    #[rstest]
+    #[case(NotNeeded::NoNode, true)]
+    #[case(NotNeeded::Excluded, true)]
+    #[case(NotNeeded::ClusterDeleted, false)]
+    #[case(NotNeeded::DrainedElsewhere, false)]
+    #[case(NotNeeded::Recorded, false)]
+    fn a_drain_is_skipped_for_the_machines_own_sake(#[case] reason: NotNeeded, #[case] skipped: bool) {
+        assert_eq!(Drained::not_needed("m", reason).is_skipped(), skipped);
     }
 }

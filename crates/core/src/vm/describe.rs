@@ -70,7 +70,7 @@ impl fmt::Display for TeardownStep {
             Self::CannotShutDown => f.write_str("waits: the guest cannot be asked to shut down"),
             Self::PowerOff(_) => f.write_str("powers the virtual machine off"),
             Self::Detach { disks, .. } => write!(f, "detaches {} disks that are not the machine's own", disks.len()),
-            Self::Destroy(_) => f.write_str("destroys the virtual machine"),
+            Self::Destroy { .. } => f.write_str("destroys the virtual machine"),
             Self::Release => f.write_str("takes its finalizer off the VSphereVM"),
         }
     }
@@ -80,7 +80,7 @@ impl Describe for TeardownStep {
     fn impact(&self) -> Impact {
         match self {
             Self::Unreadable(_) | Self::AwaitShutdown { .. } | Self::CannotShutDown => Impact::Waits,
-            Self::ShutDownGuest(_) | Self::PowerOff(_) | Self::Detach { .. } | Self::Destroy(_) => Impact::Cloud(1),
+            Self::ShutDownGuest(_) | Self::PowerOff(_) | Self::Detach { .. } | Self::Destroy { .. } => Impact::Cloud(1),
             Self::Release => Impact::Cluster,
         }
     }

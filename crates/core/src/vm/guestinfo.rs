@@ -1,4 +1,4 @@
-//! What the guest is told through guestinfo.
+//! What the guest reads through guestinfo.
 
 use std::collections::BTreeMap;
 

@@ -30,7 +30,7 @@ pub use ownership::{FoundVm, is_node_of, is_owner};
 pub use plan::{BringUp, Memberships, Observation, Step, Teardown, next_step, plan};
 pub use recognize::recognize_disks;
 pub use report::{Report, report, waits_for_static_address};
-pub use teardown::{TeardownStep, foreign_disks, teardown};
+pub use teardown::{Shutdown, TeardownStep, foreign_disks, teardown};
 pub use turns::{CloneLimits, CloneRequest, Turns};
 pub use types::{
     Allocation, DesiredVm, DhcpOverrides, GuestNic, NetworkDevice, Nic, ObservedVm, Pci, Policies, PowerOff,

@@ -19,7 +19,7 @@ pub struct FoundVm<'a> {
 /// to another management cluster or restored. Such an object has a new UID and keeps its BIOS UUID.
 ///
 /// Anybody who may write VSphereVMs can write a BIOS UUID. So it counts only for a VM of the same name that was started with
-/// bootstrap data of that name, and only if no other VSphereVM has a better claim; `is_claimed` tells whether one of the known
+/// bootstrap data of that name, and only if no other VSphereVM has a better claim; `is_claimed` returns whether one of the known
 /// objects does.
 pub fn is_owner(
     vm: &VSphereVM,

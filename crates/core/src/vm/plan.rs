@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::MoRef;
 use super::changes::{Changes, changes};
 use super::report::{Report, report, waits_for_static_address};
-use super::teardown::{TeardownStep, teardown};
+use super::teardown::{Shutdown, TeardownStep, teardown};
 use super::types::{DesiredVm, ObservedVm, PowerState, Recorded, ResolvedNames, UserData};
 use crate::disks::vsphere::hardware_version;
 use crate::plan::Plan;
@@ -58,6 +58,8 @@ pub struct Teardown {
     pub recorded: Recorded,
     /// `None`: vCenter does not have the VM.
     pub vm: Option<ObservedVm>,
+    /// When the object of the VM was deleted.
+    pub deleted: Option<Timestamp>,
     /// When the guest was asked to shut down.
     pub asked: Option<Timestamp>,
     /// Whether the guest could not be asked.
@@ -221,14 +223,14 @@ fn without_effect(changes: &Changes) -> Result<Option<Step>, String> {
 
 fn tear_down(observed: &Teardown, now: Timestamp) -> Vec<Step> {
     let Teardown { desired, recorded, .. } = observed;
-    let step = teardown(
-        observed.vm.as_ref(),
-        recorded,
-        desired.power_off,
-        desired.soft_timeout,
-        observed.asked,
-        now,
-    );
+    let shutdown = Shutdown {
+        mode: desired.power_off,
+        timeout: desired.soft_timeout,
+        asked: observed.asked,
+    };
+    let Some(step) = teardown(observed.vm.as_ref(), recorded, shutdown, observed.deleted, now) else {
+        return Vec::new();
+    };
     let step = match step {
         TeardownStep::ShutDownGuest(vm) if observed.guest_refuses => TeardownStep::PowerOff(vm),
         step => step,
@@ -239,7 +241,7 @@ fn tear_down(observed: &Teardown, now: Timestamp) -> Vec<Step> {
             steps.extend(recorded.was_ready.then_some(Step::DeleteNode));
             steps.push(Step::ReleaseAddresses);
         }
-        TeardownStep::Destroy(vm) => {
+        TeardownStep::Destroy { vm, .. } => {
             let (vm, module) = (vm.clone(), observed.module.clone());
             steps.extend(module.map(|module| Step::LeaveModule { vm, module }));
         }
@@ -428,6 +430,7 @@ mod tests {
                     ..DesiredVm::default()
                 },
                 vm: Some(running.clone()),
+                deleted: Some(Timestamp::UNIX_EPOCH),
                 guest_refuses,
                 ..Teardown::default()
             })))
@@ -445,6 +448,7 @@ mod tests {
             };
             all(Observation::Teardown(Box::new(Teardown {
                 recorded,
+                deleted: Some(Timestamp::UNIX_EPOCH),
                 ..Teardown::default()
             })))
         };

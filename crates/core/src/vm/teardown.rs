@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing that is not the machine's own is destroyed with it. A disk that is a first-class object, or that lies
 //! outside the machine's own folder and was not made for it, is detached first and survives. A machine whose configuration
-//! vCenter cannot read is neither destroyed nor released.
+//! vCenter cannot read is neither destroyed nor released. A VM is destroyed only with a [`Drained`].
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::MoRef;
 use super::types::{ObservedVm, PowerOff, PowerState, Recorded};
+use crate::drain::Drained;
 
 /// The next step of a teardown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +32,42 @@ pub enum TeardownStep {
         vm: MoRef,
         disks: Vec<i32>,
     },
-    Destroy(MoRef),
+    Destroy {
+        vm: MoRef,
+        drained: Drained,
+    },
     /// vCenter does not have the VM: remove the finalizer.
     Release,
 }
 
-/// Returns the next step of a teardown. `asked` is when the guest was asked to shut down.
+/// How a VM is to be powered off.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shutdown {
+    pub mode: PowerOff,
+    /// How long the guest has for it.
+    pub timeout: Duration,
+    /// When the guest was asked.
+    pub asked: Option<Timestamp>,
+}
+
+/// Returns the next step of a teardown. `deleted` is when the object of the VM was deleted: before that nothing is torn down.
 pub fn teardown(
     observed: Option<&ObservedVm>,
     recorded: &Recorded,
-    mode: PowerOff,
-    timeout: Duration,
-    asked: Option<Timestamp>,
+    shutdown: Shutdown,
+    deleted: Option<Timestamp>,
+    now: Timestamp,
+) -> Option<TeardownStep> {
+    let name = observed.map_or_else(String::new, |vm| vm.reference.to_string());
+    let drained = Drained::by_cluster_api(&name, deleted)?;
+    Some(next(observed, recorded, shutdown, drained, now))
+}
+
+fn next(
+    observed: Option<&ObservedVm>,
+    recorded: &Recorded,
+    shutdown: Shutdown,
+    drained: Drained,
     now: Timestamp,
 ) -> TeardownStep {
     let Some(observed) = observed else {
@@ -53,26 +78,21 @@ pub fn teardown(
     }
     let vm = observed.reference.clone();
     match observed.power {
-        PowerState::On => return power_off(observed, mode, timeout, asked, now),
+        PowerState::On => return power_off(observed, shutdown, now),
         // vCenter neither detaches the disks of a suspended VM nor destroys it.
         PowerState::Suspended => return TeardownStep::PowerOff(vm),
         PowerState::Off => {}
     }
     let disks = foreign_disks(observed, recorded);
     if disks.is_empty() {
-        TeardownStep::Destroy(vm)
+        TeardownStep::Destroy { vm, drained }
     } else {
         TeardownStep::Detach { vm, disks }
     }
 }
 
-fn power_off(
-    observed: &ObservedVm,
-    mode: PowerOff,
-    timeout: Duration,
-    asked: Option<Timestamp>,
-    now: Timestamp,
-) -> TeardownStep {
+fn power_off(observed: &ObservedVm, shutdown: Shutdown, now: Timestamp) -> TeardownStep {
+    let Shutdown { mode, timeout, asked } = shutdown;
     let vm = observed.reference.clone();
     let deadline = asked.and_then(|asked| asked.checked_add(timeout).ok());
     match (mode, asked) {

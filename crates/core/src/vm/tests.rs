@@ -364,19 +364,40 @@ fn a_machine_is_powered_off_by_its_mode(
         tools_running: tools,
         ..finished()
     };
-    assert_eq!(
-        teardown(Some(&observed), &recorded(), mode, Duration::from_secs(300), asked, now),
-        expected
-    );
+    let shutdown = Shutdown {
+        mode,
+        timeout: Duration::from_secs(300),
+        asked,
+    };
+    let step = teardown(Some(&observed), &recorded(), shutdown, Some(now), now);
+    assert_eq!(step, Some(expected));
+}
+
+fn torn_down(observed: Option<&ObservedVm>, mode: PowerOff) -> Option<TeardownStep> {
+    let now = Timestamp::UNIX_EPOCH;
+    let shutdown = Shutdown {
+        mode,
+        ..Shutdown::default()
+    };
+    teardown(observed, &recorded(), shutdown, Some(now), now)
+}
+
+#[test]
+fn a_vm_whose_object_nobody_has_deleted_is_not_torn_down() {
+    for observed in [Some(&finished()), None] {
+        let step = teardown(observed, &recorded(), Shutdown::default(), None, Timestamp::UNIX_EPOCH);
+        assert_eq!(step, None);
+    }
 }
 
 #[test]
 fn foreign_volumes_are_detached_before_the_machine_is_destroyed() {
-    let now = Timestamp::UNIX_EPOCH;
-    let end =
-        |observed: Option<&ObservedVm>| teardown(observed, &recorded(), PowerOff::Hard, Duration::ZERO, None, now);
+    let end = |observed: Option<&ObservedVm>| torn_down(observed, PowerOff::Hard).unwrap();
     let mut observed = finished();
-    assert_eq!(end(Some(&observed)), TeardownStep::Destroy(vm()));
+    let TeardownStep::Destroy { vm: destroyed, drained } = end(Some(&observed)) else {
+        panic!("it is not destroyed")
+    };
+    assert_eq!((destroyed, drained.machine()), (vm(), vm().to_string().as_str()));
     observed.hardware.devices.push(Device {
         key: 2010,
         ..disk(3, 5)
@@ -481,9 +502,8 @@ fn nothing_is_decided_about_a_vm_whose_configuration_cannot_be_read() {
         next(&recorded(), Some(&observed)),
         Step::Unreadable("inaccessible".into())
     );
-    let now = Timestamp::UNIX_EPOCH;
-    let step = teardown(Some(&observed), &recorded(), PowerOff::Hard, Duration::ZERO, None, now);
-    assert_eq!(step, TeardownStep::Unreadable("inaccessible".into()));
+    let step = torn_down(Some(&observed), PowerOff::Hard);
+    assert_eq!(step, Some(TeardownStep::Unreadable("inaccessible".into())));
 }
 
 #[test]
@@ -493,14 +513,6 @@ fn a_suspended_machine_is_powered_off_before_anything_is_detached_or_destroyed()
         ..finished()
     };
     for mode in [PowerOff::Hard, PowerOff::Soft, PowerOff::TrySoft] {
-        let step = teardown(
-            Some(&observed),
-            &recorded(),
-            mode,
-            Duration::ZERO,
-            None,
-            Timestamp::UNIX_EPOCH,
-        );
-        assert_eq!(step, TeardownStep::PowerOff(vm()));
+        assert_eq!(torn_down(Some(&observed), mode), Some(TeardownStep::PowerOff(vm())));
     }
 }

@@ -2,15 +2,16 @@
 
 use capstan_api::vsphere::VSphereVM;
 use capstan_core::Class;
+use capstan_core::drain::Drained;
 use capstan_core::vm::{Observation, Teardown, TeardownStep, is_node_of};
 use capstan_kube::conditions::{self, Severity};
 use capstan_kube::objects::delete_exactly;
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_kube::workload::Lookup;
-use capstan_vsphere::{ConfigSpec, DeviceChange, MoRef, Vcenter};
+use capstan_vsphere::{ConfigSpec, DeviceChange, MoRef, Task, Vcenter};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 
 use super::observe::recorded;
 use super::state::{TaskKind, VmState};
@@ -58,6 +59,7 @@ impl Controller {
             desired: desired::desired(vm, &scope.key.uid),
             recorded: recorded(vm, state),
             vm: state.observed.clone(),
+            deleted: vm.meta().deletion_timestamp.as_ref().map(|time| time.0),
             asked: asked(vm),
             guest_refuses: state.guest_refuses,
             module: state.module.clone().or(noted),
@@ -126,7 +128,7 @@ impl Controller {
                 let task = observed.vcenter()?.reconfigure(&vm, &spec).await.map_err(failed)?;
                 Ok(pending::follow(scope, state, TaskKind::Detach, pending::task(task)))
             }
-            TeardownStep::Destroy(vm) => match observed.vcenter()?.destroy(&vm).await {
+            TeardownStep::Destroy { vm, drained } => match destroy(observed.vcenter()?, &vm, drained).await {
                 Ok(task) => Ok(pending::follow(scope, state, TaskKind::Destroy, pending::task(task))),
                 // The answer to an earlier call was lost.
                 Err(error) if error.is_gone() => {
@@ -195,6 +197,12 @@ impl Controller {
             tracing::warn!(node = scope.key.name, %error, "the Node is not deleted");
         }
     }
+}
+
+/// Destroys a VM. Without the proof nobody can call it.
+async fn destroy(vcenter: &Vcenter, vm: &MoRef, drained: Drained) -> capstan_vsphere::Result<Task> {
+    tracing::info!(%vm, %drained, "destroying the virtual machine");
+    vcenter.destroy(vm).await
 }
 
 /// The cache may show the Node of an earlier machine of this name: the API server says whose Node it is now.

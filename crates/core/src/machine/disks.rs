@@ -216,7 +216,7 @@ fn wanted(
     all
 }
 
-/// Returns the policy that a disk's tag tells of. Only disks that are made before their machine have it.
+/// Returns the policy that a disk's tag records. Only disks that are made before their machine have it.
 fn policy_by_tag(disk: &Found) -> Option<DeletionPolicy> {
     let tag = disk.tags.as_ref()?.get(POLICY_TAG)?;
     Some(policy(tag == "Delete"))

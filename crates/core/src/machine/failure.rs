@@ -61,7 +61,7 @@ pub fn of_creation(failure: Failure, is_begun: bool) -> Creation {
 /// After a step of the deletion, which is tried again whatever the failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deletion {
-    /// A request for the virtual machine was carried out late: it is there after all, and the teardown begins anew.
+    /// A request for the virtual machine was carried out late: it is there after all, and the teardown begins again.
     pub begin_anew: bool,
     pub report: Report,
 }

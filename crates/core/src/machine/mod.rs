@@ -10,8 +10,10 @@ pub mod names;
 pub mod orphans;
 mod plan;
 pub mod quota;
+mod vm_deletion;
 
 pub use plan::*;
+pub use vm_deletion::{LiveVm, VmDeletion, delete_vm};
 
 pub mod phase {
     pub const PROVISIONING: &str = "Provisioning";

@@ -91,7 +91,7 @@ impl Names {
 
     fn public_ip_of(&self, cluster: &str) -> String {
         let name = format!("{cluster}-{}", self.machine);
-        // The machine's own name tells it from others: a name that is too long loses the cluster's first letters.
+        // The machine's own name distinguishes it from others: a name that is too long loses the cluster's first letters.
         let cut = name.len().saturating_sub(MAX_PUBLIC_IP_NAME);
         let kept = name.get(cut..).unwrap_or(&self.machine);
         kept.trim_start_matches(|first: char| !first.is_ascii_alphanumeric())

@@ -42,13 +42,13 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Returns the deletion policy that a disk was made with, where its tags tell.
+    /// Returns the deletion policy that a disk was made with, where its tags record it.
     pub fn deletion_policy(&self) -> Option<&str> {
         self.tags.as_ref()?.get(POLICY_TAG).map(String::as_str)
     }
 
     /// Whether a disk holds nothing to keep: it is its machine's OS disk, or its tag says that it goes with its machine. Azure
-    /// makes most data disks together with their virtual machine, whose tags do not tell what was asked for each of them.
+    /// makes most data disks together with their virtual machine, whose tags do not record what was asked for each of them.
     fn goes_with_machine(&self) -> bool {
         let machine = self.tags.as_ref().and_then(|tags| tags.get(MACHINE_TAG));
         let machine = machine.and_then(|owner| owner.split_once('/'));

@@ -16,12 +16,12 @@ use super::status::{self, Deletion, Note, Notes};
 use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
-use capstan_azure::model::VirtualMachine;
+use capstan_azure::model::{VirtualMachine, VirtualMachineUpdate};
 use capstan_azure::{Owned, Progress as Polled, Request, ResourceId};
-use capstan_core::drain::{Drained, NotNeeded, Reason};
+use capstan_core::drain::Drained;
 use capstan_core::machine::disks::{self as disposition, Known};
 use capstan_core::machine::failure::{self, Report};
-use capstan_core::machine::{self, Progress};
+use capstan_core::machine::{self, LiveVm, Progress, VmDeletion};
 use capstan_kube::objects;
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use jiff::Timestamp;
@@ -88,6 +88,25 @@ fn goes_with(vm: &VirtualMachine, interface: &ResourceId) -> bool {
         let option = one.properties.as_ref().and_then(|one| one.delete_option.as_deref());
         id.as_ref() == Some(interface) && option.is_some_and(|option| option.eq_ignore_ascii_case("Delete"))
     })
+}
+
+/// Returns what the deletion of this virtual machine depends on.
+fn live_vm(
+    vm: &VirtualMachine,
+    target: &Target,
+    scope: &Scope<Machine>,
+) -> LiveVm<Owned<VirtualMachine>, VirtualMachineUpdate> {
+    let Target { spec, names, .. } = target;
+    let machine = scope.object.as_ref();
+    let (recorded, known) = (status::recorded_vm(machine), status::attached(machine));
+    let (disks, vm_id) = (disks::attached(spec, names, vm), status::id_of(vm));
+    let is_unrecorded = recorded != Some(names.vm_id()) || disposition::is_unrecorded(spec, names, &known, &disks);
+    let is_writable = || status::holding(machine, vm_id.as_ref(), &disks, scope.now()).status != machine.status;
+    LiveVm {
+        owned: Owned::by_tags(vm, |_| names.owns_vm(vm, recorded.as_ref())).ok(),
+        is_unrecorded: is_unrecorded && is_writable(),
+        keep_disks: disks::detach_before_delete(spec, names, vm),
+    }
 }
 
 impl Controller {
@@ -163,60 +182,55 @@ impl Controller {
                 return Ok(Outcome::Wait(Some(after)));
             }
         }
-        if matches!(
-            drained.reason(),
-            Reason::NotNeeded(NotNeeded::Excluded | NotNeeded::NoNode)
-        ) && !std::mem::replace(&mut state.skip_reported, true)
-        {
+        if drained.is_skipped() && !std::mem::replace(&mut state.skip_reported, true) {
             let event = EventNote::normal("DrainSkipped", "Node drain skipped");
             observed.notes.event(event);
         }
         // The proof is for this machine and no other.
-        let Some(vm) = client.get_vm(&names.group, drained.machine()).await.map_err(doing())? else {
-            teardown.vm_gone = true;
-            return Ok(Outcome::Observe);
-        };
-        let recorded = status::recorded_vm(&scope.object);
-        let owned = match Owned::by_tags(&vm, |_| names.owns_vm(&vm, recorded.as_ref())) {
-            Ok(owned) => owned,
-            Err(error) => {
-                tracing::warn!(%error, "the virtual machine is not deleted: the machine does not own it");
+        let vm = client.get_vm(&names.group, drained.machine()).await.map_err(doing())?;
+        let live = vm.as_ref().map(|vm| live_vm(vm, &target, scope));
+        let owned = match machine::delete_vm(live) {
+            VmDeletion::Gone => {
+                teardown.vm_gone = true;
+                return Ok(Outcome::Observe);
+            }
+            VmDeletion::Foreign => {
+                tracing::warn!("the virtual machine is not deleted: the machine does not own it");
                 (teardown.vm_gone, teardown.foreign_vm) = (true, true);
                 return Ok(Outcome::Observe);
             }
-        };
-        let (disks, vm_id) = (disks::attached(&target.spec, names, &vm), status::id_of(&vm));
-        let known = status::attached(&scope.object);
-        if (recorded != Some(names.vm_id()) || disposition::is_unrecorded(&target.spec, names, &known, &disks))
-            && status::holding(&scope.object, vm_id.as_ref(), &disks, scope.now()).status != scope.object.status
-        {
-            // Once it is gone, nothing else shows that it was the machine's and which disks it had: the status does first.
-            observed.notes.push(Note::Holding { vm_id, disks });
-            return Ok(Outcome::Observe);
-        }
-        if let Some(update) = disks::detach_before_delete(&target.spec, names, &vm) {
-            // The list of disks is changed as a whole: a volume that was attached or detached since it was read counts.
-            let when = vm.etag.clone().map_or(When::Always, When::Unchanged);
-            let send = async {
-                let put = client.patch_vm(&names.group, &names.machine, &update, when).await?;
-                Ok(put.operation)
-            };
-            teardown.detached = Request::NotSent;
-            match teardown.detached.finish(client, send).await {
-                Ok(None) => {}
-                Ok(Some(after)) => return Ok(Outcome::Wait(Some(after))),
-                Err(error) if error.is_precondition_failed() => return Ok(Outcome::Observe),
-                Err(error) => return Err(doing()(error)),
+            VmDeletion::Record => {
+                let vm = vm.unwrap_or_default();
+                let (disks, vm_id) = (disks::attached(&target.spec, names, &vm), status::id_of(&vm));
+                observed.notes.push(Note::Holding { vm_id, disks });
+                return Ok(Outcome::Observe);
             }
-        }
-        teardown.interface_goes = goes_with(&vm, &names.nic_id());
+            VmDeletion::KeepDisks { change, owned } => {
+                // The list of disks is changed as a whole: a volume that was attached or detached since it was read counts.
+                let etag = vm.as_ref().and_then(|vm| vm.etag.clone());
+                let when = etag.map_or(When::Always, When::Unchanged);
+                let send = async {
+                    let put = client.patch_vm(&names.group, &names.machine, &change, when).await?;
+                    Ok(put.operation)
+                };
+                teardown.detached = Request::NotSent;
+                match teardown.detached.finish(client, send).await {
+                    Ok(None) => owned,
+                    Ok(Some(after)) => return Ok(Outcome::Wait(Some(after))),
+                    Err(error) if error.is_precondition_failed() => return Ok(Outcome::Observe),
+                    Err(error) => return Err(doing()(error)),
+                }
+            }
+            VmDeletion::Delete(owned) => owned,
+        };
+        teardown.interface_goes = vm.as_ref().is_some_and(|vm| goes_with(vm, &names.nic_id()));
         let operation = client.delete_vm(&owned).await.map_err(doing())?;
         teardown.vm_gone = operation.is_none();
         state.follow(operation.clone());
         observed.notes.push(Note::Deleting(Deletion {
             drained: drain::was_drained(&drained).then_some(Ok(())),
             operation: operation.clone(),
-            vm_id,
+            vm_id: vm.as_ref().and_then(status::id_of),
             ..Deletion::default()
         }));
         Ok(match operation {

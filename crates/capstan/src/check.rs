@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use capstan_api::{azure, openshift, vsphere};
+use capstan_core::validate::schema::Checker;
 use capstan_core::validate::vsphere as rules;
 use capstan_core::validate::{self, Findings};
 use clap::Args;
@@ -48,7 +49,7 @@ pub struct Check {
 
 /// Returns whether the cluster would accept every object.
 pub async fn run(args: &Check) -> anyhow::Result<bool> {
-    let schemas = schemas()?;
+    let (schemas, mut checker) = (schemas()?, Checker::default());
     let catalogue = args.azure.then(Catalogue::from_env).transpose()?;
     let mut out = std::io::stdout();
     let (mut checked, mut errors, mut warnings) = (0, 0, 0);
@@ -59,7 +60,7 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
         .flatten()
         .collect();
     for object in &objects {
-        let Some(findings) = findings(object, &schemas) else {
+        let Some(findings) = findings(object, &schemas, &mut checker) else {
             continue;
         };
         let asked = match &catalogue {
@@ -84,7 +85,7 @@ pub async fn run(args: &Check) -> anyhow::Result<bool> {
 }
 
 /// Returns the problems of an object; none for kinds of others.
-fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
+fn findings(object: &Object, schemas: &Schemas, checker: &mut Checker) -> Option<Findings> {
     if let (StorageClass::GROUP, StorageClass::KIND) = (object.group(), object.kind()) {
         return storage_class(object);
     }
@@ -101,7 +102,7 @@ fn findings(object: &Object, schemas: &Schemas) -> Option<Findings> {
             warnings: Vec::new(),
         });
     };
-    let errors = validate::schema::check(schema, &object.value);
+    let errors = checker.check(schema, &object.value);
     if !errors.is_empty() {
         // Rules speak of values, and make sense only once these have the right shape.
         return Some(Findings {

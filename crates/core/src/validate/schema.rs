@@ -1,49 +1,109 @@
 //! What the API server checks by an object's schema, without an API server: types, required fields, enums, ranges,
 //! patterns, entries that must be unique, and fields that it does not know. CEL rules stay with the server.
 
+use std::collections::HashMap;
+
 use regex::Regex;
 use serde_json::{Map, Value};
 
 use super::FieldError;
 
-/// Every place where a value does not fit its structural schema.
-pub fn check(schema: &Value, value: &Value) -> Vec<FieldError> {
-    let mut errors = Vec::new();
-    node(schema, value, "", &mut errors);
-    errors
+/// Checks many values, and compiles each pattern of their schemas once.
+#[derive(Default)]
+pub struct Checker {
+    /// `None`: Rust cannot read the pattern, and the server alone checks it.
+    patterns: HashMap<String, Option<Regex>>,
+    errors: Vec<FieldError>,
 }
 
-fn node(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    if value.is_null() {
-        return; // The server drops a null and applies the default.
+impl Checker {
+    /// Returns every place where a value does not fit its structural schema.
+    pub fn check(&mut self, schema: &Value, value: &Value) -> Vec<FieldError> {
+        self.node(schema, value, "");
+        std::mem::take(&mut self.errors)
     }
-    if let Some(expected) = wrong_type(schema, value) {
-        errors.push(FieldError::invalid(
-            path,
-            value.clone(),
-            format!("must be of type {expected}"),
-        ));
-        return;
+
+    fn node(&mut self, schema: &Value, value: &Value, path: &str) {
+        if value.is_null() {
+            return; // The server drops a null and applies the default.
+        }
+        if let Some(expected) = wrong_type(schema, value) {
+            self.errors.push(FieldError::invalid(
+                path,
+                value.clone(),
+                format!("must be of type {expected}"),
+            ));
+            return;
+        }
+        if let Some(allowed) = schema["enum"].as_array().filter(|allowed| !allowed.contains(value)) {
+            let allowed = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            self.errors.push(FieldError::invalid(
+                path,
+                value.clone(),
+                format!("supported values: {allowed}"),
+            ));
+        }
+        range(schema, value, path, &mut self.errors);
+        match value {
+            Value::Object(fields) => self.object(schema, fields, path),
+            Value::String(text) => self.pattern(schema, text, path),
+            Value::Array(items) => {
+                unique(schema, items, path, &mut self.errors);
+                for (index, item) in items.iter().enumerate() {
+                    self.node(&schema["items"], item, &format!("{path}[{index}]"));
+                }
+            }
+            _ => {}
+        }
     }
-    if let Some(allowed) = schema["enum"].as_array().filter(|allowed| !allowed.contains(value)) {
-        let allowed = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        errors.push(FieldError::invalid(
-            path,
-            value.clone(),
-            format!("supported values: {allowed}"),
-        ));
-    }
-    range(schema, value, path, errors);
-    match value {
-        Value::Object(fields) => object(schema, fields, path, errors),
-        Value::String(text) => pattern(schema, text, path, errors),
-        Value::Array(items) => {
-            unique(schema, items, path, errors);
-            for (index, item) in items.iter().enumerate() {
-                node(&schema["items"], item, &format!("{path}[{index}]"), errors);
+
+    fn object(&mut self, schema: &Value, fields: &Map<String, Value>, path: &str) {
+        let at = |field: &str| {
+            if path.is_empty() {
+                field.to_owned()
+            } else {
+                format!("{path}.{field}")
+            }
+        };
+        for field in schema["required"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+        {
+            if fields.get(field).is_none_or(Value::is_null) {
+                self.errors.push(FieldError::required(at(field), ""));
             }
         }
-        _ => {}
+        let open =
+            schema["x-kubernetes-preserve-unknown-fields"] == true || schema["x-kubernetes-embedded-resource"] == true;
+        for (field, value) in fields {
+            // The server knows these by itself, whatever the schema says.
+            if path.is_empty() && ["apiVersion", "kind", "metadata"].contains(&field.as_str()) {
+                continue;
+            }
+            if let Some(known) = schema["properties"].get(field) {
+                self.node(known, value, &at(field));
+            } else if schema["additionalProperties"].is_object() {
+                self.node(&schema["additionalProperties"], value, &at(field));
+            } else if !open && schema["properties"].is_object() {
+                self.errors.push(FieldError::forbidden(at(field), "unknown field"));
+            }
+        }
+    }
+
+    fn pattern(&mut self, schema: &Value, text: &str, path: &str) {
+        let Some(pattern) = schema["pattern"].as_str() else {
+            return;
+        };
+        if !self.patterns.contains_key(pattern) {
+            self.patterns.insert(pattern.to_owned(), Regex::new(pattern).ok());
+        }
+        let compiled = self.patterns.get(pattern).and_then(Option::as_ref);
+        if compiled.is_some_and(|compiled| !compiled.is_match(text)) {
+            let detail = format!("should match '{pattern}'");
+            self.errors.push(FieldError::invalid(path, text, detail));
+        }
     }
 }
 
@@ -95,16 +155,6 @@ fn range(schema: &Value, value: &Value, path: &str, errors: &mut Vec<FieldError>
     }
 }
 
-fn pattern(schema: &Value, text: &str, path: &str, errors: &mut Vec<FieldError>) {
-    let Some(pattern) = schema["pattern"].as_str() else {
-        return;
-    };
-    // One that Rust cannot read is left to the server.
-    if Regex::new(pattern).is_ok_and(|pattern| !pattern.is_match(text)) {
-        errors.push(FieldError::invalid(path, text, format!("should match '{pattern}'")));
-    }
-}
-
 /// No two entries of a set are alike, no two of a map have the same keys.
 fn unique(schema: &Value, items: &[Value], path: &str, errors: &mut Vec<FieldError>) {
     let keys = schema["x-kubernetes-list-map-keys"].as_array();
@@ -125,41 +175,6 @@ fn unique(schema: &Value, items: &[Value], path: &str, errors: &mut Vec<FieldErr
                 items[index].clone(),
                 "must not be there twice",
             ));
-        }
-    }
-}
-
-fn object(schema: &Value, fields: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
-    let at = |field: &str| {
-        if path.is_empty() {
-            field.to_owned()
-        } else {
-            format!("{path}.{field}")
-        }
-    };
-    for field in schema["required"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-    {
-        if fields.get(field).is_none_or(Value::is_null) {
-            errors.push(FieldError::required(at(field), ""));
-        }
-    }
-    let open =
-        schema["x-kubernetes-preserve-unknown-fields"] == true || schema["x-kubernetes-embedded-resource"] == true;
-    for (field, value) in fields {
-        // The server knows these by itself, whatever the schema says.
-        if path.is_empty() && ["apiVersion", "kind", "metadata"].contains(&field.as_str()) {
-            continue;
-        }
-        if let Some(known) = schema["properties"].get(field) {
-            node(known, value, &at(field), errors);
-        } else if schema["additionalProperties"].is_object() {
-            node(&schema["additionalProperties"], value, &at(field), errors);
-        } else if !open && schema["properties"].is_object() {
-            errors.push(FieldError::forbidden(at(field), "unknown field"));
         }
     }
 }
@@ -206,7 +221,8 @@ mod tests {
     #[case(json!({ "size": 4, "hooks": [{ "name": "a", "owner": "x" }, { "name": "b", "owner": "x" }] }), &[])]
     #[case(json!({ "size": 4, "hooks": [{ "name": "a", "owner": "x" }, { "name": "a", "owner": "y" }] }), &["spec.hooks[1]: Invalid value: {\"name\":\"a\",\"owner\":\"y\"}: must not be there twice"])]
     fn values_are_held_against_the_schema(#[case] spec: Value, #[case] expected: &[&str]) {
-        let found: Vec<_> = check(&schema(), &json!({ "kind": "X", "spec": spec }))
+        let found: Vec<_> = Checker::default()
+            .check(&schema(), &json!({ "kind": "X", "spec": spec }))
             .iter()
             .map(ToString::to_string)
             .collect();
@@ -217,8 +233,9 @@ mod tests {
         #[test]
         fn no_document_makes_it_panic(text in "[\\[\\]{}\":,a-d0-9 ]{0,60}") {
             if let Ok(value) = serde_json::from_str(&text) {
-                check(&schema(), &value);
-                check(&value, &json!({ "spec": { "size": 1 } }));
+                let mut checker = Checker::default();
+                checker.check(&schema(), &value);
+                checker.check(&value, &json!({ "spec": { "size": 1 } }));
             }
         }
     }

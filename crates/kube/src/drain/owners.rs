@@ -1,16 +1,15 @@
-//! The facts about a pod that a drain depends on. The pod itself does not tell whether its DaemonSet still exists: that is
+//! The facts about a pod that a drain depends on. The pod itself does not show whether its DaemonSet still exists: that is
 //! read, and kept for a while, so that a node's pods cost at most one read per DaemonSet.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capstan_core::clock::Clock;
 use capstan_core::drain;
+use capstan_core::memo::Memo;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use kube::api::Api;
-use parking_lot::Mutex;
 
 use super::pod::{DRAIN_LABEL, MIRROR, Pod};
 use crate::error::{Error, code};
@@ -18,19 +17,20 @@ use crate::objects;
 
 /// An answer about a DaemonSet is used for this long.
 const REMEMBER: Duration = Duration::from_secs(60);
+/// More than any cluster has.
+const DAEMON_SETS: usize = 1000;
 
 pub(super) struct Owners {
     client: kube::Client,
-    clock: Clock,
-    known: Mutex<HashMap<String, (bool, Instant)>>,
+    /// Whether the DaemonSet with this UID exists.
+    known: Memo<String, bool>,
 }
 
 impl Owners {
     pub(super) fn new(client: kube::Client, clock: Clock) -> Self {
         Self {
             client,
-            clock,
-            known: Mutex::default(),
+            known: Memo::new(clock, DAEMON_SETS),
         }
     }
 
@@ -71,21 +71,15 @@ impl Owners {
     }
 
     async fn exists(&self, namespace: &str, owner: &OwnerReference) -> Result<bool, Error> {
-        if let Some((exists, at)) = self.known.lock().get(&owner.uid).copied()
-            && self.clock.since(at) < REMEMBER
-        {
-            return Ok(exists);
-        }
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
-        let exists = match api.get_metadata(&owner.name).await {
-            Ok(found) => found.metadata.uid.as_deref() == Some(&owner.uid),
-            Err(error) if code(&error) == Some(404) => false,
-            Err(error) if code(&error) == Some(403) => true,
-            Err(error) => return Err(error.into()),
+        let ask = async {
+            let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+            match api.get_metadata(&owner.name).await {
+                Ok(found) => Ok(found.metadata.uid.as_deref() == Some(&owner.uid)),
+                Err(error) if code(&error) == Some(404) => Ok(false),
+                Err(error) if code(&error) == Some(403) => Ok(true),
+                Err(error) => Err(error.into()),
+            }
         };
-        let mut known = self.known.lock();
-        known.retain(|_, (_, at)| self.clock.since(*at) < REMEMBER);
-        known.insert(owner.uid.clone(), (exists, self.clock.instant()));
-        Ok(exists)
+        self.known.get(&owner.uid, REMEMBER, ask).await
     }
 }

@@ -8,6 +8,7 @@ mod clusterapi;
 pub mod controlplane;
 mod files;
 mod gobuild;
+mod harness;
 pub mod hostile;
 pub mod interceptors;
 pub mod manifests;
@@ -21,4 +22,5 @@ pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};
 pub use files::{Lock, cache_dir, write_private};
+pub use harness::{Harness, PATIENCE, Running, print_line};
 pub use vcsim::{Vcsim, vcsim};

@@ -29,7 +29,7 @@ pub struct Release {
     /// Definitions of other providers that the manager watches.
     watched: Option<&'static Part>,
     /// Foreign kinds that the manager needs at its start, and that are not served: group, version, kind, plural.
-    foreign: &'static [(&'static str, &'static str, &'static str, &'static str)],
+    pub foreign: &'static [(&'static str, &'static str, &'static str, &'static str)],
     webhooks: &'static Part,
     /// The contracts of Cluster API that its definitions fulfil.
     contracts: &'static [&'static str],

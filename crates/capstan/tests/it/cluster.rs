@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use capstan_testkit::ControlPlane;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use program::{LIMIT, capstan, port, scratch, signal, wait};
+use program::{LIMIT, capstan, port, run_openshift, scratch, signal, wait};
 
 /// Every metric has a line there.
 const OPERATING: &str = include_str!("../../../../docs/operating.md");
@@ -59,19 +59,8 @@ async fn run_serves_health_and_metrics_leads_keeps_to_its_namespace_and_gives_th
     let dir = scratch("run");
     std::fs::create_dir_all(&dir)?;
     let log_file = dir.join("log");
-    let mut child = capstan()
+    let mut child = run_openshift(&namespace)
         .args([
-            "run",
-            "--controllers",
-            "openshift",
-            "--log-format",
-            "json",
-            "--namespace",
-            &namespace,
-        ])
-        .args([
-            "--leader-elect-namespace",
-            &namespace,
             "--health",
             "127.0.0.1:0",
             "--metrics",

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use capstan_testkit::ControlPlane;
 use reqwest::StatusCode;
 
-use crate::program::{LIMIT, Started, capstan, port, scratch, signal, until, wait};
+use crate::program::{LIMIT, Started, port, run_openshift, scratch, signal, until, wait};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_need_a_token_and_the_right_to_read_them() -> Result<()> {
@@ -15,24 +15,8 @@ async fn metrics_need_a_token_and_the_right_to_read_them() -> Result<()> {
     let dir = scratch("metrics");
     std::fs::create_dir_all(&dir)?;
     let log_file = dir.join("log");
-    let child = capstan()
-        .args([
-            "run",
-            "--controllers",
-            "openshift",
-            "--log-format",
-            "json",
-            "--namespace",
-            &namespace,
-        ])
-        .args([
-            "--leader-elect-namespace",
-            &namespace,
-            "--health",
-            "0",
-            "--webhook",
-            "0",
-        ])
+    let child = run_openshift(&namespace)
+        .args(["--health", "0", "--webhook", "0"])
         // Not a loopback address, so HTTPS; the test asks over loopback.
         .args(["--metrics", ":0", "--kubeconfig"])
         .arg(plane.kubeconfig())

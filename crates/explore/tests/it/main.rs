@@ -6,11 +6,11 @@
     reason = "a test that cannot go on should say where"
 )]
 
-use std::io::Write;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use capstan_explore::{Machines, Pools, Scenario, Stats, Vms, run};
+use capstan_testkit::print_line;
 
 /// Seeds that the ordinary test command runs of each scenario.
 const SEEDS: u64 = 10;
@@ -21,11 +21,6 @@ const ALONE: &str = "EXPLORE_ALONE";
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
-}
-
-/// Past the test runner, which keeps back what a passing test prints.
-fn report(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Runs one seed in this process and prints what happened.
@@ -43,7 +38,7 @@ fn replay<S: Scenario>(seed: u64) {
                 simulated,
             } = stats;
             let lines = trace.lines().join("\n");
-            report(&format!(
+            print_line(&format!(
                 "{lines}\n{KEPT} {requests} {writes} {crashes} {}",
                 simulated.as_secs()
             ));
@@ -92,7 +87,7 @@ fn seeds<S: Scenario>() {
             return replay::<S>(seed);
         }
         let output = spawn::<S>(seed);
-        report(&String::from_utf8_lossy(&output.stderr));
+        print_line(&String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "seed {seed} broke a promise");
         return;
     }
@@ -111,13 +106,13 @@ fn seeds<S: Scenario>() {
                 all.simulated += stats.simulated;
             }
             None => {
-                report(&String::from_utf8_lossy(&output.stderr));
+                print_line(&String::from_utf8_lossy(&output.stderr));
                 broken.push(seed);
             }
         }
     }
     let took = began.elapsed().max(Duration::from_millis(1));
-    report(&format!(
+    print_line(&format!(
         "explored {}: {count} seeds in {:.1} s, {:.0} seeds per minute, {} requests, {} writes, {} crashes, {:.0} simulated hours",
         S::NAME,
         took.as_secs_f64(),

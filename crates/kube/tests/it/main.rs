@@ -13,5 +13,6 @@ mod lease;
 mod marking;
 mod panics;
 mod still;
+mod stub;
 mod watch_filter;
 mod workload;

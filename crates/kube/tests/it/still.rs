@@ -8,13 +8,13 @@ use anyhow::{Result, ensure};
 use capstan_core::Clock;
 use capstan_core::interceptor::{Effect, Interceptor, Interceptors, Verdict};
 use capstan_kube::client::Transport;
-use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
+use capstan_kube::runtime::{Reconcile, Reconciler};
 use capstan_kube::{Context, Options};
 use capstan_testkit::apiserver::{Answer, ApiServer, Settings};
 use capstan_testkit::interceptors::Ledger;
+use futures::FutureExt;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Full};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, ReplicationController};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
@@ -24,7 +24,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceExt};
 
 use crate::example;
-use crate::marking::{Error, Step};
+use crate::stub::Stub;
 
 /// Longer than any wait of the runtime.
 const LONG: Duration = Duration::from_secs(3600);
@@ -57,35 +57,10 @@ const OLD_FINALIZER: &str = "capstan.dev/old";
 const FINALIZER: &str = "capstan.dev/new";
 
 /// Takes two finalizers off ConfigMaps that are being deleted.
-struct Releasing;
-
-impl Reconcile for Releasing {
-    type Object = ConfigMap;
-    type State = ();
-    type Observed = ();
-    type Step = Step;
-    type Error = Error;
-
-    const NAME: &'static str = "releasing";
-    const COMPONENT: &'static str = "releasing-controller";
-
-    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
-        Ok(scope.is_deleting().then_some(()))
-    }
-
-    fn plan((): &(), _: Timestamp) -> Plan<Step> {
-        Plan::step(Step)
-    }
-
-    async fn apply(&self, _: Step, (): &mut (), scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
-        scope.remove_finalizer(OLD_FINALIZER).await?;
-        scope.remove_finalizer(FINALIZER).await?;
-        Ok(Outcome::Done)
-    }
-
-    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
-        Report::nothing()
-    }
+fn releasing() -> Stub {
+    Stub::releasing([OLD_FINALIZER, FINALIZER], |map| {
+        std::future::ready(Ok(map.metadata.deletion_timestamp.is_some())).boxed()
+    })
 }
 
 /// Fails the first request that changes a ConfigMap with this code.
@@ -125,7 +100,7 @@ async fn a_failed_removal_of_the_last_finalizer_is_tried_again(#[case] code: u16
     deleted_map(&server).await?;
     let context = context(failing_once(&server, code), vec![])?;
     let reconciler = Reconciler::new(&context, context.cache::<ConfigMap>());
-    let running = tokio::spawn(reconciler.run(Arc::new(Releasing)));
+    let running = tokio::spawn(reconciler.run(Arc::new(releasing())));
     until("the object is never released", || {
         server.objects("configmaps").is_empty()
     })
@@ -135,51 +110,12 @@ async fn a_failed_removal_of_the_last_finalizer_is_tried_again(#[case] code: u16
     Ok(())
 }
 
-/// Hangs on every object of namespace `bad`, as on a server that does not answer, panics on those of namespace `panics`, and
-/// counts the objects of others.
+/// What the controller of [`hanging`] counts.
 #[derive(Default)]
-struct Hanging {
+struct Counts {
     hangs: AtomicUsize,
     panics: AtomicUsize,
     reconciled: AtomicUsize,
-}
-
-impl Reconcile for Hanging {
-    type Object = ConfigMap;
-    type State = ();
-    type Observed = ();
-    type Step = Step;
-    type Error = Error;
-
-    const NAME: &'static str = "hanging";
-    const COMPONENT: &'static str = "hanging-controller";
-
-    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
-        match scope.object.metadata.namespace.as_deref() {
-            Some("bad") => {
-                self.hangs.fetch_add(1, Ordering::SeqCst);
-                std::future::pending().await
-            }
-            Some("panics") => {
-                self.panics.fetch_add(1, Ordering::SeqCst);
-                panic!("the test injects a panic")
-            }
-            _ => self.reconciled.fetch_add(1, Ordering::SeqCst),
-        };
-        Ok(None)
-    }
-
-    fn plan((): &(), _: Timestamp) -> Plan<Step> {
-        Plan::idle()
-    }
-
-    async fn apply(&self, _: Step, (): &mut (), _: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
-        Ok(Outcome::Done)
-    }
-
-    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
-        Report::nothing()
-    }
 }
 
 /// Creates so many objects in a namespace.
@@ -192,16 +128,32 @@ async fn create_maps(server: &ApiServer, namespace: &str, number: usize) -> Resu
     Ok(())
 }
 
-/// The controller of all namespaces, and what it counts.
-fn hanging(server: &ApiServer) -> Result<(Context, Arc<Hanging>, tokio::task::JoinHandle<()>)> {
+/// A controller of all namespaces, and what it counts. It hangs on every object of namespace `bad`, as on a server that does
+/// not answer, panics on those of namespace `panics`, and counts the objects of others.
+fn hanging(server: &ApiServer) -> Result<(Context, Arc<Counts>, tokio::task::JoinHandle<()>)> {
     let options = Options {
         transport: Some(BoxCloneSyncService::new(server.clone())),
         clock: Clock::starting_at(Settings::default().start),
         ..Options::default()
     };
     let context = Context::new(kube::Config::new("http://in-process".parse()?), options)?;
-    let (reconciler, counts) = (Reconciler::new(&context, context.cache()), Arc::<Hanging>::default());
-    let running = tokio::spawn(reconciler.run(counts.clone()));
+    let (reconciler, counts) = (Reconciler::new(&context, context.cache()), Arc::<Counts>::default());
+    let counted = counts.clone();
+    let stub = Stub::observing(move |map| {
+        match map.metadata.namespace.as_deref() {
+            Some("bad") => {
+                counted.hangs.fetch_add(1, Ordering::SeqCst);
+                return std::future::pending().boxed();
+            }
+            Some("panics") => {
+                counted.panics.fetch_add(1, Ordering::SeqCst);
+                panic!("the test injects a panic")
+            }
+            _ => counted.reconciled.fetch_add(1, Ordering::SeqCst),
+        };
+        std::future::ready(Ok(())).boxed()
+    });
+    let running = tokio::spawn(reconciler.run(Arc::new(stub)));
     Ok((context, counts, running))
 }
 
@@ -210,7 +162,7 @@ async fn objects_of_one_namespace_that_hang_do_not_keep_those_of_another_waiting
     let server = ApiServer::new(Settings::default());
     create_maps(&server, "bad", 100).await?;
     let (context, counts, running) = hanging(&server)?;
-    let most = usize::from(Hanging::CONCURRENCY);
+    let most = usize::from(Stub::CONCURRENCY);
     until("few objects hang", || counts.hangs.load(Ordering::SeqCst) >= most).await?;
     // More than there are places for it: those that wait get theirs.
     create_maps(&server, "good", 20).await?;
@@ -328,61 +280,28 @@ async fn a_reconcile_reads_live_for_as_long_as_the_cache_does_not_show_its_write
     late.stop().await
 }
 
-/// Counts its observations, and fails for good where the ConfigMap says so.
-#[derive(Default)]
-struct Observing(AtomicUsize);
-
-impl Reconcile for Observing {
-    type Object = ConfigMap;
-    type State = ();
-    type Observed = ();
-    type Step = Step;
-    type Error = Error;
-
-    const NAME: &'static str = "observing";
-    const COMPONENT: &'static str = "observing-controller";
-
-    async fn observe(&self, scope: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Option<()>, Error> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        let fails = scope
-            .object
-            .data
-            .as_ref()
-            .is_some_and(|data| data.contains_key("fails"));
-        match fails {
-            true => Err(Error::from(capstan_kube::Error::Incomplete {
-                kind: "ConfigMap".to_owned(),
-                field: "data",
-            })),
-            false => Ok(Some(())),
-        }
-    }
-
-    fn plan((): &(), _: Timestamp) -> Plan<Step> {
-        Plan::idle()
-    }
-
-    async fn apply(&self, _: Step, (): &mut (), _: &mut Scope<ConfigMap>, (): &mut ()) -> Result<Outcome, Error> {
-        Ok(Outcome::Done)
-    }
-
-    fn status(_: &ConfigMap, _: Option<&()>, _: Result<(), &Error>, _: Timestamp) -> Report<ConfigMap> {
-        Report::nothing()
-    }
-}
-
-/// Runs [`Observing`] for a ConfigMap with this data.
-async fn observing(server: &ApiServer, data: Value) -> Result<(Arc<Observing>, Context)> {
+/// Runs a controller that counts its observations of a ConfigMap with this data, and fails for good where the data says so.
+async fn observing(server: &ApiServer, data: Value) -> Result<(Arc<AtomicUsize>, Context)> {
     let maps: Api<ConfigMap> = Api::namespaced(server.client(), "default");
     let map = serde_json::from_value(json!({"metadata": {"name": "watched"}, "data": data}))?;
     maps.create(&PostParams::default(), &map).await?;
     let context = context(BoxCloneSyncService::new(server.clone()), vec![])?;
     let (reconciler, counter) = (
         Reconciler::new(&context, context.cache::<ConfigMap>()),
-        Arc::<Observing>::default(),
+        Arc::<AtomicUsize>::default(),
     );
-    tokio::spawn(reconciler.run(counter.clone()));
-    until("it is never observed", || counter.0.load(Ordering::SeqCst) > 0).await?;
+    let counted = counter.clone();
+    let stub = Stub::observing(move |map| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let fails = map.data.as_ref().is_some_and(|data| data.contains_key("fails"));
+        let failure = || capstan_kube::Error::Incomplete {
+            kind: "ConfigMap".to_owned(),
+            field: "data",
+        };
+        std::future::ready(if fails { Err(failure().into()) } else { Ok(()) }).boxed()
+    });
+    tokio::spawn(reconciler.run(Arc::new(stub)));
+    until("it is never observed", || counter.load(Ordering::SeqCst) > 0).await?;
     Ok((counter, context))
 }
 
@@ -390,9 +309,9 @@ async fn observing(server: &ApiServer, data: Value) -> Result<(Arc<Observing>, C
 async fn an_object_that_needs_nothing_is_observed_again_after_the_resync() -> Result<()> {
     let server = ApiServer::new(Settings::default());
     let (counter, context) = observing(&server, json!({})).await?;
-    let before = counter.0.load(Ordering::SeqCst);
+    let before = counter.load(Ordering::SeqCst);
     context.clock.sleep(context.resync * 3 + Duration::from_secs(1)).await;
-    let again = counter.0.load(Ordering::SeqCst) - before;
+    let again = counter.load(Ordering::SeqCst) - before;
     ensure!(again == 3, "observed {again} times in three resyncs");
     context.shutdown.cancel();
     Ok(())
@@ -474,7 +393,7 @@ async fn the_log_of_a_failure_names_the_reconcile() -> Result<()> {
     deleted_map(&server).await?;
     let context = context(failing_once(&server, 500), vec![])?;
     let reconciler = Reconciler::new(&context, context.cache::<ConfigMap>());
-    let running = tokio::spawn(reconciler.run(Arc::new(Releasing)));
+    let running = tokio::spawn(reconciler.run(Arc::new(releasing())));
     until("the object is never released", || {
         // A test on another thread may just have met the same span, and found that nobody wants it.
         tracing::callsite::rebuild_interest_cache();

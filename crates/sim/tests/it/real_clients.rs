@@ -1,11 +1,11 @@
 //! Azure's own clients cannot tell the simulator from Azure: azure-mgmt-compute, azure-mgmt-network and azure-identity from
 //! PyPI, and, when `CAPSTAN_TEST_AZ` is set, the `az` command.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use capstan_sim::azure::{Azure, Config, Handle, Network};
+use capstan_testkit::print_line;
 use serde_json::json;
 
 /// Versions that were tried; the directory's name follows them, so that a change makes a new environment.
@@ -58,11 +58,6 @@ async fn simulator() -> (Handle, String) {
     (sim, coordinates.to_string())
 }
 
-/// Written past the test harness, which hides what passing tests print.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
 /// Runs a program without holding up the simulator in this process.
 async fn run(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap())
@@ -76,7 +71,9 @@ async fn azures_python_clients_cannot_tell() {
         .await
         .unwrap()
     else {
-        say("SKIPPED: azures_python_clients_cannot_tell: PyPI or python3 is not available, no real client was tried");
+        print_line(
+            "SKIPPED: azures_python_clients_cannot_tell: PyPI or python3 is not available, no real client was tried",
+        );
         return;
     };
     let (sim, coordinates) = simulator().await;
@@ -102,11 +99,11 @@ async fn azures_python_clients_cannot_tell() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_az_command_cannot_tell() {
     if std::env::var_os("CAPSTAN_TEST_AZ").is_none() {
-        say("SKIPPED: the_az_command_cannot_tell: set CAPSTAN_TEST_AZ=1 to install and try az");
+        print_line("SKIPPED: the_az_command_cannot_tell: set CAPSTAN_TEST_AZ=1 to install and try az");
         return;
     }
     let Some(home) = tokio::task::spawn_blocking(|| environment("az", &AZ)).await.unwrap() else {
-        say("SKIPPED: the_az_command_cannot_tell: PyPI or python3 is not available, az was not tried");
+        print_line("SKIPPED: the_az_command_cannot_tell: PyPI or python3 is not available, az was not tried");
         return;
     };
     let (sim, coordinates) = simulator().await;

@@ -385,37 +385,37 @@ fn compare(path: &str, azure: &Value, own: &Value, differences: &mut Differences
     let here = if path.is_empty() { "body" } else { path };
     match (azure, own) {
         (Value::Null, Value::Null) => {}
-        (Value::Null, _) => tell(differences, '+', here, own),
-        (_, Value::Null) => tell(differences, '-', here, azure),
+        (Value::Null, _) => note_difference(differences, '+', here, own),
+        (_, Value::Null) => note_difference(differences, '-', here, azure),
         (Value::Object(azure), Value::Object(own)) => {
             let below = |name: &str| format!("{path}{}{name}", if path.is_empty() { "" } else { "." });
             for name in own.keys().filter(|name| !azure.contains_key(*name)) {
                 if !azure.contains_key(&format!("{name}?")) {
-                    tell(differences, '+', &below(name), &own[name]);
+                    note_difference(differences, '+', &below(name), &own[name]);
                 }
             }
             for (name, azure) in azure {
                 let sure = name.trim_end_matches('?');
                 match own.get(sure) {
                     Some(own) => compare(&below(sure), azure, own, differences),
-                    None if sure == name => tell(differences, '-', &below(name), azure),
+                    None if sure == name => note_difference(differences, '-', &below(name), azure),
                     None => {}
                 }
             }
         }
         (Value::Array(azure), Value::Array(own)) => match azure.first() {
-            _ if azure.is_empty() != own.is_empty() => tell(differences, '~', here, &own.len().into()),
+            _ if azure.is_empty() != own.is_empty() => note_difference(differences, '~', here, &own.len().into()),
             Some(azure) => own
                 .iter()
                 .for_each(|own| compare(&format!("{path}[]"), azure, own, differences)),
             None => {}
         },
         (Value::String(kind), own) if fits(kind, own) => {}
-        _ => tell(differences, '~', here, own),
+        _ => note_difference(differences, '~', here, own),
     }
 }
 
-fn tell(differences: &mut Differences, sign: char, name: &str, detail: &Value) {
+fn note_difference(differences: &mut Differences, sign: char, name: &str, detail: &Value) {
     differences.insert(format!("{sign}{name}"), detail.to_string());
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use capstan_testkit::ControlPlane;
+use capstan_testkit::peers::CAPZ;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
@@ -128,29 +129,7 @@ async fn addresses(client: &Client, namespace: &str) -> Result<()> {
 
 /// Every resource that CAPZ asks Azure Service Operator for is there already.
 async fn service_operator(client: &Client, namespace: &str) -> Result<()> {
-    const KINDS: [(&str, &str, &str, &str); 5] = [
-        (
-            "resources.azure.com",
-            "v1api20200601",
-            "ResourceGroup",
-            "resourcegroups",
-        ),
-        (
-            "network.azure.com",
-            "v1api20201101",
-            "VirtualNetwork",
-            "virtualnetworks",
-        ),
-        (
-            "network.azure.com",
-            "v1api20201101",
-            "VirtualNetworksSubnet",
-            "virtualnetworkssubnets",
-        ),
-        ("network.azure.com", "v1api20220701", "NatGateway", "natgateways"),
-        ("network.azure.com", "v1api20220701", "BastionHost", "bastionhosts"),
-    ];
-    for (group, version, kind, plural) in KINDS {
+    for (group, version, kind, plural) in CAPZ.foreign {
         let api = api(client, namespace, group, version, kind, plural);
         for object in api.list(&Default::default()).await? {
             let generation = object.metadata.generation.unwrap_or_default();

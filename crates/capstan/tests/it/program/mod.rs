@@ -16,6 +16,14 @@ pub fn capstan() -> Command {
     command
 }
 
+/// The controllers of OpenShift's machines in this namespace alone, with a log in JSON.
+pub fn run_openshift(namespace: &str) -> Command {
+    let mut command = capstan();
+    command.args(["run", "--controllers", "openshift", "--log-format", "json"]);
+    command.args(["--namespace", namespace, "--leader-elect-namespace", namespace]);
+    command
+}
+
 pub fn scratch(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("capstan-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);

@@ -67,7 +67,7 @@ impl Core {
         if found.is_err() {
             let log = std::fs::read_to_string(world.plane.dir().join("cluster-api.log")).unwrap_or_default();
             let about: Vec<&str> = log.lines().filter(|line| line.contains("achine")).collect();
-            harness::say(&about[about.len().saturating_sub(12)..].join("\n"));
+            capstan_testkit::print_line(&about[about.len().saturating_sub(12)..].join("\n"));
         }
         found
     }

@@ -10,7 +10,8 @@ use capstan_api::azure::{AzureClusterIdentity, AzureMachinePool};
 use capstan_core::interceptor::Interceptors;
 use capstan_sim::azure::{Action, Config, Fault};
 use capstan_testkit::interceptors::{Ledger, kube_writes};
-use harness::{Options, World, say};
+use capstan_testkit::print_line;
+use harness::{Options, World};
 use k8s_openapi::api::core::v1::Event;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
@@ -40,7 +41,7 @@ async fn a_new_image_rolls_through_within_both_bounds_and_few_writes() -> Result
         "every machine was replaced"
     );
     world.bounds.assert_kept();
-    say(&format!(
+    print_line(&format!(
         "6 instances replaced in batches of 2: {} ARM calls, {} kube writes: {}",
         world.sim.arm_requests().len(),
         writes.len(),

@@ -1,30 +1,23 @@
 //! The controller is killed after every single effect of a machine's creation and deletion, and another one goes on.
 
-use crate::support;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_sim::azure::{Action, Config, Fault};
 use capstan_testkit::interceptors::{LoseAnswer, StopAfter};
-use futures::StreamExt as _;
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
-use std::io::Write as _;
-use std::time::Duration;
-use support::{World, disk};
+use capstan_testkit::print_line;
+use serde_json::{Value, json};
 
-/// How many of these lives run at the same time.
-const AT_ONCE: usize = 6;
+use crate::still::{Running, Still};
+use crate::support::disk;
 
-/// A machine with a disk of every kind.
-fn manifest(world: &World, name: &str) -> serde_json::Value {
-    let disks = json!([
-        disk("gone", 0, "Delete", "Premium_LRS"),
-        disk("kept", 1, "Detach", "Premium_LRS"),
-        {"nameSuffix": "fast", "lun": 2, "diskSizeGB": 8, "deletionPolicy": "Delete", "diskIOPSReadWrite": 500,
-         "managedDisk": {"storageAccountType": "UltraSSD_LRS"}},
-    ]);
-    world.manifest(name, json!({"dataDisks": disks, "publicIP": true}))
-}
+const NAME: &str = "m0";
+/// More effects than any life has.
+const MOST: usize = 100;
+/// Events come last: this long after everything else all of them are sent.
+const EVENTS: Duration = Duration::from_secs(30);
 
 /// The part of a machine's life in which the process stops.
 #[derive(Clone, Copy, PartialEq)]
@@ -35,170 +28,170 @@ enum Chapter {
     DeletionOfTheForgotten,
 }
 
-/// Whether the process stopped before the machine was there (creation) or gone (deletion).
+/// A machine, as far as a change needs to name it.
+fn machine(change: Value) -> Value {
+    let mut object =
+        json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": NAME}});
+    for (key, value) in change.as_object().into_iter().flatten() {
+        object[key] = value.clone();
+    }
+    object
+}
+
+/// Creates a machine with a disk of every kind.
+async fn create(still: &Still) -> Result<()> {
+    let disks = json!([
+        disk("gone", 0, "Delete", "Premium_LRS"),
+        disk("kept", 1, "Detach", "Premium_LRS"),
+        {"nameSuffix": "fast", "lun": 2, "diskSizeGB": 8, "deletionPolicy": "Delete", "diskIOPSReadWrite": 500,
+         "managedDisk": {"storageAccountType": "UltraSSD_LRS"}},
+    ]);
+    let spec = json!({"dataDisks": disks, "publicIP": true});
+    still.create(still.machine(NAME, spec)).await
+}
+
+fn start(still: &Still, interceptor: Arc<dyn Interceptor>) -> Result<Running> {
+    still.start_behind(None, Interceptors::new(vec![interceptor]))
+}
+
+fn is_running(still: &Still) -> bool {
+    let machine = still.get("machine.openshift.io", "machines", NAME);
+    machine.is_some_and(|machine| machine["status"]["phase"] == "Running")
+}
+
+fn is_gone(still: &Still) -> bool {
+    still.get("machine.openshift.io", "machines", NAME).is_none()
+}
+
+/// Returns whether the process stopped before the machine ran (creation) or was gone (deletion).
 async fn life(n: usize, chapter: Chapter) -> Result<bool> {
-    let world = World::new("crash", Config::quick()).await?;
-    let name = world.name("m");
-    let manifest = manifest(&world, &name);
+    let still = Still::new(Config::quick()).await?;
     let stop = StopAfter::new(n);
-    let struck;
-    if chapter != Chapter::Creation {
-        let first = world.start().await?;
-        world.create(manifest).await?;
-        let machine = world.until_phase(&name, "Provisioned").await?;
-        world.join(&machine).await?;
-        world.until_phase(&name, "Running").await?;
-        first.kill().await;
-        if chapter == Chapter::DeletionOfTheForgotten {
-            world.sim.fault(Fault::new(Action::KeepDisks))?;
-            forget_disks(&world, &name).await?;
-        }
-        let doomed = world.start_behind(vec![stop.clone()]).await?;
-        world.delete(&name).await?;
-        struck = tokio::select! {
-            () = stop.stopped() => true,
-            gone = world.until_gone(&name) => { gone?; false }
-        };
-        doomed.kill().await;
-    } else {
-        let doomed = world.start_behind(vec![stop.clone()]).await?;
-        world.create(manifest).await?;
-        struck = tokio::select! {
-            () = stop.stopped() => true,
-            there = world.until_phase(&name, "Provisioned") => { there?; false }
-        };
-        // Events come last: give them the time to be struck too.
-        if !struck {
-            let _ = tokio::time::timeout(Duration::from_millis(300), stop.stopped()).await;
-        }
-        doomed.kill().await;
-        let next = world.start().await?;
-        world.until_phase(&name, "Provisioned").await?;
-        check_there(&world, &name)?;
-        world.delete(&name).await?;
-        world.until_gone(&name).await?;
-        next.kill().await;
-        check_gone(&world, &name).context("after creation")?;
+    if chapter == Chapter::Creation {
+        let doomed = start(&still, stop.clone())?;
+        create(&still).await?;
+        still
+            .until("an end", |still| stop.has_stopped() || is_running(still))
+            .await;
+        tokio::time::sleep(EVENTS).await;
+        drop(doomed);
+        let next = still.start(None)?;
+        still.until("a machine that runs", is_running).await;
+        check_there(&still)?;
+        still.delete(machine(json!({}))).await?;
+        still.until("the end of the machine", is_gone).await;
+        drop(next);
+        check_gone(&still).context("after creation")?;
         return Ok(stop.has_stopped());
     }
-    let next = world.start().await?;
-    world.until_gone(&name).await?;
-    next.kill().await;
-    check_gone(&world, &name)?;
-    Ok(struck)
+    let first = still.start(None)?;
+    create(&still).await?;
+    still.until("a machine that runs", is_running).await;
+    drop(first);
+    if chapter == Chapter::DeletionOfTheForgotten {
+        still.azure.fault(Fault::new(Action::KeepDisks))?;
+        forget_disks(&still).await?;
+    }
+    let doomed = start(&still, stop.clone())?;
+    still.delete(machine(json!({}))).await?;
+    still
+        .until("an end", |still| stop.has_stopped() || is_gone(still))
+        .await;
+    drop(doomed);
+    let next = still.start(None)?;
+    still.until("the end of the machine", is_gone).await;
+    drop(next);
+    check_gone(&still)?;
+    Ok(stop.has_stopped())
 }
 
 /// As an older version would have left the object.
-async fn forget_disks(world: &World, name: &str) -> Result<()> {
-    world
-        .patch(name, json!({"spec": {"providerSpec": {"value": {"dataDisks": null}}}}))
-        .await?;
-    let status = Patch::Merge(json!({"status": {"providerStatus": {"dataDisks": null}}}));
-    world
-        .machines()
-        .patch_status(name, &PatchParams::default(), &status)
-        .await?;
+async fn forget_disks(still: &Still) -> Result<()> {
+    let none = json!({"providerSpec": {"value": {"dataDisks": null}}});
+    still.patch(machine(json!({"spec": none}))).await?;
+    let none = json!({"providerStatus": {"dataDisks": null}});
+    still.patch_status(machine(json!({"status": none}))).await
+}
+
+fn check_there(still: &Still) -> Result<()> {
+    let vms = still.resources("virtualMachines");
+    ensure!(vms == [NAME], "{vms:?}");
+    let interfaces = still.resources("networkInterfaces");
+    ensure!(interfaces == [format!("{NAME}-nic")], "{interfaces:?}");
+    let disks = still.resources("disks");
+    ensure!(disks.len() == 4, "{disks:?}");
     Ok(())
 }
 
-fn check_there(world: &World, name: &str) -> Result<()> {
-    ensure!(
-        world.azure("virtualMachines") == [name],
-        "{:?}",
-        world.azure("virtualMachines")
-    );
-    ensure!(world.azure("networkInterfaces") == [format!("{name}-nic")]);
-    ensure!(world.azure("disks").len() == 4, "{:?}", world.azure("disks"));
-    Ok(())
-}
-
-fn check_gone(world: &World, name: &str) -> Result<()> {
+fn check_gone(still: &Still) -> Result<()> {
     for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {
-        ensure!(world.azure(kind).is_empty(), "{kind} left: {:?}", world.azure(kind));
+        let left = still.resources(kind);
+        ensure!(left.is_empty(), "{kind} left: {left:?}");
     }
-    ensure!(
-        world.azure("disks") == [format!("{name}_kept")],
-        "disks: {:?}",
-        world.azure("disks")
-    );
+    let disks = still.resources("disks");
+    ensure!(disks == [format!("{NAME}_kept")], "disks: {disks:?}");
     Ok(())
 }
 
 /// A whole life in which the answer to the n-th write is lost; whether there were so many.
 async fn life_with_a_lost_answer(n: usize) -> Result<bool> {
-    let world = World::new("lost", Config::quick()).await?;
-    let name = world.name("m");
+    let still = Still::new(Config::quick()).await?;
     let lose = LoseAnswer::new(n);
-    let controller = world.start_behind(vec![lose.clone()]).await?;
-    world.create(manifest(&world, &name)).await?;
-    let machine = world.until_phase(&name, "Provisioned").await?;
-    check_there(&world, &name)?;
-    world.join(&machine).await?;
-    world.until_phase(&name, "Running").await?;
-    world.delete(&name).await?;
-    world.until_gone(&name).await?;
-    controller.kill().await;
-    check_gone(&world, &name)?;
+    let controller = start(&still, lose.clone())?;
+    create(&still).await?;
+    still.until("a machine that runs", is_running).await;
+    check_there(&still)?;
+    still.delete(machine(json!({}))).await?;
+    still.until("the end of the machine", is_gone).await;
+    drop(controller);
+    check_gone(&still)?;
     Ok(lose.has_lost())
 }
 
-/// Runs lives with trouble at the first, second, third effect, until there are no more effects. How many there were.
+/// Runs lives with trouble at the first, second, third effect, until there are no more effects. Returns how many there were.
 async fn every_point<F: Future<Output = Result<bool>>>(life: impl Fn(usize) -> F) -> Result<usize> {
-    let mut struck = 0;
-    let mut lives = futures::stream::iter(1..60)
-        .map(|n| {
-            let life = life(n);
-            async move { (n, life.await) }
-        })
-        .buffered(AT_ONCE);
-    while let Some((n, outcome)) = lives.next().await {
-        if !outcome.with_context(|| format!("trouble at effect {n}"))? {
-            break;
+    for n in 1..MOST {
+        if !life(n).await.with_context(|| format!("trouble at effect {n}"))? {
+            return Ok(n - 1);
         }
-        struck += 1;
     }
-    Ok(struck)
+    anyhow::bail!("a life has more than {MOST} effects")
 }
 
-/// Past the test's captured output, so that it stands in every log.
-fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn killed_after_any_effect_a_machine_is_made_once() -> Result<()> {
     let struck = every_point(|n| life(n, Chapter::Creation)).await?;
-    tell(&format!(
+    print_line(&format!(
         "creation: killed after each of {struck} effects, each time one machine and no orphan"
     ));
     ensure!(struck >= 6);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn killed_after_any_effect_a_machine_goes_and_its_kept_disk_stays() -> Result<()> {
     let struck = every_point(|n| life(n, Chapter::Deletion)).await?;
-    tell(&format!(
+    print_line(&format!(
         "deletion: killed after each of {struck} effects, each time no orphan and no lost disk"
     ));
     ensure!(struck >= 5);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn killed_after_any_effect_disks_that_the_spec_lost_go_or_stay_as_they_were_made() -> Result<()> {
     let struck = every_point(|n| life(n, Chapter::DeletionOfTheForgotten)).await?;
-    tell(&format!(
+    print_line(&format!(
         "deletion with forgotten disks: killed after each of {struck} effects, each time no orphan and no lost disk"
     ));
     ensure!(struck >= 8);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn whichever_answer_is_lost_one_machine_is_made_and_goes_without_a_trace() -> Result<()> {
     let struck = every_point(life_with_a_lost_answer).await?;
-    tell(&format!(
+    print_line(&format!(
         "creation and deletion: the answer lost after each of {struck} effects, each time one machine and no orphan"
     ));
     ensure!(struck >= 11);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use capstan_azure::{Clients, Cloud, InProcess, Settings};
 use capstan_core::Clock;
+use capstan_core::interceptor::Interceptors;
 use capstan_kube::lease::Identity;
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle, joiner};
@@ -139,6 +140,11 @@ impl Still {
 
     /// Starts the controllers; `namespace` is that of `--namespace`.
     pub fn start(&self, namespace: Option<&str>) -> Result<Running> {
+        self.start_behind(namespace, Interceptors::default())
+    }
+
+    /// The same, with these interceptors in the clients of both systems.
+    pub fn start_behind(&self, namespace: Option<&str>, interceptors: Interceptors) -> Result<Running> {
         let shutdown = CancellationToken::new();
         let on_write = self.on_write.clone();
         let server = self
@@ -157,6 +163,7 @@ impl Still {
                 namespace: namespace.map(ToOwned::to_owned),
                 shutdown: shutdown.clone(),
                 clock: self.clock,
+                interceptors: interceptors.clone(),
                 holder: Identity::of_installation("capstan-system", "capstan"),
                 transport: Some(tower::util::BoxCloneSyncService::new(server)),
                 ..Options::default()
@@ -180,6 +187,7 @@ impl Still {
         let clients = Clients::new(Settings {
             clock: self.clock,
             in_process: Some(in_process),
+            interceptors,
             ..Settings::new(Cloud::custom("sim", &self.azure.url, &self.azure.url)?)
         })?;
         let task = tokio::spawn(async move {
@@ -207,6 +215,14 @@ impl Still {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let patch = Patch::Merge(&object);
         self.api(&object).patch(&name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Changes the status of an object; `object` holds its kind, its name and the change.
+    pub async fn patch_status(&self, object: Value) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let (api, patch) = (self.api(&object), Patch::Merge(&object));
+        api.patch_status(&name, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 

@@ -3,16 +3,17 @@
 
 use crate::world;
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_api::vsphere::{VSphereMachine, VSphereVM};
 use capstan_core::interceptor::Interceptors;
 use capstan_testkit::interceptors::{StopAfter, writes_but_events};
+use capstan_testkit::print_line;
 use capstan_testkit::vcsim::Options;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use rstest::rstest;
 use serde_json::json;
 use world::{World, disks, spec};
 
@@ -30,8 +31,14 @@ async fn until(stop: &StopAfter, done: impl Future<Output = Result<()>>) -> Resu
     }
 }
 
+/// So many tests share the effects of a machine's life.
+const SHARES: usize = 4;
+
+#[rstest]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Result<()> {
+async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs(
+    #[values(1, 2, 3, 4)] share: usize,
+) -> Result<()> {
     let mut world = World::start(Options {
         clone_delay: Duration::from_millis(200),
         host_groups: vec!["vms=vms-a,hosts=hosts-a".to_owned()],
@@ -56,7 +63,7 @@ async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Resu
             vm.status.as_ref().is_some_and(|s| s.module_uuid.is_some())
         })
         .await?;
-    for writes in 1.. {
+    for writes in (share..).step_by(SHARES) {
         world.crash().await;
         let name = format!("m{writes}");
         let stop = StopAfter::counting(writes, writes_but_events);
@@ -73,9 +80,10 @@ async fn a_crash_after_any_effect_leaves_one_machine_and_no_left_overs() -> Resu
             reached = until(&stop, world.gone::<VSphereMachine>(&name)).await?;
         }
         if reached == Reached::Done {
-            // Past the test runner, which keeps back what a passing test prints.
-            let told = format!("vSphere machines: killed after each of {} effects\n", writes - 1);
-            std::io::stderr().write_all(told.as_bytes())?;
+            print_line(&format!(
+                "vSphere machines: killed after effect {share}, and every {SHARES}th from there on, of at most {}",
+                writes - 1
+            ));
             assert!(writes > 8, "a machine's life has more effects than {writes}");
             return Ok(());
         }

@@ -2,9 +2,10 @@
 
 mod watch;
 
-pub use watch::{Bounds, say};
+pub use watch::Bounds;
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,16 +17,15 @@ use capstan_core::interceptor::Interceptors;
 use capstan_kube::capi::{Cluster, MachinePool};
 use capstan_kube::nodes::takes_pods;
 use capstan_sim::azure::{Azure, Config, Handle, Network, Strict, joiner};
-use capstan_testkit::ControlPlane;
+use capstan_testkit::{ControlPlane, Harness, Running};
 use k8s_openapi::api::core::v1::{Node, Secret};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
-use kube::{Resource, ResourceExt};
-use serde::de::DeserializeOwned;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-/// Nothing in these tests takes longer, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub use capstan_testkit::PATIENCE;
+
 pub const GROUP: &str = "capstan";
 
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -61,9 +61,7 @@ impl Default for Options {
 }
 
 pub struct World {
-    pub plane: ControlPlane,
-    pub client: kube::Client,
-    pub namespace: String,
+    harness: Harness,
     /// The pool's name, and the scale set's.
     pub name: String,
     pub group: &'static str,
@@ -72,8 +70,16 @@ pub struct World {
     /// How long anything is waited for.
     pub patience: Duration,
     workload: Option<ControlPlane>,
-    running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
+    running: Option<Running>,
     sampler: tokio::task::JoinHandle<()>,
+}
+
+impl Deref for World {
+    type Target = Harness;
+
+    fn deref(&self) -> &Harness {
+        &self.harness
+    }
 }
 
 impl World {
@@ -108,15 +114,13 @@ impl World {
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        plane.install_crds().await?;
-        let client = plane.client().await?;
-        let namespace = plane.namespace("pools").await?;
+        let harness = Harness::new(plane, "pools").await?;
         let number = NUMBER.fetch_add(1, Ordering::SeqCst);
-        let short = || format!("np{number}-{}", namespace.rsplit('-').next().unwrap());
+        let short = || format!("np{number}-{}", harness.namespace.rsplit('-').next().unwrap());
         let name = options.name.map_or_else(short, str::to_owned);
         let nodes = match &options.workload {
             Some(workload) => workload.client().await?,
-            None => client.clone(),
+            None => harness.client.clone(),
         };
         let sim = Azure::start(Config {
             joiner: Some(joiner::Options::client(nodes)),
@@ -132,9 +136,7 @@ impl World {
         let sampler = tokio::spawn(async {});
         let workload = options.workload.take();
         let world = Self {
-            plane,
-            client,
-            namespace,
+            harness,
             name,
             group: options.group,
             sim,
@@ -164,21 +166,18 @@ impl World {
             interceptors,
             ..Settings::new(cloud)
         })?;
-        let task = tokio::spawn(async move {
+        self.running = Some(Running::new(shutdown, async move {
             if let Err(error) = capstan_azure_pools::run(context, azure, Default::default()).await {
                 panic!("the controllers ended: {error}");
             }
-        });
-        self.running = Some((shutdown, task));
+        }));
         Ok(())
     }
 
     /// Stops the controllers as a crash does: in the middle of whatever they do.
     pub async fn crash(&mut self) {
-        if let Some((shutdown, task)) = self.running.take() {
-            task.abort();
-            let _ = task.await;
-            shutdown.cancel();
+        if let Some(running) = self.running.take() {
+            running.kill().await;
         }
     }
 
@@ -244,23 +243,6 @@ impl World {
         let mut ids = self.sim.ids("virtualMachines");
         ids.retain(|id| id.to_lowercase().starts_with(&self.vm_prefix()));
         ids
-    }
-
-    pub fn api<K>(&self) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    pub async fn create<K>(&self, value: Value) -> Result<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-        K: DeserializeOwned + Clone + std::fmt::Debug,
-    {
-        let url = K::url_path(&(), Some(&self.namespace));
-        let request = http::Request::post(url).header("content-type", "application/json");
-        Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)
     }
 
     async fn make_cluster(&self) -> Result<()> {
@@ -362,17 +344,6 @@ impl World {
         merge(&mut pool["spec"], &options.spec);
         self.create::<AzureMachinePool>(pool).await?;
         Ok(())
-    }
-
-    pub async fn patch<K>(&self, name: &str, patch: Value) -> Result<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-        K: DeserializeOwned + Clone + std::fmt::Debug,
-    {
-        Ok(self
-            .api::<K>()
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await?)
     }
 
     /// A new image for the pool.
@@ -593,10 +564,6 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.sampler.abort();
-        if let Some((shutdown, task)) = self.running.take() {
-            shutdown.cancel();
-            task.abort();
-        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! What a test sees of a pool: whether both bounds hold, and what it cost.
 
-use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,9 +38,4 @@ impl Bounds {
         assert_eq!(*self.broken.lock().unwrap(), None, "a bound was broken");
         assert!(self.samples.load(Ordering::SeqCst) > 0, "nothing was observed");
     }
-}
-
-/// Says something that a passing test is remembered for: the test runner hides what is printed the usual way.
-pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }

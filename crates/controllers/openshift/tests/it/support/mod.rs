@@ -5,55 +5,49 @@ use capstan_azure::{Clients, Cloud, Settings};
 use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle};
-use capstan_testkit::ControlPlane;
+use capstan_testkit::{ControlPlane, Harness};
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::{Event, Node, Secret};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{Node, Secret};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
+use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio_util::sync::CancellationToken;
 
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub use capstan_testkit::PATIENCE;
 
 pub struct World {
-    pub plane: ControlPlane,
-    pub client: Client,
-    pub namespace: String,
+    harness: Harness,
     pub sim: Handle,
 }
 
-/// A controller that runs until it is stopped or killed.
+impl Deref for World {
+    type Target = Harness;
+
+    fn deref(&self) -> &Harness {
+        &self.harness
+    }
+}
+
+/// A controller that runs until it is killed.
 pub struct Running {
-    task: tokio::task::JoinHandle<()>,
-    pub shutdown: CancellationToken,
+    controllers: capstan_testkit::Running,
     pub metrics: capstan_kube::Metrics,
 }
 
 impl Running {
     /// As SIGKILL would.
     pub async fn kill(self) {
-        self.task.abort();
-        self.shutdown.cancel();
-        let _ = self.task.await;
+        self.controllers.kill().await;
     }
 }
 
 impl World {
     pub async fn new(prefix: &str, config: Config) -> Result<Self> {
-        let plane = ControlPlane::shared().await?;
-        plane.install_crds().await?;
-        let namespace = plane.namespace(prefix).await?;
-        let client = plane.client().await?;
+        let harness = Harness::new(ControlPlane::shared().await?, prefix).await?;
         let sim = Azure::start(config).await?;
-        let world = Self {
-            plane,
-            client,
-            namespace,
-            sim,
-        };
+        let world = Self { harness, sim };
         world.secret("azure-cloud-credentials", &world.credentials()).await?;
         world
             .secret(
@@ -81,8 +75,7 @@ impl World {
             .map(|(key, value)| ((*key).to_owned(), json!(value)))
             .collect();
         let secret: Secret = serde_json::from_value(json!({"metadata": {"name": name}, "stringData": data}))?;
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        api.create(&PostParams::default(), &secret).await?;
+        self.api::<Secret>().create(&PostParams::default(), &secret).await?;
         Ok(())
     }
 
@@ -109,20 +102,16 @@ impl World {
         let shutdown = kube.shutdown.clone();
         let context = Context::new(self.plane.config().await?, kube)?;
         let (metrics, clients) = (context.metrics.clone(), Clients::new(self.settings(interceptors)?)?);
-        let task = tokio::spawn(async move {
+        let controllers = capstan_testkit::Running::new(shutdown, async move {
             if let Err(error) = capstan_openshift::run(context, clients).await {
                 eprintln!("controller ended: {error}");
             }
         });
-        Ok(Running {
-            task,
-            shutdown,
-            metrics,
-        })
+        Ok(Running { controllers, metrics })
     }
 
     pub fn machines(&self) -> Api<Machine> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+        self.api()
     }
 
     pub fn nodes(&self) -> Api<Node> {
@@ -213,40 +202,6 @@ impl World {
 
     pub async fn until_gone(&self, name: &str) -> Result<()> {
         self.until(name, "gone", |machine| machine.is_none()).await.map(drop)
-    }
-
-    /// Reasons and messages of a machine's events.
-    pub async fn events(&self, name: &str) -> Result<Vec<(String, String)>> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
-        let list = api
-            .list(&ListParams::default().fields(&format!("involvedObject.name={name}")))
-            .await?;
-        Ok(list
-            .items
-            .into_iter()
-            .map(|e| (e.reason.unwrap_or_default(), e.message.unwrap_or_default()))
-            .collect())
-    }
-
-    /// The message of the machine's event of this reason; events come after what they tell of, so they are waited for.
-    pub async fn event(&self, name: &str, reason: &str) -> Result<String> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
-        let config = watcher::Config::default().fields(&format!("involvedObject.name={name}"));
-        let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
-        let waiting = async {
-            while let Some(change) = stream.next().await {
-                if let Ok(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) = change
-                    && event.reason.as_deref() == Some(reason)
-                {
-                    return event.message.unwrap_or_default();
-                }
-            }
-            String::new()
-        };
-        match tokio::time::timeout(PATIENCE, waiting).await {
-            Ok(message) => Ok(message),
-            Err(_) => bail!("no {reason} among {:?}", self.events(name).await?),
-        }
     }
 
     /// The machine's Node joins.

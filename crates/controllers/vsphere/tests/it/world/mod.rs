@@ -2,7 +2,7 @@
 
 mod tail;
 
-use std::time::Duration;
+use std::ops::{Deref, DerefMut};
 
 use anyhow::{Context as _, Result, bail};
 use capstan_api::vsphere::{
@@ -11,17 +11,16 @@ use capstan_api::vsphere::{
 use capstan_core::interceptor::{Effect, Interceptors, System};
 use capstan_kube::capi::{Cluster, Machine};
 use capstan_testkit::interceptors::Ledger;
-use capstan_testkit::{ControlPlane, Vcsim, vcsim};
+use capstan_testkit::{ControlPlane, Harness, Running, Vcsim, vcsim};
 use capstan_vsphere::{Login, Trust, Vcenter, VmInfo};
-use k8s_openapi::api::core::v1::{Event, Secret};
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-/// Nothing in these tests takes longer, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub use capstan_testkit::PATIENCE;
 
 /// Whether an effect is a write to Kubernetes or a read of a secret.
 fn write_or_secret(effect: &Effect) -> bool {
@@ -29,9 +28,7 @@ fn write_or_secret(effect: &Effect) -> bool {
 }
 
 pub struct World {
-    pub plane: ControlPlane,
-    pub client: kube::Client,
-    pub namespace: String,
+    harness: Harness,
     pub vcsim: Vcsim,
     pub ledger: std::sync::Arc<Ledger>,
     /// Whether machines of one owner are kept apart in every cluster.
@@ -44,7 +41,21 @@ pub struct World {
     pub watch_filter: Option<String>,
     /// The version of Cluster API's own objects.
     core: &'static str,
-    running: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
+    running: Option<Running>,
+}
+
+impl Deref for World {
+    type Target = Harness;
+
+    fn deref(&self) -> &Harness {
+        &self.harness
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Harness {
+        &mut self.harness
+    }
 }
 
 impl World {
@@ -68,12 +79,10 @@ impl World {
         options: capstan_testkit::vcsim::Options,
     ) -> Result<Self> {
         tail::keep();
-        plane.install_crds().await?;
+        let harness = Harness::new(plane, "vsphere").await?;
         let vcsim = vcsim(options).await?;
         let mut world = Self {
-            client: plane.client().await?,
-            namespace: plane.namespace("vsphere").await?,
-            plane,
+            harness,
             vcsim,
             ledger: Ledger::of(write_or_secret),
             anti_affinity: false,
@@ -102,7 +111,7 @@ impl World {
         let context = capstan_kube::Context::new(self.plane.config().await?, options)?;
         let (home, anti_affinity) = (self.namespace.clone(), self.anti_affinity);
         let (credentials, clones) = (self.credentials.clone(), self.clones);
-        let task = tokio::spawn(async move {
+        self.running = Some(Running::new(shutdown, async move {
             let options = capstan_vsphere_machines::Options {
                 identity_namespace: home,
                 anti_affinity,
@@ -113,25 +122,15 @@ impl World {
             if let Err(error) = capstan_vsphere_machines::run(context, options).await {
                 panic!("the controllers ended: {error}");
             }
-        });
-        self.running = Some((shutdown, task));
+        }));
         Ok(())
     }
 
     /// Stops the controllers as a crash does: in the middle of whatever they do.
     pub async fn crash(&mut self) {
-        if let Some((shutdown, task)) = self.running.take() {
-            task.abort();
-            let _ = task.await;
-            shutdown.cancel();
+        if let Some(running) = self.running.take() {
+            running.kill().await;
         }
-    }
-
-    pub fn api<K>(&self) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     pub async fn create<K>(&self, value: Value) -> Result<K>
@@ -145,9 +144,7 @@ impl World {
             value["apiVersion"] = json!("infrastructure.cluster.x-k8s.io/v1beta1");
             value = v1beta2::convert(value, VSphereMachine::API_VERSION)?;
         }
-        let url = self.path::<K>(None);
-        let request = http::Request::post(url).header("content-type", "application/json");
-        Ok(self.client.request(request.body(serde_json::to_vec(&value)?)?).await?)
+        self.create_at(&self.path::<K>(None), &value).await
     }
 
     /// The path of a kind, or of one object; Cluster API's own in the version that this world has.
@@ -381,59 +378,6 @@ impl World {
             return Ok(None);
         };
         Ok(Some(vcenter.vm(&reference).await?))
-    }
-
-    /// Reasons and messages of the events about an object.
-    /// The text of the first event of that reason, as soon as it is there.
-    pub async fn event(&self, name: &str, reason: &str) -> Result<String> {
-        let waiting = async {
-            loop {
-                let events = self.events(name).await?;
-                if let Some((_, text)) = events.into_iter().find(|(found, _)| found == reason) {
-                    return Ok(text);
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, waiting)
-            .await
-            .with_context(|| format!("no event {reason} of {name}"))?
-    }
-
-    /// The same for an object without a namespace.
-    pub async fn event_of_all(&self, name: &str, reason: &str) -> Result<String> {
-        let waiting = async {
-            let named = ListParams::default().fields(&format!("involvedObject.name={name},reason={reason}"));
-            loop {
-                let events = Api::<Event>::all(self.client.clone()).list(&named).await?;
-                if let Some(event) = events.items.into_iter().next() {
-                    return Ok(event.message.unwrap_or_default());
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, waiting)
-            .await
-            .with_context(|| format!("no event {reason} of {name}"))?
-    }
-
-    pub async fn events(&self, name: &str) -> Result<Vec<(String, String)>> {
-        let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let events = self.api::<Event>().list(&params).await?;
-        Ok(events
-            .items
-            .into_iter()
-            .map(|e| (e.reason.unwrap_or_default(), e.message.unwrap_or_default()))
-            .collect())
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if let Some((shutdown, task)) = self.running.take() {
-            shutdown.cancel();
-            task.abort();
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keeps a controller from acting beside the controller that it replaces.
 //!
 //! Invariant: a controller starts only after the Deployments of its peer were read, and the interceptor refuses its writes while one
-//! of them, as far as the watch has told, acts on the same objects. `capstan_core::adopt::acts` decides.
+//! of them, as far as the watch has shown, acts on the same objects. `capstan_core::adopt::acts` decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -102,14 +102,14 @@ async fn observe(peer: Peer, held: &[(String, String)], client: Client, sender: 
         match event {
             Ok(Event::Init) => known.clear(),
             Ok(Event::InitApply(found)) => _ = known.insert(found.namespace(), Arc::new(found)),
-            Ok(Event::InitDone) => tell(peer, held, &known, &sender),
+            Ok(Event::InitDone) => publish(peer, held, &known, &sender),
             Ok(Event::Apply(found)) => {
                 known.insert(found.namespace(), Arc::new(found));
-                tell(peer, held, &known, &sender);
+                publish(peer, held, &known, &sender);
             }
             Ok(Event::Delete(gone)) => {
                 known.remove(&gone.namespace());
-                tell(peer, held, &known, &sender);
+                publish(peer, held, &known, &sender);
             }
             Err(error) => warn!(
                 %peer,
@@ -121,7 +121,8 @@ async fn observe(peer: Peer, held: &[(String, String)], client: Client, sender: 
     }
 }
 
-fn tell(
+/// Publishes whether Capstan may act beside these Deployments.
+fn publish(
     peer: Peer,
     held: &[(String, String)],
     known: &BTreeMap<Option<String>, Arc<Deployment>>,

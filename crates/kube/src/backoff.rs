@@ -46,7 +46,7 @@ impl<K> Default for Backoff<K> {
 }
 
 impl<K: Hash + Eq + Clone> Backoff<K> {
-    /// Note a failure; the answer is when to try again. `fingerprint` tells versions of the object apart that its
+    /// Notes a failure. Returns when to try again. `fingerprint` distinguishes versions of the object that its
     /// user wrote: a new one breaks the back-off.
     pub fn failed(&self, key: &K, class: Class, fingerprint: u64, now: Instant) -> Option<Duration> {
         let mut entries = self.entries.lock();

@@ -380,7 +380,7 @@ impl<K: Object> Filling<K> {
         None
     }
 
-    /// Puts an event into the store and tells the subscribers.
+    /// Puts an event into the store and notifies the subscribers.
     fn publish(&mut self, reader: &Store<K>, event: &watcher::Event<K>) {
         // Subscribing reads the store under this lock: a change is either in what it reads or sent to it after.
         let mut subscribers = self.feed.subscribers.lock();

@@ -21,7 +21,7 @@ use crate::lease::Identity;
 use crate::metrics::Metrics;
 use crate::runtime::Preview;
 
-/// A cloud tells no one what others change in it: every controller observes its objects again this often.
+/// A cloud sends no event when others change it: every controller observes its objects again this often.
 const RESYNC: Duration = Duration::from_secs(10 * 60);
 
 /// How to reach a cluster and what to do on the way.

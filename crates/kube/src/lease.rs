@@ -35,7 +35,7 @@ pub struct Settings {
     pub namespace: String,
     pub name: String,
     pub identity: Identity,
-    /// How long others wait after the last renewal that they saw.
+    /// How long others wait after the last renewal that they observed.
     pub duration: Duration,
     /// How long we go on after the last renewal that we sent; shorter than `duration`.
     pub renew_deadline: Duration,
@@ -46,7 +46,7 @@ pub struct Settings {
     pub clock: Clock,
 }
 
-/// The holder of a lease: `HOST-BOOT_NAMESPACE_PID_START`. A later process of the same machine can tell from it that this
+/// The holder of a lease: `HOST-BOOT_NAMESPACE_PID_START`. A later process of the same machine learns from it that this
 /// one has ended, and need not wait until the lease expires. Host names repeat, and so do the first namespaces of two
 /// kernels; the kernel's id of this boot does not.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -73,7 +73,7 @@ mod tests {
     }
 
     impl Server {
-        async fn attend(self: Arc<Self>, mut connection: TcpStream) -> std::io::Result<()> {
+        async fn serve(self: Arc<Self>, mut connection: TcpStream) -> std::io::Result<()> {
             let mut text = String::new();
             let mut buffer = [0; 4096];
             loop {
@@ -116,7 +116,7 @@ mod tests {
         let served = server.clone();
         let serving = tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                tokio::spawn(served.clone().attend(connection));
+                tokio::spawn(served.clone().serve(connection));
             }
         });
         let base = format!("http://{}", login.server);

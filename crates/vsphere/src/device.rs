@@ -17,7 +17,7 @@ pub struct Device {
     /// The vim25 type, such as `VirtualDisk`.
     pub type_name: String,
     pub kind: DeviceKind,
-    /// The device as vCenter told it, or a reference for those that are never sent back with their content.
+    /// The device as vCenter reported it, or a reference for those that are never sent back with their content.
     pub(crate) raw: Element,
 }
 

@@ -1,7 +1,7 @@
 //! The groups of a compute cluster: machines and hosts that DRS rules tie together.
 //!
 //! Kept here: vCenter takes the members of a group as a whole, so that two who read, add and write at once would lose one
-//! of them. Joins of one group take turns; each reads the group anew, and adds with itself whoever waits behind it.
+//! of them. Joins of one group take turns; each reads the group again, and adds with itself whoever waits behind it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl Vcenter {
     }
 }
 
-/// The group as it was told, with more machines.
+/// The group as vCenter reported it, with more machines.
 fn with_machines(group: &Element, joining: &BTreeSet<MoRef>) -> Element {
     let mut group = group.clone();
     group.children.extend(joining.iter().map(|vm| Element {

@@ -1,6 +1,6 @@
 //! Cluster modules: machines of one compute cluster that DRS keeps on different hosts.
 //!
-//! Kept here: what vCenter says it did is looked at, since it answers with success whatever came of it; and one call about
+//! Invariants: every answer is checked by a read, because vCenter answers with success whatever came of a call; and one call about
 //! modules at a time for each vCenter, since the calls of a burst of machines change the same list of members.
 
 use serde::{Deserialize, Serialize};

@@ -291,7 +291,7 @@ impl DeviceChange {
     }
 }
 
-/// The device as it was told, with another capacity.
+/// The device as vCenter reported it, with another capacity.
 fn resized(raw: &Element, capacity_kib: Option<i64>) -> Element {
     let mut device = raw.clone();
     let Some(capacity_kib) = capacity_kib else {

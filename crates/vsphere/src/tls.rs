@@ -159,9 +159,9 @@ impl ServerCertVerifier for Pin {
         if seen.as_ref() == self.expected {
             return Ok(ServerCertVerified::assertion());
         }
-        let told = format!("{MISMATCH}{} {}", hex(seen.as_ref()), hex(&self.expected));
+        let text = format!("{MISMATCH}{} {}", hex(seen.as_ref()), hex(&self.expected));
         Err(rustls::Error::InvalidCertificate(CertificateError::Other(
-            rustls::OtherError(Arc::new(Told(told))),
+            rustls::OtherError(Arc::new(WrongThumbprint(text))),
         )))
     }
 
@@ -190,7 +190,7 @@ impl ServerCertVerifier for Pin {
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Told(String);
+struct WrongThumbprint(String);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

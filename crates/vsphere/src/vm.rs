@@ -197,7 +197,7 @@ impl VmInfo {
         }
     }
 
-    /// The number in `vmx-19`; 0 if vCenter has not told.
+    /// The number in `vmx-19`; 0 if vCenter has not reported it.
     pub fn hardware_version(&self) -> u32 {
         self.version
             .rsplit('-')
@@ -357,7 +357,7 @@ impl Vcenter {
         self.start("PowerOffVM_Task", vm, Writer::new()).await
     }
 
-    /// Asks the guest to shut down; it tells by its power state when it has.
+    /// Asks the guest to shut down. Its power state shows when it has.
     pub async fn shutdown_guest(&self, vm: &MoRef) -> Result<()> {
         self.call(Call::write("ShutdownGuest", vm, String::new()))
             .await

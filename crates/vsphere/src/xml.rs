@@ -256,7 +256,7 @@ impl Writer {
         self
     }
 
-    /// An element whose concrete type is told by `xsi:type`.
+    /// An element whose concrete type `xsi:type` names.
     pub fn nest_as(&mut self, name: &str, kind: &str, inner: impl FnOnce(&mut Self)) -> &mut Self {
         self.out.push_str(&format!("<{name} xsi:type=\"{kind}\">"));
         inner(self);

@@ -93,7 +93,7 @@ pub struct VSphereVMStatus {
     pub data_disks: Vec<DataDiskStatus>,
 }
 
-/// Observed state of a data disk. Its UUID tells disks of the same size apart.
+/// Observed state of a data disk. Its UUID distinguishes disks of the same size.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataDiskStatus {

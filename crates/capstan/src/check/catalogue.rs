@@ -1,4 +1,4 @@
-//! What only Azure can tell of a manifest: whether its VM size exists where it is wanted and can do what is asked of it.
+//! What only Azure knows about a manifest: whether its VM size exists where it is wanted and can do what is asked of it.
 //! Invariant: the words are the controllers' own, for they are asked.
 
 use anyhow::{Context, Result};

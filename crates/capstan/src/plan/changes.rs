@@ -24,7 +24,7 @@ pub struct Change {
     /// As the API server would store it.
     pub object: DynamicObject,
     pub outcome: Outcome,
-    /// Whether fields that the file leaves out stay in `object`, because nothing tells which of them an earlier file had.
+    /// Whether fields that the file leaves out stay in `object`, because nothing records which of them an earlier file had.
     pub keeps_fields: bool,
 }
 
@@ -208,7 +208,7 @@ impl Change {
     /// Returns what the answer of the API server does not show.
     pub fn caveat(&self) -> Option<&'static str> {
         self.keeps_fields.then_some(
-            "fields that the file leaves out are planned as they are, as nothing tells who applied them; see --field-manager",
+            "fields that the file leaves out are planned as they are, because nothing records who applied them; see --field-manager",
         )
     }
 

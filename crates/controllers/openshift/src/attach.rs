@@ -31,7 +31,7 @@ struct Waiting {
     cause: &'static str,
 }
 
-/// The Nodes of pods that wait, by the uid of the Event that tells of the pod.
+/// The Nodes of pods that wait, by the uid of the Event about the pod.
 type Nodes = Arc<Mutex<HashMap<String, String>>>;
 
 /// Exports the Events of all namespaces until the context's shutdown; they leave the metric when the API server drops them.

@@ -70,7 +70,7 @@ impl Affinity {
         Ok(self.domains.ready().await?)
     }
 
-    /// Whether the modules of a cluster are looked after.
+    /// Whether Capstan manages the modules of a cluster.
     pub fn has_modules(&self, cluster: &VSphereCluster) -> bool {
         !cluster.spec.disable_cluster_module && (self.everywhere || !cluster.spec.cluster_modules.is_empty())
     }

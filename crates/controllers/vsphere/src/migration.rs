@@ -164,7 +164,7 @@ async fn rewrite(api: &Api<DynamicObject>, object: &PartialObjectMeta<DynamicObj
         .await;
     match written.map_err(Error::from) {
         Ok(_) => Ok(()),
-        // Deleted meanwhile, or created anew and so stored in the current version.
+        // Deleted meanwhile, or created again and so stored in the current version.
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
         Err(error) => Err(error),
     }

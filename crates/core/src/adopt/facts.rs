@@ -109,7 +109,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// Returns the operator that an object tells of by its labels, annotations or owners' API versions.
+    /// Returns the operator that an object names by its labels, annotations or owners' API versions.
     pub fn of<'a>(mut keys: impl Iterator<Item = &'a str>, mut owners: impl Iterator<Item = &'a str>) -> Option<Self> {
         let group = |version: &'a str| version.split_once('/').map(|(group, _)| group);
         if owners.any(|version| group(version) == Some("operator.cluster.x-k8s.io")) {

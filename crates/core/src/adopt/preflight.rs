@@ -72,7 +72,7 @@ fn names(list: &[&str], namespace: &str) -> bool {
     list.iter().any(|entry| *entry == "*" || *entry == namespace)
 }
 
-/// How to tell this command which flags Capstan will have.
+/// How a user gives this command the flags that Capstan will have.
 const OR_INSTALL: &str = "or install Capstan with 0 replicas and";
 
 /// Returns what has to be done for the VSphereClusters before CAPV stops.

@@ -23,7 +23,7 @@ pub fn disk_name(machine: &str, name_suffix: &str) -> String {
 /// The first generation of sizes that attach disks by NVMe and not by SCSI.
 const FIRST_WITHOUT_SCSI: u32 = 6;
 
-/// Whether a size attaches disks by NVMe only, as far as its name tells: `Standard_D4ds_v6`. Azure's catalogue says so for
+/// Whether a size attaches disks by NVMe only, as far as its name shows: `Standard_D4ds_v6`. Azure's catalogue says so for
 /// certain.
 pub fn is_nvme_only_by_name(size: &str) -> bool {
     let generation = size.rsplit('_').next().unwrap_or_default();

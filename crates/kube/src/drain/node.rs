@@ -206,7 +206,7 @@ impl NodeDrain {
         }
         let next_try = self.refused.lock().values().map(|pod| pod.refusal.until).min();
         let until = |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
-        // Nothing tells that the pods of an unreachable node are not waited for any more.
+        // No event says that the drain waits no more for the pods of an unreachable node.
         let left = !plan.terminating.is_empty() || !plan.evict.is_empty();
         let abandoned = (options.unreachable && left).then(|| now + options.patience + DELETION_STEP);
         let times = [next_try, options.deadline, abandoned].into_iter().flatten().map(until);

@@ -28,7 +28,7 @@ use crate::events::Recorder;
 
 /// How long running reconciles may go on after a shutdown was asked for.
 const GRACE: Duration = Duration::from_secs(10);
-/// A plan that is never satisfied would keep one object busy for ever; after this many rounds it waits for its turn.
+/// A plan that is never satisfied would keep one object busy without end; after this many rounds it waits for its turn.
 const ROUNDS: usize = 64;
 
 type SharedBackoff<K> = Arc<Backoff<ObjectRef<K>>>;
@@ -332,7 +332,7 @@ impl<R: Reconcile> Running<R> {
         }
     }
 
-    /// The state of the object may be half written, and nobody knows which writes were sent: the next reconcile begins anew
+    /// The state of the object may be half written, and nobody knows which writes were sent: the next reconcile begins again
     /// and reads live.
     async fn after_panic(&self, object: &R::Object, failure: &Failure<R::Error>) {
         if let Some(uid) = &object.meta().uid

@@ -11,7 +11,7 @@ use crate::duration::Duration;
 /// On objects in v1beta2: the values of v1beta1 that have no field in v1beta2, by their paths.
 const KEPT: &str = "capstan.dev/v1beta1-fields";
 /// CAPV's conversion writes the object of v1beta2 into this annotation of the object in v1beta1. Clients with Go types of v1beta1
-/// write no field that is false, 0 or empty: the annotation tells whether v1beta2 had it so, or not at all.
+/// write no field that is false, 0 or empty: the annotation records whether v1beta2 had it so, or not at all.
 const CONVERSION_DATA: &str = "cluster.x-k8s.io/conversion-data";
 
 /// An object that cannot be converted.

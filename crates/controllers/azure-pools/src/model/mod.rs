@@ -1,4 +1,4 @@
-//! The scale set that a pool asks for, and the hash by which machines of an older model are told apart.
+//! The scale set that a pool asks for, and the hash that distinguishes machines of an older model.
 //!
 //! Invariant: everything in the spec that makes an instance what it is goes into the hash; what changes by itself (the
 //! capacity, bootstrap tokens, Azure's catalogue, our own defaults) does not. So a change of any field reaches the
@@ -46,7 +46,7 @@ pub const PEER_DATA_TAG: &str = "capz-custom-data-hash";
 
 /// A Windows computer has 15 letters for its name, six of which are Azure's.
 const LONGEST_WINDOWS_NAME: usize = 9;
-/// Flexible sets want to be told by which version of the network API their interfaces are made.
+/// Flexible sets must name the version of the network API that makes their interfaces.
 const NETWORK_API: &str = "2020-11-01";
 
 /// What a scale set is made from.
@@ -222,7 +222,7 @@ pub fn present(set: &ScaleSet, hash: &str, bootstrap: &[u8]) -> Model {
     }
 }
 
-/// What only Azure's catalogue can tell: the size exists where the pool wants it, and can do what the pool asks of it.
+/// Checks what only Azure's catalogue knows: the size exists where the pool wants it, and can do what the pool asks of it.
 pub fn check_size(input: &Input<'_>, size: &Size) -> Result<(), Error> {
     let refusal = size_refusal(&input.pool.spec, &input.zones(), size);
     refusal.map_or(Ok(()), |refusal| Err(Error::Invalid(refusal)))

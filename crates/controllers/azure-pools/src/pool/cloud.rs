@@ -271,7 +271,7 @@ impl Cloud<'_> {
             Kind::Change => !made,
             Kind::Delete => !gone(&tracked.ids),
             Kind::Update => !updated(&tracked.ids),
-            // No list tells how far a reimage is.
+            // No list shows how far a reimage is.
             Kind::Reimage | Kind::Remove => true,
         });
         let changed = self.state.operations.len() != before;

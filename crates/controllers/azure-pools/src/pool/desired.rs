@@ -29,7 +29,7 @@ pub(super) enum Intent {
 }
 
 impl Actor<'_> {
-    /// Reads what the spec asks for. An error says why that cannot be told.
+    /// Reads what the spec asks for. An error says why that is not known.
     pub(super) async fn intent(&mut self) -> Result<Intent, Error> {
         if self.scope.is_deleting() {
             return Ok(Intent::Teardown);
@@ -99,7 +99,7 @@ impl Actor<'_> {
         Ok(Some(data))
     }
 
-    /// Returns the scale set that is wanted, after what only Azure's catalogue can tell has been checked.
+    /// Returns the scale set that is wanted, after a check of what only Azure's catalogue knows.
     pub(super) async fn model(&mut self, bootstrap: &[u8]) -> Result<Model, Error> {
         let subscription = self
             .controller

@@ -560,7 +560,7 @@ impl Actor<'_> {
     }
 }
 
-/// Whether a scale set that somebody else made is what is wanted, as far as that can be told.
+/// Whether a scale set that somebody else made is what is wanted, as far as Azure's answer shows that.
 fn fits(set: &ScaleSetSnapshot, model: &Model) -> bool {
     let mut zones = set.zones.clone();
     zones.sort();

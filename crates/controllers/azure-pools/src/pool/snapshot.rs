@@ -117,8 +117,8 @@ impl ScaleSetSnapshot {
 
 /// Whether this is a state that passes.
 pub(super) fn in_progress(state: &str) -> bool {
-    let resting = ["", "Succeeded", "Failed", "Canceled"];
-    !resting.iter().any(|rest| rest.eq_ignore_ascii_case(state))
+    let stable = ["", "Succeeded", "Failed", "Canceled"];
+    !stable.iter().any(|name| name.eq_ignore_ascii_case(state))
 }
 
 /// One instance as last listed.

@@ -58,7 +58,7 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Puts the next poll off after Azure has said that the operation is not over. Nodes that come and go tell of instances that
+    /// Puts the next poll off after Azure has said that the operation is not over. Nodes that come and go show instances that
     /// are made and deleted, mostly before a poll does: the longer it takes, the more seldom Azure is asked.
     pub fn put_off(&mut self, interval: Duration, now: jiff::Timestamp) {
         self.polls += 1;
@@ -285,7 +285,7 @@ pub struct State {
     pub updated_since: HashMap<String, (String, Instant)>,
     /// Instances whose update in place Azure refused to begin, and why.
     pub refused_updates: BTreeMap<String, &'static str>,
-    /// How long instances have run without a node, by provider id. A restart begins to count anew.
+    /// How long instances have run without a node, by provider id. A restart begins to count again.
     pub joining: HashMap<String, Joining>,
     /// Provider ids of machines that went because their nodes did not join, since a node last did.
     pub unjoined: HashSet<String>,

@@ -51,7 +51,7 @@ pub async fn ensure(target: &Target, size: Option<&Size>) -> Result<Option<Strin
             return Ok(Some(id(&former)));
         }
     }
-    // The catalogue is known: it told that the size has no zones.
+    // The catalogue is known: it shows that the size has no zones.
     let catalogue = client.catalogue(&names.location).await.ok();
     let fault_domains = catalogue.and_then(|catalogue| catalogue.max_fault_domains);
     let set = build::availability_set(names, spec, fault_domains);

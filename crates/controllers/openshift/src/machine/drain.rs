@@ -1,4 +1,4 @@
-//! Drains the Node of a machine that is being deleted, and tells users about it with upstream's events.
+//! Drains the Node of a machine that is being deleted, and reports it with upstream's events.
 
 use super::error::Error;
 use super::state::State;

@@ -17,8 +17,8 @@ const FRESH: Duration = Duration::from_secs(30);
 /// An account that may not read quotas is asked for them again after this long: rights take minutes to spread.
 const REFUSED: Duration = Duration::from_secs(600);
 
-/// Quotas that Azure did not tell are not asked for again for this long: longer than it usually throttles, so that this read, which
-/// is only advice, does not keep the requests after it waiting for ever.
+/// Capstan reads quotas again this long after a read that failed: longer than Azure usually throttles, so that this read, which
+/// is only advice, does not keep the requests after it waiting without end.
 const UNKNOWN: Duration = Duration::from_secs(120);
 
 /// More regions than the accounts of one cluster have machines in.

@@ -112,7 +112,7 @@ fn noted(machine: &Machine, note: &Note, now: Timestamp) -> Option<Machine> {
     })
 }
 
-/// Returns the event that tells users of a note. `changed`: it changes the status.
+/// Returns the event that reports a note. `changed`: it changes the status.
 fn event(machine: &Machine, note: &Note, changed: bool) -> Option<EventNote> {
     let name = machine.name_any();
     match note {

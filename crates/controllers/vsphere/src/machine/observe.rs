@@ -215,7 +215,7 @@ fn lost_since(own: &VSphereMachine, vm: &VSphereVM) -> Option<Timestamp> {
     lost.then_some(provisioned.last_transition_time.0)
 }
 
-/// Returns whether somebody has asked to replace a Machine. The value tells who: Cluster API does not read it.
+/// Returns whether somebody has asked to replace a Machine. The value names who: Cluster API does not read it.
 fn remediation(machine: &Machine) -> Remediation {
     match machine.annotations().get(names::REMEDIATE).map(String::as_str) {
         None => Remediation::Unasked,

@@ -120,7 +120,7 @@ pub struct VmState {
     pub failures: u32,
     /// vCenter refused a step, which is not retried before this time unless somebody changes the object (by this hash).
     pub retry_at: Option<(Instant, u64)>,
-    /// The last reconfiguration, so that one without effect is not repeated for ever.
+    /// The last reconfiguration, so that one without effect is not repeated without end.
     pub tried: Option<Box<Changes>>,
     pub tagged: bool,
     /// It is in the VM group of its failure domain.

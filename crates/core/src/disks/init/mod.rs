@@ -134,7 +134,7 @@ fn unknown(request: &MountRequest, disks: &[KnownDisk]) -> InitError {
     }
 }
 
-/// Merges mounts into user data of either kind; which one it is, the data tells.
+/// Merges mounts into user data of either kind; the data shows which one it is.
 pub fn merge(user_data: &str, mounts: &[Mount]) -> Result<String, InitError> {
     let start = user_data.trim_start();
     if start.starts_with('{') || start.is_empty() {

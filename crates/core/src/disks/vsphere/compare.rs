@@ -1,4 +1,4 @@
-//! What vCenter made of the data disks that it was told to make.
+//! What vCenter made of the data disks that a request named.
 //!
 //! A successful clone task is no proof: device changes may have been dropped in silence. So the devices are read back and
 //! compared by controller family, bus and unit, since vCenter hands out its own keys.

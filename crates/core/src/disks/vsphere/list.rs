@@ -1,4 +1,4 @@
-//! The list by which a guest, or its administrator, tells the data disks apart: same-size disks have nothing else.
+//! The list by which a guest, or its administrator, distinguishes the data disks: disks of the same size have nothing else.
 //!
 //! The same list stands in the VM's status and in its guestinfo, so that bootstrap can find each disk by its own path.
 
@@ -111,7 +111,7 @@ pub fn by_path(controller: &Controller, unit: i32) -> Option<String> {
     ))
 }
 
-/// The path that a disk will have on the first controller of its type, where vSphere puts it unless told otherwise.
+/// The path that a disk will have on the first controller of its type, where vSphere puts it by default.
 pub fn predicted_by_path(kind: ControllerKind, bus: i32, unit: i32) -> Option<String> {
     let pci_slot = match (kind, bus) {
         (ControllerKind::ParaVirtual | ControllerKind::LsiLogicSas, 0) => 160,

@@ -1,4 +1,4 @@
-//! Data disks of vSphere machines: which unit of which controller each one gets, whether vCenter did what it was told,
+//! Data disks of vSphere machines: which unit of which controller each one gets, whether vCenter did what the request said,
 //! and how the guest finds them again.
 //!
 //! Kept here: a disk never shares a unit with anything else, never sits on a controller's own unit, and a unit that the

@@ -5,7 +5,7 @@
 
 use crate::duration::{Duration, lenient};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube_core::{ApiResource, NamespaceResourceScope};
+use kube_core::NamespaceResourceScope;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, time};
 
@@ -319,17 +319,6 @@ macro_rules! core_resource {
 
         impl $name {
             pub const KIND: &'static str = stringify!($name);
-
-            /// Returns the resource for `Api::all_with`, watchers of `DynamicObject`s and discovery.
-            pub fn api_resource(version: Version) -> ApiResource {
-                ApiResource {
-                    group: GROUP.to_owned(),
-                    version: version.as_str().to_owned(),
-                    api_version: format!("{GROUP}/{}", version.as_str()),
-                    kind: Self::KIND.to_owned(),
-                    plural: $plural.to_owned(),
-                }
-            }
 
             /// Whether the object itself has the paused annotation.
             pub fn has_paused_annotation(&self) -> bool {

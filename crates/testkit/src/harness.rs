@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Event;
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -96,6 +97,74 @@ impl Harness {
     pub async fn event_of_all(&self, name: &str, reason: &str) -> Result<String> {
         first_event(Api::all(self.client.clone()), name, reason).await
     }
+}
+
+/// Writes objects of any kind. Each manifest names its kind and, if it is another one, its namespace.
+pub struct Objects {
+    client: Client,
+    namespace: &'static str,
+}
+
+impl Objects {
+    pub fn new(client: Client, namespace: &'static str) -> Self {
+        Self { client, namespace }
+    }
+
+    pub fn api(&self, object: &Value) -> Api<DynamicObject> {
+        let resource = resource(object);
+        if resource.kind == "Node" {
+            return Api::all_with(self.client.clone(), &resource);
+        }
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(self.namespace);
+        Api::namespaced_with(self.client.clone(), namespace, &resource)
+    }
+
+    pub async fn create(&self, object: Value) -> Result<()> {
+        let api = self.api(&object);
+        api.create(&PostParams::default(), &serde_json::from_value(object)?)
+            .await?;
+        Ok(())
+    }
+
+    /// Changes an object; `object` holds its kind, its name and the change.
+    pub async fn patch(&self, object: Value) -> Result<()> {
+        let (api, patch) = (self.api(&object), Patch::Merge(&object));
+        api.patch(name(&object), &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Changes the status of an object in the same way.
+    pub async fn patch_status(&self, object: Value) -> Result<()> {
+        let (api, patch) = (self.api(&object), Patch::Merge(&object));
+        api.patch_status(name(&object), &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    pub async fn delete(&self, object: Value) -> Result<()> {
+        self.api(&object)
+            .delete(name(&object), &DeleteParams::default())
+            .await?;
+        Ok(())
+    }
+}
+
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// Returns the kind that an object says it is of.
+pub fn resource(object: &Value) -> ApiResource {
+    let (group, version) = match object["apiVersion"].as_str().unwrap_or_default().split_once('/') {
+        Some((group, version)) => (group, version),
+        None => ("", "v1"),
+    };
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let mut resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    // A guess makes another plural of it.
+    if kind == "AzureClusterIdentity" {
+        resource.plural = "azureclusteridentities".to_owned();
+    }
+    resource
 }
 
 async fn first_event(events: Api<Event>, name: &str, reason: &str) -> Result<String> {

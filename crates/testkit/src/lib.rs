@@ -22,5 +22,5 @@ pub mod vcsim;
 
 pub use controlplane::{ControlPlane, Options};
 pub use files::{Lock, cache_dir, write_private};
-pub use harness::{Harness, PATIENCE, Running, print_line};
+pub use harness::{Harness, Objects, PATIENCE, Running, print_line, resource};
 pub use vcsim::{Vcsim, vcsim};

@@ -37,10 +37,3 @@ model! {
     DiskEncryptionSet { id: String, name: String, location: String, properties: DiskEncryptionSetProperties }
     DiskEncryptionSetProperties { active_key: SubResource, encryption_type: String }
 }
-
-impl Disk {
-    /// Whether a virtual machine holds it.
-    pub fn is_attached(&self) -> bool {
-        self.managed_by.as_deref().is_some_and(|id| !id.is_empty())
-    }
-}

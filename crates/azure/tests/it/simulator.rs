@@ -103,7 +103,7 @@ async fn machines_interfaces_and_disks_come_and_go() -> Result<()> {
     let put = client.put_disk(GROUP, "d", &disk).await?;
     let disk = client.settled(put).await?;
     assert_eq!(disk.properties.as_ref().and_then(|p| p.disk_iops_read_write), Some(500));
-    assert!(!disk.is_attached());
+    assert_eq!(disk.managed_by, None);
     assert_eq!(client.list_disks(GROUP).await?.len(), 2);
 
     let made = owned(&made)?;

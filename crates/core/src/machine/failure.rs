@@ -58,6 +58,15 @@ pub fn of_creation(failure: Failure, is_begun: bool) -> Creation {
     }
 }
 
+/// Whether a machine has failed whose creation Azure accepted and did not finish. A virtual machine that another client has
+/// deleted meanwhile is created again.
+pub fn ends_creation(class: Class, is_not_found: bool) -> bool {
+    match class {
+        Class::Terminal => !is_not_found,
+        Class::Transient | Class::Throttled(_) => false,
+    }
+}
+
 /// After a step of the deletion, which is tried again whatever the failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deletion {
@@ -174,5 +183,18 @@ mod tests {
             ..failure
         };
         assert!(of_deletion(late).begin_anew);
+    }
+
+    #[rstest]
+    #[case::azure_gave_up(Class::Terminal, false, true)]
+    #[case::another_client_deleted_it(Class::Terminal, true, false)]
+    #[case::azure_was_in_trouble(Class::Transient, false, false)]
+    #[case::azure_asks_for_a_pause(PAUSE, false, false)]
+    fn a_creation_that_azure_accepted_ends_a_machine_or_not(
+        #[case] class: Class,
+        #[case] is_not_found: bool,
+        #[case] ends: bool,
+    ) {
+        assert_eq!(ends_creation(class, is_not_found), ends);
     }
 }

@@ -2,6 +2,7 @@
 //! race. The simulator is as strict as Azure.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use capstan_core::Clock;
 use capstan_core::interceptor::Interceptors;
 use capstan_kube::Context;
 use capstan_sim::azure::{Azure, Config, Handle, Strict, joiner};
+use capstan_testkit::Objects;
 use capstan_testkit::apiserver::{self, ApiServer};
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -56,22 +57,27 @@ pub struct Still {
     pub server: ApiServer,
     pub azure: Arc<Handle>,
     clock: Clock,
+    objects: Objects,
+}
+
+impl Deref for Still {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
 }
 
 /// The controllers; they end with this.
-pub struct Running(CancellationToken, tokio::task::JoinHandle<()>, capstan_kube::Metrics);
+pub struct Running {
+    _controllers: capstan_testkit::Running,
+    metrics: capstan_kube::Metrics,
+}
 
 impl Running {
     /// Returns the metrics as a scrape shows them.
     pub fn metrics(&self) -> String {
-        self.2.encode()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.cancel();
-        self.1.abort();
+        self.metrics.encode()
     }
 }
 
@@ -107,6 +113,7 @@ impl Still {
         })
         .await?;
         Ok(Self {
+            objects: Objects::new(server.client(), NAMESPACE),
             server,
             azure: Arc::new(azure),
             clock: Clock::starting_at(begin),
@@ -209,36 +216,15 @@ impl Still {
             ..Settings::new(Cloud::custom("sim", &self.azure.url, &self.azure.url)?)
         })?;
         let metrics = context.metrics.clone();
-        let task = tokio::spawn(async move {
+        let controllers = capstan_testkit::Running::new(shutdown, async move {
             if let Err(error) = capstan_azure_pools::run(context, clients, Default::default()).await {
                 eprintln!("the controllers ended: {error}");
             }
         });
-        Ok(Running(shutdown, task, metrics))
-    }
-
-    fn api(&self, object: &Value) -> Api<DynamicObject> {
-        let (group, version) = match object["apiVersion"].as_str().unwrap_or_default().split_once('/') {
-            Some((group, version)) => (group, version),
-            None => ("", "v1"),
-        };
-        let kind = object["kind"].as_str().unwrap_or_default();
-        let mut resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        // A guess makes another plural of it.
-        if kind == "AzureClusterIdentity" {
-            resource.plural = "azureclusteridentities".to_owned();
-        }
-        match kind {
-            "Node" => Api::all_with(self.server.client(), &resource),
-            _ => Api::namespaced_with(self.server.client(), NAMESPACE, &resource),
-        }
-    }
-
-    pub async fn create(&self, object: Value) -> Result<()> {
-        let api = self.api(&object);
-        api.create(&PostParams::default(), &serde_json::from_value(object)?)
-            .await?;
-        Ok(())
+        Ok(Running {
+            _controllers: controllers,
+            metrics,
+        })
     }
 
     /// Creates an object as it was recorded, with its status. Returns its new uid.
@@ -258,28 +244,6 @@ impl Still {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
         Ok(created.metadata.uid.unwrap_or_default())
-    }
-
-    /// Changes an object; `object` holds its kind, its name and the change.
-    pub async fn patch(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let patch = Patch::Merge(&object);
-        self.api(&object).patch(&name, &PatchParams::default(), &patch).await?;
-        Ok(())
-    }
-
-    /// Changes the status of an object in the same way.
-    pub async fn patch_status(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let (api, patch) = (self.api(&object), Patch::Merge(&object));
-        api.patch_status(&name, &PatchParams::default(), &patch).await?;
-        Ok(())
-    }
-
-    pub async fn delete(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        self.api(&object).delete(&name, &DeleteParams::default()).await?;
-        Ok(())
     }
 
     /// Changes the AzureMachinePool.

@@ -309,12 +309,16 @@ async fn ultra_disks_are_judged_for_the_pools_own_zones() -> Result<()> {
     let (_, message) = world.until("the refusal", told).await?;
     assert!(message.contains("does not support ultra disks"), "{message}");
     assert!(world.sim.arm_requests().iter().all(|call| !call.is_write()));
-    let events = world.api::<Event>().list(&ListParams::default()).await?;
-    let said = |event: &Event| {
-        let message = event.message.clone().unwrap_or_default();
-        event.type_.as_deref() == Some("Warning") && message.contains("ultra disks")
+    // An event comes after the status that it reports.
+    let warned = async || {
+        let events = world.api::<Event>().list(&ListParams::default()).await?;
+        let is_warning = |event: &Event| {
+            let message = event.message.as_deref().unwrap_or_default();
+            event.type_.as_deref() == Some("Warning") && message.contains("ultra disks")
+        };
+        Ok(events.iter().any(is_warning).then_some(()))
     };
-    assert!(events.iter().any(said));
+    world.until("the warning", warned).await?;
     let zoned = json!({ "spec": { "failureDomains": ["1"] } });
     world.patch::<MachinePool>(&world.name, zoned).await?;
     world.until_ready(1).await?;

@@ -10,9 +10,9 @@ use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::VirtualMachine;
 use capstan_azure::{Operation, Progress};
+use capstan_core::Classified as _;
 use capstan_core::machine::failure::{self, Creation};
 use capstan_core::machine::{NodeLookup, Step};
-use capstan_core::{Class, Classified as _};
 use capstan_kube::patch::{self, Lock};
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
@@ -213,10 +213,9 @@ impl Controller {
                 state.operation_over = true;
                 let arm = error.arm().map(|arm| check::refused(&scope.name(), arm));
                 let text = arm.unwrap_or_else(|| error.to_string());
-                // Another client deleted the virtual machine: it is created again.
-                let failed = match error.class() {
-                    Class::Terminal if !error.is_not_found() => Error::Invalid(text),
-                    Class::Terminal | Class::Transient | Class::Throttled(_) => Error::NotReady(text),
+                let failed = match failure::ends_creation(error.class(), error.is_not_found()) {
+                    true => Error::Invalid(text),
+                    false => Error::NotReady(text),
                 };
                 self.created(Err(failed), observed, scope, state).await
             }

@@ -1,5 +1,6 @@
 //! A cluster and an Azure inside the test process, under paused time: no test here waits, and none can lose a race.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +11,16 @@ use capstan_core::interceptor::Interceptors;
 use capstan_kube::lease::Identity;
 use capstan_kube::{Context, Options};
 use capstan_sim::azure::{Azure, Config, Handle, joiner};
+use capstan_testkit::Objects;
 use capstan_testkit::apiserver::{self, ApiServer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+
+pub use capstan_testkit::resource;
 
 pub const NAMESPACE: &str = "openshift-machine-api";
 const BEGIN: i64 = 1_800_000_000;
@@ -26,8 +29,17 @@ pub struct Still {
     pub server: ApiServer,
     pub azure: Arc<Handle>,
     pub clock: Clock,
+    objects: Objects,
     on_write: Arc<Mutex<Option<OnWrite>>>,
     meanwhile: Arc<Mutex<Option<Meanwhile>>>,
+}
+
+impl Deref for Still {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
 }
 
 /// Learns method and path of every write of the controllers, except those of their leases.
@@ -68,6 +80,7 @@ impl Still {
         })
         .await?;
         let still = Self {
+            objects: Objects::new(server.client(), NAMESPACE),
             server,
             azure: Arc::new(azure),
             clock: Clock::starting_at(begin),
@@ -198,45 +211,11 @@ impl Still {
         Ok(Running(shutdown, task, metrics))
     }
 
-    fn api(&self, object: &Value) -> Api<DynamicObject> {
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(NAMESPACE);
-        Api::namespaced_with(self.server.client(), namespace, &resource(object))
-    }
-
-    pub async fn create(&self, object: Value) -> Result<()> {
-        let api = self.api(&object);
-        api.create(&PostParams::default(), &serde_json::from_value(object)?)
-            .await?;
-        Ok(())
-    }
-
-    /// Changes an object; `object` holds its kind, its name and the change.
-    pub async fn patch(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let patch = Patch::Merge(&object);
-        self.api(&object).patch(&name, &PatchParams::default(), &patch).await?;
-        Ok(())
-    }
-
-    /// Changes the status of an object; `object` holds its kind, its name and the change.
-    pub async fn patch_status(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let (api, patch) = (self.api(&object), Patch::Merge(&object));
-        api.patch_status(&name, &PatchParams::default(), &patch).await?;
-        Ok(())
-    }
-
     /// Changes the status of a Node, as its kubelet or the node controller does.
     pub async fn patch_node(&self, name: &str, patch: Value) -> Result<()> {
         let api: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.server.client());
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
-        Ok(())
-    }
-
-    pub async fn delete(&self, object: Value) -> Result<()> {
-        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        self.api(&object).delete(&name, &DeleteParams::default()).await?;
         Ok(())
     }
 
@@ -320,14 +299,4 @@ fn provider_spec(over: Value) -> Value {
         value[key] = replacement.clone();
     }
     value
-}
-
-/// The kind that an object says it is of.
-pub fn resource(object: &Value) -> ApiResource {
-    let (group, version) = match object["apiVersion"].as_str().unwrap_or_default().split_once('/') {
-        Some((group, version)) => (group, version),
-        None => ("", "v1"),
-    };
-    let kind = object["kind"].as_str().unwrap_or_default();
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }

@@ -195,6 +195,9 @@ impl World {
                 CancellationToken::new(),
             );
             let _ = cache.ready().await;
+            // Kubernetes may taint a node that was not ready after it is ready again: a node that took pods before, and that
+            // is ready and not cordoned, is not taken away by the pool.
+            let mut took_pods: BTreeSet<String> = BTreeSet::new();
             loop {
                 let mut instances: Vec<String> = sim.ids("virtualMachines");
                 // Those that Azure is deleting do not count.
@@ -209,8 +212,15 @@ impl World {
                         .and_then(|spec| spec.unschedulable)
                         .unwrap_or_default()
                 };
-                let usable = |node: &Node| ours(node) && takes_pods(node);
-                bounds.check(cache.select(None, usable).len(), &instances, || {
+                let ready = cache.select(None, |node| ours(node) && capstan_kube::nodes::is_ready(node));
+                let took: Vec<String> = ready
+                    .iter()
+                    .filter(|node| takes_pods(node))
+                    .map(|node| node.name_any())
+                    .collect();
+                took_pods.extend(took);
+                let usable = |node: &&Arc<Node>| !cordoned(node) && took_pods.contains(&node.name_any());
+                bounds.check(ready.iter().filter(usable).count(), &instances, || {
                     let nodes = cache.select(None, ours);
                     let state = |node: &Arc<Node>| {
                         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());

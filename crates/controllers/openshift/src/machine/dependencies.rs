@@ -11,6 +11,7 @@ use capstan_api::openshift::Machine;
 use capstan_azure::client::When;
 use capstan_azure::model::{NetworkInterface, PublicIpAddress};
 use capstan_azure::{Error as AzureError, Put, Request};
+use capstan_core::machine::names::Tags;
 use capstan_core::machine::{self, Progress};
 use jiff::Timestamp;
 use std::collections::HashMap;
@@ -189,19 +190,16 @@ pub async fn leave_balancers(target: &Target, extras: &Extras) {
     }
 }
 
-fn when(own: bool) -> When {
-    if own { When::Always } else { When::Absent }
-}
-
-/// Creates or updates the address, unless it is somebody else's.
-async fn put_address(target: &Target, inherited: bool, own: &mut bool) -> Result<Put<PublicIpAddress>, AzureError> {
-    let Target { spec, names, account } = target;
-    let (client, name) = (&account.client, names.public_ip());
-    let wanted = build::public_ip(names, spec);
-    match client.put_public_ip(&names.group, &name, &wanted, when(*own)).await {
+/// Creates or updates a resource, unless somebody else has made one of its name. `tags` reads those of the one that is there.
+async fn put_own<T, Sent: Future<Output = Result<Put<T>, AzureError>>>(
+    put: impl Fn(When) -> Sent,
+    tags: impl Future<Output = Result<Option<Option<Tags>>, AzureError>>,
+    is_own: impl FnOnce(Option<&Tags>) -> bool,
+    own: &mut bool,
+) -> Result<Put<T>, AzureError> {
+    match put(if *own { When::Always } else { When::Absent }).await {
         Err(error) if error.is_precondition_failed() => {
-            let found = client.get_public_ip(&names.group, &name).await?;
-            if found.is_some_and(|found| !names.has_made(found.tags.as_ref(), inherited)) {
+            if tags.await?.is_some_and(|tags| !is_own(tags.as_ref())) {
                 return Err(error);
             }
         }
@@ -211,10 +209,20 @@ async fn put_address(target: &Target, inherited: bool, own: &mut bool) -> Result
         }
     }
     *own = true;
-    client.put_public_ip(&names.group, &name, &wanted, When::Always).await
+    put(When::Always).await
 }
 
-/// Creates or updates the interface, unless it is somebody else's.
+async fn put_address(target: &Target, inherited: bool, own: &mut bool) -> Result<Put<PublicIpAddress>, AzureError> {
+    let Target { spec, names, account } = target;
+    let (client, name, wanted) = (&account.client, names.public_ip(), build::public_ip(names, spec));
+    let found = async {
+        let found = client.get_public_ip(&names.group, &name).await?;
+        Ok(found.map(|found| found.tags))
+    };
+    let put = |when| client.put_public_ip(&names.group, &name, &wanted, when);
+    put_own(put, found, |tags| names.has_made(tags, inherited), own).await
+}
+
 async fn put_interface(
     target: &Target,
     extras: &Extras,
@@ -222,22 +230,13 @@ async fn put_interface(
     own: &mut bool,
 ) -> Result<Put<NetworkInterface>, AzureError> {
     let Target { spec, names, account } = target;
-    let (client, name) = (&account.client, names.nic());
-    let wanted = build::nic(names, spec, extras);
-    match client.put_nic(&names.group, &name, &wanted, when(*own)).await {
-        Err(error) if error.is_precondition_failed() => {
-            let found = client.get_nic(&names.group, &name).await?;
-            if found.is_some_and(|found| !names.has_made(found.tags.as_ref(), inherited)) {
-                return Err(error);
-            }
-        }
-        result => {
-            *own |= result.is_ok();
-            return result;
-        }
-    }
-    *own = true;
-    client.put_nic(&names.group, &name, &wanted, When::Always).await
+    let (client, name, wanted) = (&account.client, names.nic(), build::nic(names, spec, extras));
+    let found = async {
+        let found = client.get_nic(&names.group, &name).await?;
+        Ok(found.map(|found| found.tags))
+    };
+    let put = |when| client.put_nic(&names.group, &name, &wanted, when);
+    put_own(put, found, |tags| names.has_made(tags, inherited), own).await
 }
 
 fn refused(error: AzureError, what: &str, doing: String) -> Error {

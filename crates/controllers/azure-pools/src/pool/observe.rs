@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_api::azure::{AzureMachinePoolMachine, AzureMachinePoolSpec, RollingUpdateMode, StrategyType};
+use capstan_core::order;
 use capstan_core::pool::{self, Budget, DeletePolicy, Drain, Mode, Retry, Scaling, Strategy};
 use capstan_core::validate::azure_pool;
 use capstan_kube::capi;
@@ -442,7 +443,7 @@ impl Actor<'_> {
             strategy,
             startup_timeout: startup_timeout(&self.pool().spec),
             unjoined: state.unjoined.len(),
-            seed: seed(&self.scope.key.uid),
+            seed: order::random(&self.scope.key.uid),
             scale_set: self.scale_set().map(|set| self.observed_set(&set, observed)),
             name_taken: state.foreign.is_some(),
             machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),
@@ -572,9 +573,4 @@ pub(super) fn startup_timeout(spec: &AzureMachinePoolSpec) -> Option<Duration> {
     let own = spec.node_startup_timeout.filter(|timeout| !timeout.is_negative());
     let timeout = own.map_or(pool::STARTUP_TIMEOUT, Duration::from);
     (!timeout.is_zero()).then_some(timeout)
-}
-
-fn seed(uid: &str) -> u64 {
-    uid.bytes()
-        .fold(0, |seed, byte| seed.wrapping_mul(131).wrapping_add(byte.into()))
 }

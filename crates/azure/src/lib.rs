@@ -18,6 +18,7 @@ pub mod credential;
 pub mod disks;
 pub mod error;
 pub mod id;
+pub mod identities;
 mod in_process;
 pub mod metrics;
 pub mod model;

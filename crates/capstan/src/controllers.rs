@@ -36,6 +36,11 @@ impl Name {
         }
     }
 
+    /// Returns the name of the reconciler that runs only with these settings.
+    pub fn optional(self, settings: &Settings) -> Option<&'static str> {
+        (self == Self::AzurePools && settings.azure_json).then_some(capstan_azure_pools::AZURE_JSON)
+    }
+
     /// Whether a definition, by its name, is of a kind that the controller reconciles or reads.
     pub fn has_definition(self, name: &str) -> bool {
         match self {
@@ -72,6 +77,8 @@ pub struct Settings {
     pub azure: capstan_azure::Clients,
     /// How AzureClusters sign in.
     pub azure_sign_in: capstan_azure_pools::SignIn,
+    /// Whether the Secret `<pool>-azure-json` of each AzureMachinePool is made.
+    pub azure_json: bool,
     pub vsphere: capstan_vsphere_machines::Options,
 }
 
@@ -84,6 +91,7 @@ pub async fn run(name: Name, context: Context, settings: Settings) -> Result<()>
         Name::AzurePools => {
             let options = capstan_azure_pools::Options {
                 sign_in: settings.azure_sign_in,
+                azure_json: settings.azure_json,
             };
             capstan_azure_pools::run(context, settings.azure, options).await?;
         }

@@ -40,6 +40,7 @@ pub struct Manager {
     pub watch_filter: Option<String>,
     pub azure: capstan_azure::Settings,
     pub azure_sign_in: capstan_azure_pools::SignIn,
+    pub azure_json: bool,
     pub vsphere: capstan_vsphere_machines::Options,
     /// How often every controller observes its objects again although nothing has changed; the runtime's default when `None`.
     pub resync: Option<Duration>,
@@ -230,6 +231,7 @@ impl Manager {
         let settings = controllers::Settings {
             azure,
             azure_sign_in: self.azure_sign_in.clone(),
+            azure_json: self.azure_json,
             vsphere: self.vsphere.clone(),
         };
         let mut tasks = JoinSet::new();
@@ -382,6 +384,7 @@ mod tests {
             watch_filter: Some("value".to_owned()),
             azure: capstan_azure::Settings::new(capstan_azure::Cloud::named("AzurePublicCloud").unwrap()),
             azure_sign_in: Default::default(),
+            azure_json: false,
             vsphere: Default::default(),
             resync,
             lease: None,

@@ -87,6 +87,10 @@ pub struct Run {
     log_level: String,
     #[command(flatten)]
     election: Election,
+    /// Make the Secret POOL-azure-json for each AzureMachinePool, as CAPZ does while it runs the pools; needs the right to create and
+    /// update Secrets
+    #[arg(long, help_heading = "Azure")]
+    azure_json: bool,
     #[command(flatten)]
     azure: Azure,
     #[command(flatten)]
@@ -401,6 +405,7 @@ pub async fn run(args: Run) -> Result<()> {
         namespace: args.namespace.filter(|namespace| !namespace.is_empty()),
         azure: args.azure.settings()?,
         azure_sign_in: args.azure.sign_in()?,
+        azure_json: args.azure_json,
         vsphere,
         resync: args.resync,
         lease: args.election.settings(&config)?,

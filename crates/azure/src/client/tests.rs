@@ -45,6 +45,7 @@ fn requests(client: &Client, group: &str, name: &str, second: &str) -> Vec<(usiz
         (7, client.region_usages(second)),
         (10, client.subnet(group, name, second)),
         (8, client.load_balancer(group, name)),
+        (8, client.user_assigned_identity(group, name)),
         (9, client.scale_set_view(group, name)),
         (9, client.instances(group, name)),
         (5, client.skus(second)),

@@ -78,6 +78,9 @@ pub struct Plan {
     /// Log at this level to standard error; RUST_LOG overrides it
     #[arg(long, default_value = "error", value_name = "FILTER")]
     log_level: String,
+    /// Plan the Secrets POOL-azure-json, too, which "capstan run --azure-json" makes
+    #[arg(long, help_heading = "Azure")]
+    azure_json: bool,
     #[command(flatten)]
     azure: Azure,
     #[command(flatten)]
@@ -148,6 +151,7 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
     let settings = controllers::Settings {
         azure,
         azure_sign_in: args.azure.sign_in()?,
+        azure_json: args.azure_json,
         vsphere: args.vsphere.options(),
     };
     let asked = if args.controllers.is_empty() {
@@ -165,6 +169,7 @@ async fn report(args: &Plan, config: kube::Config, preview: &Preview, changes: V
             continue;
         }
         expected.extend(name.reconcilers());
+        expected.extend(name.optional(&settings));
         tasks.spawn(controllers::run(name, context.clone(), settings.clone()));
     }
     if expected.is_empty() {

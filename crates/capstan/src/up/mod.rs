@@ -275,6 +275,7 @@ fn start_manager(
         watch_filter: None,
         azure: clouds.azure_settings()?,
         azure_sign_in: Default::default(),
+        azure_json: false,
         vsphere: capstan_vsphere_machines::Options::from_env(),
         resync: None,
         // No other replica runs here.

@@ -68,6 +68,11 @@ async fn the_chart_renders_the_objects_of_every_kustomize_variant() -> Result<()
     let variants = [
         ("", vec![]),
         ("overlays/azure-pools", off(&["openshift", "vsphere"])),
+        ("overlays/azure-pools-beside-capz", {
+            let mut values = off(&["openshift", "vsphere"]);
+            values.push("azure.azureJson=true".to_owned());
+            values
+        }),
         ("overlays/vsphere", off(&["openshift", "azurePools"])),
         ("overlays/vsphere-after-capv", {
             let mut values = off(&["openshift", "azurePools"]);
@@ -109,6 +114,7 @@ async fn the_charts_pass_lint_and_their_schema_refuses_wrong_values() -> Result<
         "extraArgs={run}",
         "namespace=Team_A",
         "holdLeases={capv-controller-manager-runtime}",
+        "azure.azureJson=yes",
     ];
     for value in wrong {
         let refused = template("capstan", &[value]).await.err().context(value)?.to_string();

@@ -8,6 +8,7 @@
 
 mod adopt;
 mod alerts;
+mod azure_json;
 mod catalogue;
 mod charts;
 mod check;

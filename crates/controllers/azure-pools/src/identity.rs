@@ -74,26 +74,10 @@ impl SignIn {
 
     /// Returns the credential of a cluster.
     pub async fn credential(&self, client: &kube::Client, cluster: &AzureCluster) -> Result<Credential, Error> {
-        let namespace = namespace(cluster)?;
-        let Some(reference) = &cluster.spec.identity_ref else {
-            return self.environment_credential(cluster, &namespace);
-        };
-        let name = reference.name.clone().unwrap_or_default();
-        let home = reference.namespace.clone().filter(|home| !home.is_empty());
-        let home = home.unwrap_or_else(|| namespace.clone());
-        let found = Api::<AzureClusterIdentity>::namespaced(client.clone(), &home)
-            .get_opt(&name)
-            .await?;
-        let refuse = |reason: &str| Error::Identity {
-            identity: format!("{home}/{name}"),
-            reason: reason.to_owned(),
-        };
-        let identity = found.ok_or_else(|| refuse(&absent(&home, &namespace, "does not exist")))?;
-        if !permitted(client, &identity, &namespace).await? {
-            let not_allowed = format!("does not allow namespace {namespace}: add it to allowedNamespaces");
-            return Err(refuse(&absent(&home, &namespace, &not_allowed)));
+        match identity(client, cluster).await? {
+            Some(identity) => self.read(client, &identity).await,
+            None => self.environment_credential(cluster, &namespace(cluster)?),
         }
-        self.read(client, &identity).await
     }
 
     fn environment_credential(&self, cluster: &AzureCluster, namespace: &str) -> Result<Credential, Error> {
@@ -199,6 +183,49 @@ impl SignIn {
             authority,
         })
     }
+}
+
+/// Returns the identity that a cluster names and may use; `None` if it names none.
+pub async fn identity(client: &kube::Client, cluster: &AzureCluster) -> Result<Option<AzureClusterIdentity>, Error> {
+    let namespace = namespace(cluster)?;
+    let Some(reference) = &cluster.spec.identity_ref else {
+        return Ok(None);
+    };
+    let name = reference.name.clone().unwrap_or_default();
+    let home = reference.namespace.clone().filter(|home| !home.is_empty());
+    let home = home.unwrap_or_else(|| namespace.clone());
+    let found = Api::<AzureClusterIdentity>::namespaced(client.clone(), &home)
+        .get_opt(&name)
+        .await?;
+    let refuse = |reason: &str| Error::Identity {
+        identity: format!("{home}/{name}"),
+        reason: reason.to_owned(),
+    };
+    let identity = found.ok_or_else(|| refuse(&absent(&home, &namespace, "does not exist")))?;
+    if !permitted(client, &identity, &namespace).await? {
+        let not_allowed = format!("does not allow namespace {namespace}: add it to allowedNamespaces");
+        return Err(refuse(&absent(&home, &namespace, &not_allowed)));
+    }
+    Ok(Some(identity))
+}
+
+/// Returns the namespace and the name of the Secret that an identity signs in with as a service principal.
+pub fn client_secret(identity: &AzureClusterIdentity) -> Result<Option<(String, String)>, Error> {
+    let by_secret = matches!(
+        identity.spec.type_,
+        IdentityType::ServicePrincipal | IdentityType::ManualServicePrincipal
+    );
+    if !by_secret {
+        return Ok(None);
+    }
+    let (reference, own) = (&identity.spec.client_secret, namespace(identity)?);
+    let home = reference.namespace.clone().filter(|home| !home.is_empty());
+    Ok(Some((home.unwrap_or(own), reference.name.clone().unwrap_or_default())))
+}
+
+/// Reads the client secret of a service principal.
+pub async fn read_client_secret(client: &kube::Client, identity: &AzureClusterIdentity) -> Result<Hidden, Error> {
+    Keys::read(client, identity).await?.text(&[SECRET_KEY])
 }
 
 async fn permitted(client: &kube::Client, identity: &AzureClusterIdentity, namespace: &str) -> Result<bool, Error> {

@@ -3,6 +3,7 @@
 //!
 //! One reconcile does the cloud work for a pool and all its machines; see [`pool`].
 
+mod azure_json;
 mod clouds;
 mod cluster;
 mod error;
@@ -32,10 +33,15 @@ const COMPONENT: &str = "azuremachinepool-controller";
 /// The names of the controllers that [`run`] runs.
 pub const CONTROLLERS: [&str; 2] = [<pool::Pools as Reconcile>::NAME, <cluster::Clusters as Reconcile>::NAME];
 
+/// The name of the controller that [`run`] runs only with [`Options::azure_json`].
+pub const AZURE_JSON: &str = <azure_json::AzureJson as Reconcile>::NAME;
+
 /// The settings of these controllers.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub sign_in: SignIn,
+    /// Whether the Secret `<pool>-azure-json` is made for each pool.
+    pub azure_json: bool,
 }
 
 /// What all reconciles share.
@@ -116,6 +122,7 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
     let clusters = context.cache::<AzureCluster>();
     let reconciler = Reconciler::new(&context, pools.clone());
     let azure_clusters = Reconciler::new(&context, clusters.clone());
+    let azure_json = options.azure_json.then(|| Reconciler::new(&context, pools.clone()));
     let controller = Arc::new(Controller {
         azure: clouds::Clouds::new(azure),
         options,
@@ -142,6 +149,7 @@ pub async fn run(context: Context, azure: capstan_azure::Clients, options: Optio
     tokio::select! {
         () = pools_controller(controller.clone(), reconciler) => {}
         () = clusters_controller(controller.clone(), azure_clusters) => {}
+        () = azure_json_controller(controller.clone(), azure_json) => {}
         () = follow_nodes(controller.clone()) => {}
     }
     Ok(())
@@ -202,6 +210,23 @@ async fn clusters_controller(controller: Arc<Controller>, reconciler: Reconciler
             .collect()
     });
     reconciler.run(Arc::new(cluster::Clusters(controller))).await;
+}
+
+/// Without the option there is nothing to do.
+async fn azure_json_controller(controller: Arc<Controller>, reconciler: Option<Reconciler<AzureMachinePool>>) {
+    let Some(reconciler) = reconciler else {
+        return std::future::pending().await;
+    };
+    let (of_cluster, of_azure) = (controller.clone(), controller.clone());
+    let reconciler = reconciler
+        .watches(&controller.machine_pools, infrastructure)
+        .watches(&controller.clusters, move |cluster: &capi::Cluster| {
+            of_cluster.pools_of(cluster.namespace().as_deref(), &cluster.name_any())
+        })
+        .watches(&controller.azure_clusters, move |cluster: &AzureCluster| {
+            of_azure.pools_on(cluster)
+        });
+    reconciler.run(Arc::new(azure_json::AzureJson(controller))).await;
 }
 
 /// A node that comes, goes or changes its readiness asks for a reconcile of its pool; many at once ask for one.

@@ -72,6 +72,8 @@ fn names(list: &[&str], namespace: &str) -> bool {
     list.iter().any(|entry| *entry == "*" || *entry == namespace)
 }
 
+/// Lets Capstan make the Secrets `<pool>-azure-json`.
+const AZURE_JSON: &str = "--azure-json";
 /// How a user gives this command the flags that Capstan will have.
 const OR_INSTALL: &str = "or install Capstan with 0 replicas and";
 
@@ -201,13 +203,18 @@ pub(super) fn azure(facts: &Facts) -> Vec<Step> {
         )
     });
     // With its feature gate off CAPZ does not make the Secret, and the bootstrap data of the pool never appear.
-    let waiting = facts.waiting_for_azure_json.iter().map(|Place { namespace, name }| {
+    let made = facts
+        .capstan
+        .iter()
+        .any(|capstan| capstan.args.iter().any(|arg| arg == AZURE_JSON));
+    let waiting = facts.waiting_for_azure_json.iter().filter(|_| !made);
+    let waiting = waiting.map(|Place { namespace, name }| {
         first(
             format!(
                 "AzureMachinePool {namespace}/{name}: its KubeadmConfig reads Secret {namespace}/{name}-azure-json, which does \
                  not exist, and nobody makes it any more"
             ),
-            format!("wait until CAPZ has made Secret {namespace}/{name}-azure-json, or create it"),
+            format!("wait until CAPZ has made Secret {namespace}/{name}-azure-json, create it, {OR_INSTALL} {AZURE_JSON}"),
         )
     });
     unset.chain(ungranted).chain(waiting).collect()

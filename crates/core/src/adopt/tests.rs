@@ -400,4 +400,13 @@ fn a_pool_that_waits_for_a_secret_of_capz_is_in_the_way() {
         said.is_some_and(|said| said.contains("team/workers-azure-json")),
         "{step:?}"
     );
+    assert!(step.text.ends_with("--azure-json"), "{step:?}");
+    // Capstan will make it.
+    let installed = Deployment {
+        replicas: 0,
+        args: vec!["run".to_owned(), "--azure-json".to_owned()],
+        ..Deployment::default()
+    };
+    facts.capstan = vec![installed];
+    assert_eq!(ways(&facts)[0].steps[0].obstacle, None);
 }

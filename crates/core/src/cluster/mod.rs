@@ -4,6 +4,7 @@
 //! only a Secret that has the shape of an identity gets an owner and a finalizer.
 
 pub mod azure;
+pub mod azure_json;
 pub mod identity;
 pub mod modules;
 pub mod secrets;

@@ -15,7 +15,7 @@ pub(crate) mod metrics;
 mod nodes;
 mod observe;
 mod orphan;
-mod owners;
+pub(crate) mod owners;
 mod report;
 mod snapshot;
 mod state;
@@ -45,7 +45,7 @@ use owners::{Found, Owners};
 /// CAPZ has the same finalizer, so that either of the two can delete a pool that the other one made.
 pub const FINALIZER: &str = "machinepool.cluster.x-k8s.io";
 /// A rotated secret is noticed after this long at the latest; a refused sign-in is noticed at once.
-const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
+pub(crate) const CREDENTIAL_AGE: Duration = Duration::from_secs(300);
 /// A pool that cannot go on is not reconciled more often than this by itself: Azure refuses its request each time.
 const NOT_SOONER: Duration = Duration::from_secs(15);
 

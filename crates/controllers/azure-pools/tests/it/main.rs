@@ -6,6 +6,7 @@
     reason = "a test that cannot go on should say where"
 )]
 
+mod azure_json;
 mod benchmark;
 mod beside_core;
 mod crashes;

@@ -192,6 +192,10 @@ impl Still {
     }
 
     pub fn start_behind(&self, interceptors: Interceptors) -> Result<Running> {
+        self.start_with(interceptors, capstan_azure_pools::Options::default())
+    }
+
+    pub fn start_with(&self, interceptors: Interceptors, options: capstan_azure_pools::Options) -> Result<Running> {
         let shutdown = CancellationToken::new();
         let context = Context::new(
             kube::Config::new("http://in-process".parse()?),
@@ -217,7 +221,7 @@ impl Still {
         })?;
         let metrics = context.metrics.clone();
         let controllers = capstan_testkit::Running::new(shutdown, async move {
-            if let Err(error) = capstan_azure_pools::run(context, clients, Default::default()).await {
+            if let Err(error) = capstan_azure_pools::run(context, clients, options).await {
                 eprintln!("the controllers ended: {error}");
             }
         });

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use capstan_core::adopt::{self, Action, Facts, Step, WebhookKind};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook, ValidatingWebhookConfiguration,
 };
@@ -14,7 +15,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceConversion, CustomResourceDefinition,
+    CustomResourceConversion, CustomResourceDefinition, ServiceReference,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -310,7 +311,46 @@ struct Annotations<'a> {
 
 #[derive(Debug, Serialize)]
 struct SpecPatch<'a> {
-    conversion: &'a CustomResourceConversion,
+    conversion: ConversionPatch<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConversionPatch<'a> {
+    strategy: &'a str,
+    webhook: Option<WebhookPatch<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WebhookPatch<'a> {
+    client_config: Option<ClientPatch<'a>>,
+    conversion_review_versions: &'a [String],
+}
+
+/// The API server refuses a definition with both addresses: what is not there is removed.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClientPatch<'a> {
+    ca_bundle: Option<&'a ByteString>,
+    service: Option<&'a ServiceReference>,
+    url: Option<&'a str>,
+}
+
+impl<'a> ConversionPatch<'a> {
+    fn of(conversion: &'a CustomResourceConversion) -> Self {
+        let webhook = conversion.webhook.as_ref().map(|webhook| WebhookPatch {
+            client_config: webhook.client_config.as_ref().map(|client| ClientPatch {
+                ca_bundle: client.ca_bundle.as_ref(),
+                service: client.service.as_ref(),
+                url: client.url.as_deref(),
+            }),
+            conversion_review_versions: &webhook.conversion_review_versions,
+        });
+        Self {
+            strategy: &conversion.strategy,
+            webhook,
+        }
+    }
 }
 
 /// Sets or removes cert-manager's annotation of a definition, and sets its conversion where there is one.
@@ -319,10 +359,9 @@ async fn set_conversion(client: &Client, name: &str, conversion: &Conversion) ->
         metadata: Annotations {
             annotations: [(adopt::INJECT_CA, &conversion.injected)].into(),
         },
-        spec: conversion
-            .conversion
-            .as_ref()
-            .map(|conversion| SpecPatch { conversion }),
+        spec: conversion.conversion.as_ref().map(|conversion| SpecPatch {
+            conversion: ConversionPatch::of(conversion),
+        }),
     };
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;

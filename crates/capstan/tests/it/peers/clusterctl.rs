@@ -112,6 +112,7 @@ impl Repository {
         let out = command.output().await.context("cannot run clusterctl")?;
         let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
         ensure!(out.status.success(), "clusterctl {}: {text}", args.join(" "));
+        println!("$ clusterctl {}\n{text}", args.join(" "));
         Ok(text)
     }
 
@@ -538,6 +539,17 @@ async fn until_ready(kubeconfig: &Path) -> Result<()> {
     Ok(())
 }
 
+/// `capstan up` has pointed the definitions at its own address. clusterctl adds that of a Service, and the API server refuses both.
+async fn forget_converter(kubeconfig: &Path) -> Result<()> {
+    let none = r#"{"spec":{"conversion":{"strategy":"None","webhook":null}}}"#;
+    let crds = capstan_api::crds();
+    for crd in crds.iter().filter(|crd| crd.spec.conversion.is_some()) {
+        let name = format!("crd/{}.{}", crd.spec.names.plural, crd.spec.group);
+        kubectl(kubeconfig, &["patch", &name, "--type=merge", "-p", none]).await?;
+    }
+    Ok(())
+}
+
 const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
 
 /// Lets a move go on that the annotation of a pool holds back. clusterctl pauses the cluster first, and then it waits.
@@ -568,6 +580,7 @@ async fn clusterctl_moves_running_machines_of_all_kinds_and_no_cloud_notices() -
     })
     .await?;
     let to = target.kubeconfig().to_owned();
+    forget_converter(&from).await?;
     for kubeconfig in [&from, &to] {
         repository.init(kubeconfig).await?;
     }

@@ -15,6 +15,7 @@ pub mod log;
 pub mod network;
 pub mod operations;
 pub mod policy;
+mod pools;
 pub mod resources;
 pub mod router;
 pub mod server;

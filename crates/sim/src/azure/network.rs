@@ -150,6 +150,7 @@ impl World {
                 return Err(missing(ip));
             }
         }
+        self.check_pools(body)?;
         match text(body, "/properties/networkSecurityGroup/id").filter(|group| self.get(group).is_none()) {
             Some(group) => Err(missing(group)),
             None => Ok(()),

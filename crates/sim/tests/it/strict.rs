@@ -131,6 +131,64 @@ async fn properties_that_are_fixed_at_birth_cannot_change() {
 }
 
 #[tokio::test]
+async fn an_availability_set_has_no_more_fault_domains_than_its_region() {
+    let sim = start(Config::instant()).await;
+    for (location, most) in [("westus", 3), ("ukwest", 2), ("onerack", 1)] {
+        let sets = id(&sim, "Microsoft.Compute/availabilitySets", location);
+        let put = |domains: u64| {
+            let body = json!({ "location": location, "sku": { "name": "Aligned" },
+                "properties": { "platformFaultDomainCount": domains } });
+            sim.direct(Method::PUT, &sets, body)
+        };
+        let refused = put(most + 1);
+        assert_eq!(refused.status, 400, "{location}");
+        let error = &refused.body["error"];
+        assert_eq!(
+            (&error["code"], &error["target"]),
+            (&json!("InvalidParameter"), &json!("platformFaultDomainCount"))
+        );
+        assert_eq!(put(most).status, 200, "{location}");
+    }
+}
+
+#[tokio::test]
+async fn a_pool_takes_addresses_of_one_family() {
+    let sim = start(Config::instant()).await;
+    let balancer = id(&sim, "Microsoft.Network/loadBalancers", "lb");
+    let part = |list: &str, name: &str| json!({ "id": format!("{balancer}/{list}/{name}") });
+    let rule = |name: &str| {
+        json!({ "name": name, "properties": { "frontendIPConfiguration": part("frontendIPConfigurations", name),
+            "backendAddressPool": part("backendAddressPools", name) } })
+    };
+    let body = json!({ "location": "eastus", "properties": {
+        "frontendIPConfigurations": [{ "name": "four" }, { "name": "six", "properties": { "privateIPAddressVersion": "IPv6" } }],
+        "backendAddressPools": [{ "name": "four" }, { "name": "six" }, { "name": "free" }],
+        "loadBalancingRules": [rule("four"), rule("six")],
+    } });
+    assert!(sim.direct(Method::PUT, &balancer, body).status.is_success());
+    let subnet = id(&sim, "Microsoft.Network/virtualNetworks", "capstan-vnet") + "/subnets/default";
+    let join = |nic: &str, family: &str, pool: &str| {
+        let config = json!({ "name": "a", "properties": { "subnet": { "id": subnet }, "privateIPAddressVersion": family,
+            "loadBalancerBackendAddressPools": [part("backendAddressPools", pool)] } });
+        let body = json!({ "location": "eastus", "properties": { "ipConfigurations": [config] } });
+        let answer = sim.direct(Method::PUT, &id(&sim, "Microsoft.Network/networkInterfaces", nic), body);
+        (answer.status.as_u16(), answer.body["error"]["code"].clone())
+    };
+    let mixed = json!("AllNicIpConfigurationsOfLbBackendPoolMustHaveSamePrivateIpAddressVersion");
+    assert_eq!(join("a", "IPv4", "six"), (400, mixed.clone()), "by the rule's frontend");
+    assert_eq!(join("a", "IPv6", "four"), (400, mixed.clone()));
+    assert_eq!(join("a", "IPv6", "six").0, 201);
+    assert_eq!(join("b", "IPv4", "four").0, 201);
+    assert_eq!(join("c", "IPv6", "free").0, 201, "no rule tells");
+    assert_eq!(join("d", "IPv4", "free"), (400, mixed), "by its first member");
+    assert_eq!(
+        join("c", "IPv6", "free").0,
+        200,
+        "an interface is in nobody's way but its own"
+    );
+}
+
+#[tokio::test]
 async fn windows_needs_a_password() {
     let sim = start(strict()).await;
     let set = set_id(&sim);

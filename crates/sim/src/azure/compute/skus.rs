@@ -17,6 +17,7 @@ pub struct Size {
     pub accelerated: bool,
     /// Whether it attaches disks by NVMe, and not by SCSI.
     pub nvme: bool,
+    pub gpus: u32,
 }
 
 const fn size(name: &'static str, family: &'static str, cores: u64, memory_gb: u32, data_disks: u64) -> Size {
@@ -31,6 +32,7 @@ const fn size(name: &'static str, family: &'static str, cores: u64, memory_gb: u
         ephemeral_os: true,
         accelerated: true,
         nvme: false,
+        gpus: 0,
     }
 }
 
@@ -98,6 +100,7 @@ pub const SIZES: [Size; 25] = [
     Size {
         ultra: false,
         accelerated: true,
+        gpus: 1,
         ..size("Standard_NC4as_T4_v3", "Standard NCASv3_T4 Family", 4, 28, 8)
     },
 ];
@@ -116,7 +119,7 @@ pub struct Location {
 
 const THREE: &[&str] = &["1", "2", "3"];
 
-pub const LOCATIONS: [Location; 11] = [
+pub const LOCATIONS: [Location; 13] = [
     zonal("eastus", "East US", THREE),
     zonal("eastus2", "East US 2", THREE),
     zonal("centralus", "Central US", &["1", "2"]),
@@ -142,7 +145,21 @@ pub const LOCATIONS: [Location; 11] = [
         ultra_regional: false,
         fault_domains: 3,
     },
+    small("ukwest", "UK West", 2),
+    // No region of Azure: one of the smallest kind.
+    small("onerack", "One Rack", 1),
 ];
+
+const fn small(name: &'static str, display: &'static str, fault_domains: u64) -> Location {
+    Location {
+        name,
+        display,
+        zones: &[],
+        ultra_zones: &[],
+        ultra_regional: false,
+        fault_domains,
+    }
+}
 
 const fn zonal(name: &'static str, display: &'static str, ultra_zones: &'static [&'static str]) -> Location {
     Location {
@@ -274,6 +291,9 @@ fn vm_sku(size: &Size, location: &Location) -> Value {
         capability("MaxNetworkInterfaces", size.cores.clamp(2, 8)),
         capability("TrustedLaunchDisabled", "False"),
     ];
+    if size.gpus > 0 {
+        capabilities.push(capability("GPUs", size.gpus));
+    }
     if location.ultra_regional && size.ultra {
         capabilities.push(capability("UltraSSDAvailable", "True"));
     }

@@ -6,7 +6,7 @@ use super::ids::Ids as _;
 use super::spec::provider_spec;
 use super::state::{State, UserData};
 use super::status::Note;
-use super::{Controller, Observed, Target, apply, availability_set, check, dependencies, status};
+use super::{Controller, Observed, Target, apply, availability_set, check, dependencies, disk_list, status};
 use crate::{account, sizes};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -50,6 +50,13 @@ impl Controller {
         if observed.vm.is_none() {
             // A virtual machine that Azure could not finish counts already.
             self.quotas.check(&target, size.as_ref()).await?;
+        }
+        if self.quotas.is_refused(&target) {
+            // A narrow role: its machines should not have to learn at their deletion what else it may not do.
+            let Target { names, account, .. } = target.as_ref();
+            self.disk_lists
+                .learn(&account.client, &names.group, &names.os_disk())
+                .await?;
         }
         let kept = self.kept_disks(&machine, &target).await?;
         self.check_conflicting_disks(&target, &kept, state).await?;
@@ -197,7 +204,11 @@ impl Controller {
         let Target { spec, names, account } = target;
         let wishes = kept::wishes(text, &spec.data_disks);
         let wishes = wishes.map_err(|why| Error::Invalid(format!("annotation {}: {why}", kept::ATTACH_ANNOTATION)))?;
-        let Some(listing) = self.disk_lists.get(&account.client, &names.group).await? else {
+        let Some(listing) = self
+            .disk_lists
+            .get(&account.client, &names.group, disk_list::NEEDED)
+            .await?
+        else {
             return Err(Error::NotReady(format!(
                 "annotation {}: the account may not read disks: grant it Microsoft.Compute/disks/read and \
                  Microsoft.Compute/disks/write",
@@ -255,7 +266,11 @@ impl Controller {
         if error.arm().is_none_or(|arm| arm.code != "ConflictingUserInput") {
             return rejection(names, error);
         }
-        let Ok(Some(listing)) = self.disk_lists.get(&account.client, &names.group).await else {
+        let Ok(Some(listing)) = self
+            .disk_lists
+            .get(&account.client, &names.group, disk_list::OPTIONAL)
+            .await
+        else {
             return rejection(names, error);
         };
         let new = spec

@@ -2,6 +2,7 @@
 
 use super::Target;
 use super::error::Error;
+use crate::account::Account;
 use crate::sizes;
 use capstan_azure::Size;
 use capstan_core::machine::quota::{Need, Room, Usage};
@@ -70,9 +71,14 @@ impl Quotas {
         }
     }
 
-    async fn answer(&self, account: &crate::account::Account, location: &str) -> Result<Answer, Error> {
-        let client = &account.client;
-        let key = [client.identity(), client.subscription(), location].map(str::to_lowercase);
+    /// Whether the account is known to have no right to read quotas.
+    pub fn is_refused(&self, target: &Target) -> bool {
+        let key = key(&target.account, &target.names.location);
+        self.0.has(&key, |_, answer| matches!(answer, Answer::Refused))
+    }
+
+    async fn answer(&self, account: &Account, location: &str) -> Result<Answer, Error> {
+        let (client, key) = (&account.client, key(account, location));
         let fresh = |age: Duration, answer: &Answer| match answer {
             Answer::Known(_) => age < FRESH,
             Answer::Refused => age < REFUSED,
@@ -96,6 +102,11 @@ impl Quotas {
         };
         self.0.get_if(&key, fresh, read).await
     }
+}
+
+fn key(account: &Account, location: &str) -> [String; 3] {
+    let client = &account.client;
+    [client.identity(), client.subscription(), location].map(str::to_lowercase)
 }
 
 fn usage(found: capstan_azure::usages::Usage) -> Usage {

@@ -13,7 +13,7 @@ use super::network::{Network, Ownership};
 use super::spec::is_unreadable;
 use super::state::State;
 use super::status::{self, Deletion, Note, Notes};
-use super::{Controller, Observed, Target, availability_set, disks, drain, observe};
+use super::{Controller, Observed, Target, availability_set, disk_list, disks, drain, observe};
 use capstan_api::openshift::{MACHINE_FINALIZER, Machine};
 use capstan_azure::client::When;
 use capstan_azure::model::{VirtualMachine, VirtualMachineUpdate};
@@ -302,16 +302,15 @@ impl Controller {
         } = teardown.as_mut();
         let machine = scope.object.clone();
         let delete_disks = self.delete_disks(&machine, &target, had_vm, disks, &mut observed.notes);
-        let (deleted, network) =
-            if *interface_goes && self.disk_lists.is_refused(&target.account.client, &target.names.group) {
-                let deleted = delete_disks.await;
-                if matches!(deleted, Ok(None)) && disks.went_before {
-                    network.interface_went();
-                }
-                (deleted, network.delete(&target, ownership).await)
-            } else {
-                futures::join!(delete_disks, network.delete(&target, ownership))
-            };
+        let (deleted, network) = if *interface_goes {
+            let deleted = delete_disks.await;
+            if matches!(deleted, Ok(None)) && disks.unreadable && disks.went_before {
+                network.interface_went();
+            }
+            (deleted, network.delete(&target, ownership).await)
+        } else {
+            futures::join!(delete_disks, network.delete(&target, ownership))
+        };
         let wait = [deleted?, network?].into_iter().flatten().min();
         teardown.resources = match wait {
             Some(after) => Resources::PendingUntil(scope.now() + after),
@@ -339,7 +338,10 @@ impl Controller {
                 attached: &attached,
                 had_vm,
             };
-            let listing = self.disk_lists.get(&account.client, &names.group).await?;
+            let listing = self
+                .disk_lists
+                .get(&account.client, &names.group, disk_list::OPTIONAL)
+                .await?;
             disks.unreadable = listing.is_none();
             disks.disposition = Some(match &listing {
                 Some(listing) => disposition::decide(spec, names, listing, known),

@@ -130,12 +130,21 @@ fn set_of(still: &Still, machine: &str) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn an_availability_set_has_as_many_fault_domains_as_its_region() -> Result<()> {
-    let still = in_the_west().await?;
-    let _running = still.start(Some(NAMESPACE))?;
-    still.create(of_set(&still, "m")).await?;
-    still.until_phase("m", "Running").await;
-    let set = still.azure.get(&still.id(SETS, "c_workers-as")).context("no set")?;
-    assert_eq!(set["properties"]["platformFaultDomainCount"], 3);
+    for (location, domains) in [("westus", 3), ("ukwest", 2), ("onerack", 1)] {
+        let still = Still::new(Config::instant()).await?;
+        still.azure.network(&Network {
+            location: location.into(),
+            vnet: "west-vnet".into(),
+            ..Network::default()
+        });
+        let _running = still.start(Some(NAMESPACE))?;
+        let mut machine = of_set(&still, "m");
+        machine["spec"]["providerSpec"]["value"]["location"] = json!(location);
+        still.create(machine).await?;
+        still.until_phase("m", "Running").await;
+        let set = still.azure.get(&still.id(SETS, "c_workers-as")).context("no set")?;
+        assert_eq!(set["properties"]["platformFaultDomainCount"], domains, "{location}");
+    }
     Ok(())
 }
 
@@ -351,32 +360,95 @@ fn openshifts_role() -> Config {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn with_openshifts_role_a_machine_costs_six_calls_to_create_and_six_to_delete() -> Result<()> {
-    let still = Still::new(openshifts_role()).await?;
-    let _running = still.start(Some(NAMESPACE))?;
+/// A machine with two data disks that go with it.
+fn with_disks(still: &Still, name: &str) -> Value {
     let disk =
         |lun: i32| json!({"nameSuffix": format!("d{lun}"), "lun": lun, "diskSizeGB": 8, "deletionPolicy": "Delete"});
-    let disks = json!({"dataDisks": [disk(0), disk(1)]});
-    // The first machine shows what the account may not read.
-    for name in ["first", "m"] {
-        still.azure.clear_requests();
-        still.create(still.machine(name, disks.clone())).await?;
-        still.until_phase(name, "Running").await;
-        let creating = calls(&still);
-        still.azure.clear_requests();
+    still.machine(name, json!({"dataDisks": [disk(0), disk(1)]}))
+}
+
+async fn gone(still: &Still, names: &[String]) -> Result<()> {
+    for name in names {
         still.delete(named(name)).await?;
-        still
-            .until("gone", |still| still.get(API, "machines", name).is_none())
-            .await;
-        let deleting = calls(&still);
-        for kind in ["disks", "networkInterfaces", "virtualMachines"] {
-            assert!(still.resources(kind).is_empty(), "{kind}");
-        }
-        let known = name == "m";
-        assert!(!known || creating.len() <= 6, "{creating:#?}");
-        assert!(!known || deleting.len() <= 6, "{deleting:#?}");
     }
+    let there = |still: &Still, name: &String| still.get(API, "machines", name).is_some();
+    still
+        .until("gone", |still| !names.iter().any(|name| there(still, name)))
+        .await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_openshifts_role_machines_cost_six_calls_to_create_and_six_to_delete_all_included() -> Result<()> {
+    const MACHINES: usize = 20;
+    let still = Still::new(openshifts_role()).await?;
+    let running = still.start(Some(NAMESPACE))?;
+    let names: Vec<String> = (0..MACHINES).map(|n| format!("m{n}")).collect();
+    for name in &names {
+        still.create(with_disks(&still, name)).await?;
+    }
+    for name in &names {
+        still.until_phase(name, "Running").await;
+    }
+    let creating = calls(&still);
+    still.azure.clear_requests();
+    gone(&still, &names).await?;
+    let deleting = calls(&still);
+    for kind in ["disks", "networkInterfaces", "virtualMachines"] {
+        assert!(still.resources(kind).is_empty(), "{kind}");
+    }
+    println!(
+        "{MACHINES} machines: {} calls to create and {} to delete them",
+        creating.len(),
+        deleting.len()
+    );
+    assert!(creating.len() <= 6 * MACHINES, "{creating:#?}");
+    assert!(deleting.len() <= 6 * MACHINES, "{deleting:#?}");
+    let refused: Vec<&String> = deleting.iter().filter(|call| call.ends_with(" 403")).collect();
+    assert!(
+        refused.is_empty(),
+        "the creation has learned what the account may not do: {refused:?}"
+    );
+
+    // A process that has created none learns it by one call for all.
+    for name in &names[..2] {
+        still.create(with_disks(&still, name)).await?;
+        still.until_phase(name, "Running").await;
+    }
+    drop(running);
+    let _running = still.start(Some(NAMESPACE))?;
+    still.azure.clear_requests();
+    gone(&still, &names[..1]).await?;
+    let first = calls(&still);
+    let (refused, own): (Vec<&String>, Vec<&String>) = first.iter().partition(|call| call.ends_with(" 403"));
+    assert!(refused.len() <= 1 && own.len() <= 6, "{first:#?}");
+    still.azure.clear_requests();
+    gone(&still, &names[1..2]).await?;
+    let second = calls(&still);
+    assert!(second.len() <= 6, "{second:#?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn rights_that_an_account_gets_later_are_used_within_an_hour() -> Result<()> {
+    let still = Still::new(openshifts_role()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let names = ["before".to_owned(), "after".to_owned()];
+    for name in &names {
+        still.create(with_disks(&still, name)).await?;
+        still.until_phase(name, "Running").await;
+    }
+    gone(&still, &names[..1]).await?;
+    assert_eq!(
+        asked(&still, "/disks"),
+        0,
+        "it is known that the account may not list them"
+    );
+    still.azure.changing(|world| world.config.allowed_actions = None);
+    tokio::time::sleep(MINUTE * 61).await;
+    still.azure.clear_requests();
+    gone(&still, &names[1..]).await?;
+    assert_eq!(asked(&still, "/disks"), 1, "{:#?}", calls(&still));
     Ok(())
 }
 

@@ -196,6 +196,52 @@ async fn in_a_dual_stack_subnet_an_interface_gets_an_ipv6_configuration_too() ->
     Ok(())
 }
 
+/// As OpenShift's installer makes them for two families: the public balancer's frontends do not tell their family, and the pools
+/// of IPv6 end with `-v6`. There are more pools than frontends.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interface_joins_all_pools_of_a_public_balancer_each_with_the_address_of_its_family() -> Result<()> {
+    let world = World::new("families", Config::quick()).await?;
+    let _controller = world.start().await?;
+    let subnet = network(&world, "virtualNetworks", "capstan-vnet/subnets/dual");
+    let prefixes = json!({"properties": {"addressPrefixes": ["10.9.0.0/16", "fd00:9::/64"]}});
+    given(&world, &subnet, &prefixes);
+    let front = network(&world, "loadBalancers", "ocp-x7");
+    let part = |list: &str, name: &str| json!({"id": format!("{front}/{list}/{name}")});
+    let frontend = |name: &str, version: &str| {
+        let address = network(&world, "publicIPAddresses", name);
+        let body = json!({"location": "eastus", "properties": {"publicIPAddressVersion": version}});
+        given(&world, &address, &body);
+        json!({"name": name, "properties": {"publicIPAddress": {"id": address}}})
+    };
+    let pools = ["ocp-x7-v6", "ocp-x7", "ocp-x7-outbound", "ocp-x7-outbound-v6"];
+    let rule = |name: &str, frontend: &str, pool: &str| {
+        json!({"name": name, "properties": {"frontendIPConfiguration": part("frontendIPConfigurations", frontend),
+            "backendAddressPool": part("backendAddressPools", pool)}})
+    };
+    let balancer = json!({"location": "eastus", "sku": {"name": "Standard"}, "properties": {
+        "frontendIPConfigurations": [frontend("public-v4", "IPv4"), frontend("public-v6", "IPv6")],
+        "backendAddressPools": pools.map(|name| json!({"name": name})),
+        "loadBalancingRules": [rule("api", "public-v4", "ocp-x7"), rule("api-v6", "public-v6", "ocp-x7-v6"),
+            rule("out", "public-v4", "ocp-x7-outbound"), rule("out-v6", "public-v6", "ocp-x7-outbound-v6")],
+    }});
+    given(&world, &front, &balancer);
+    let name = world.name("m");
+    let over = json!({"subnet": "dual", "publicLoadBalancer": "ocp-x7"});
+    world.create(world.manifest(&name, over)).await?;
+    world.until_phase(&name, "Provisioned").await?;
+    let configs = nic(&world, &name)?["properties"]["ipConfigurations"].clone();
+    let joined = |index: usize| configs[index]["properties"]["loadBalancerBackendAddressPools"].clone();
+    let all = |names: [&str; 2]| json!(names.map(|name| part("backendAddressPools", name)));
+    assert_eq!(
+        (joined(0), joined(1)),
+        (
+            all(["ocp-x7", "ocp-x7-outbound"]),
+            all(["ocp-x7-v6", "ocp-x7-outbound-v6"])
+        )
+    );
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_balancer_that_is_not_there_is_waited_for_and_nothing_is_made_meanwhile() -> Result<()> {
     let world = World::new("balancer", Config::quick()).await?;

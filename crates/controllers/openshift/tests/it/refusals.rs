@@ -286,3 +286,156 @@ async fn a_control_plane_machine_learns_the_internal_balancer_that_it_is_behind(
     assert_eq!(balancer(&still, "worker"), Value::Null, "workers have none");
     Ok(())
 }
+
+/// Specs that Azure or the operator's rules refuse, and why. Nobody has to ask Azure for that.
+fn hopeless() -> Vec<(Value, &'static str)> {
+    let disk = |suffix: &str, lun: i32, kind: &str| {
+        json!({"nameSuffix": suffix, "lun": lun, "diskSizeGB": 8, "deletionPolicy": "Delete",
+            "managedDisk": {"storageAccountType": kind}})
+    };
+    let disks = |disks: &[Value]| json!({"dataDisks": disks});
+    let in_set = |mut over: Value| {
+        over["availabilitySet"] = json!("as");
+        over
+    };
+    let os = |change: Value| {
+        let mut os =
+            json!({"osType": "Linux", "diskSizeGB": 128, "managedDisk": {"storageAccountType": "Premium_LRS"}});
+        for (field, value) in change.as_object().into_iter().flatten() {
+            os[field] = value.clone();
+        }
+        json!({"osDisk": os})
+    };
+    let encrypted = json!({"securityProfile": {"securityEncryptionType": "VMGuestStateOnly"}});
+    let tags: serde_json::Map<String, Value> = (0..47).map(|n| (format!("t{n}"), json!("v"))).collect();
+    let boot = |boot: Value| json!({"diagnostics": {"boot": boot}});
+    let image = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/images/i";
+    let ultra = disk("u", 0, "UltraSSD_LRS");
+    vec![
+        (
+            in_set(json!({})),
+            "Azure takes no machine with a zone into an availability set",
+        ),
+        (
+            in_set(json!({"zone": "", "spotVMOptions": {}})),
+            "no machine with spotVMOptions into",
+        ),
+        (
+            in_set(json!({"zone": "", "dataDisks": [ultra]})),
+            "no machine with Ultra disks",
+        ),
+        (
+            in_set(json!({"zone": "", "dataDisks": [disk("p", 0, "PremiumV2_LRS")]})),
+            "no machine with PremiumV2_LRS disks into",
+        ),
+        (
+            json!({"zone": "", "dataDisks": [disk("p", 0, "PremiumV2_LRS")]}),
+            "takes PremiumV2_LRS disks in location eastus only in a zone",
+        ),
+        (disks(&[disk("OSDisk", 0, "Premium_LRS")]), "the OS disk has this name"),
+        (
+            disks(&[disk("a", 0, "Premium_LRS"), disk("A", 1, "Premium_LRS")]),
+            "each Data Disk must have a unique nameSuffix",
+        ),
+        (
+            os(json!({"managedDisk": encrypted})),
+            "securityProfile should be set when",
+        ),
+        (
+            boot(json!({"storageAccountType": "CustomerManaged"})),
+            "storageAccountURI must be provided when",
+        ),
+        (
+            boot(json!({"storageAccountType": "Mine"})),
+            "must be AzureManaged or CustomerManaged",
+        ),
+        (
+            json!({"capacityReservationGroupID": image}),
+            "capacityReservationGroupID: Invalid value",
+        ),
+        (os(json!({"cachingType": "Fast"})), "osDisk.cachingType: Invalid value"),
+        (json!({"tags": tags}), "at most 46 tags"),
+        (
+            json!({"spotVMOptions": {"maxPrice": "cheap"}}),
+            "must be a price in dollars per hour",
+        ),
+        (
+            json!({"ultraSSDCapability": "hello"}),
+            "ultraSSDCapability can be only Enabled",
+        ),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_beforehand_is_refused_before_the_first_resource() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    let cases = hopeless();
+    for (index, (over, _)) in cases.iter().enumerate() {
+        still.create(still.machine(&format!("m{index}"), over.clone())).await?;
+    }
+    let mut wrong = Vec::new();
+    for (index, (over, why)) in cases.iter().enumerate() {
+        let name = format!("m{index}");
+        still
+            .until(&format!("an end of {over}"), |still| {
+                let machine = still.get(API, "machines", &name).unwrap_or_default();
+                ["Failed", "Running"]
+                    .map(Value::from)
+                    .contains(&machine["status"]["phase"])
+            })
+            .await;
+        let machine = still.get(API, "machines", &name).context("gone")?;
+        let message = machine["status"]["errorMessage"].as_str().unwrap_or_default();
+        if !message.contains(why) {
+            wrong.push(format!("{over}: {message:?}"));
+        }
+    }
+    let written = still
+        .azure
+        .arm_requests()
+        .into_iter()
+        .filter(|sent| sent.method != "GET");
+    wrong.extend(written.map(|sent| format!("{} {}", sent.method, sent.path)));
+    println!("{} specs are refused beforehand", cases.len());
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_group_that_went_with_the_accounts_role_a_machine_waits_and_says_for_which_right() -> Result<()> {
+    let still = Still::new(Config::instant()).await?;
+    let _running = still.start(Some(NAMESPACE))?;
+    still.create(still.machine("m", json!({}))).await?;
+    still.until_phase("m", "Running").await;
+    let refused = "The client 'c' does not have authorization to perform action 'Microsoft.Compute/virtualMachines/read' over \
+                   scope '/subscriptions/s/resourceGroups/capstan' or the scope is invalid.";
+    let scoped = Fault::new(answer(403, "AuthorizationFailed", refused)).path("(?i)resourceGroups/capstan");
+    let scoped = still.azure.fault(scoped)?;
+    still.delete(named("m")).await?;
+    let last = |still: &Still| {
+        let machine = still.get(API, "machines", "m").unwrap_or_default();
+        let last = machine["status"]["lastOperation"]["description"].as_str();
+        last.unwrap_or_default().to_owned()
+    };
+    still
+        .until("a reason", |still| {
+            last(still).contains("Microsoft.Compute/virtualMachines/read")
+        })
+        .await;
+    tokio::time::sleep(MINUTE * 60).await;
+    let machine = still.get(API, "machines", "m").context("gone")?;
+    assert_eq!(machine["status"]["phase"], "Deleting");
+    // A role on the subscription lets Azure say that there is no such group.
+    still.azure.remove_fault(scoped);
+    let gone = answer(
+        404,
+        "ResourceGroupNotFound",
+        "Resource group 'capstan' could not be found.",
+    );
+    still.azure.fault(Fault::new(gone).path("(?i)resourceGroups/capstan"))?;
+    still
+        .until("gone", |still| still.get(API, "machines", "m").is_none())
+        .await;
+    Ok(())
+}

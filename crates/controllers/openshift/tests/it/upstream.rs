@@ -11,6 +11,7 @@ use crate::still::{NAMESPACE, Still, resource};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const API: &str = "machine.openshift.io";
+const LABELS: &str = "capacity.cluster-autoscaler.kubernetes.io/labels";
 
 fn condition(object: &Value, type_: &str) -> Option<String> {
     let conditions = object["status"]["conditions"].as_array()?;
@@ -46,6 +47,17 @@ async fn a_set_without_machines_tells_the_autoscaler_what_they_would_offer() -> 
             annotations(still)["machine.openshift.io/vCPU"] == "8"
         })
         .await;
+    let mut labelled = still.set("gpus", 0, json!({"vmSize": "Standard_NC4as_T4_v3"}));
+    labelled["metadata"]["annotations"] = json!({(LABELS): "disktype=ultrassd"});
+    still.create(labelled).await?;
+    let of_gpus = |still: &Still| {
+        let set = still.get(API, "machinesets", "gpus").unwrap_or_default();
+        set["metadata"]["annotations"].clone()
+    };
+    still
+        .until("a GPU", |still| of_gpus(still)["machine.openshift.io/GPU"] == "1")
+        .await;
+    assert_eq!(of_gpus(&still)[LABELS], "disktype=ultrassd,kubernetes.io/arch=amd64");
     still
         .create(still.set("unknown", 0, json!({"vmSize": "Standard_Nope"})))
         .await?;

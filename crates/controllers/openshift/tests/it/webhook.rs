@@ -1,5 +1,7 @@
 //! Admission on a real API server, asked with kubectl.
 
+mod operator;
+
 use crate::support;
 
 use std::time::Duration;
@@ -450,61 +452,5 @@ async fn two_copies_behind_a_service_renew_their_certificate_once_and_no_machine
         assert!(webhook.client_config.service.is_some());
     }
     standby.shutdown.cancel();
-    world.end().await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn on_openshift_kubectl_is_told_of_fields_that_the_operators_admission_drops() -> Result<()> {
-    // A cluster of its own: the others are not OpenShift.
-    drop(ControlPlane::shared().await?);
-    let plane = ControlPlane::start(capstan_testkit::Options::default()).await?;
-    plane.install_crds().await?;
-    let namespace = plane.namespace("webhook").await?;
-    let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "infrastructures.config.openshift.io"}, "spec": {
-        "group": "config.openshift.io", "scope": "Cluster",
-        "names": {"kind": "Infrastructure", "plural": "infrastructures", "singular": "infrastructure"},
-        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": open}}]}});
-    let infrastructure = json!({"apiVersion": "config.openshift.io/v1", "kind": "Infrastructure",
-        "metadata": {"name": "cluster"},
-        "status": {"infrastructureName": "ocp-x7", "platformStatus": {"type": "Azure"}}});
-    let world = World::within(plane, namespace).await?;
-    world.apply(&definition).await?;
-    let crd = "crd/infrastructures.config.openshift.io";
-    world
-        .plane
-        .kubectl(&["wait", "--for=condition=Established", "--timeout=120s", crd])
-        .await?;
-    world.apply(&infrastructure).await?;
-    world.serve(&world.context);
-    world.registered().await?;
-    let mut value = good();
-    let file = world.dir.join("told.json");
-    let create = async |value: &Value| {
-        std::fs::write(&file, machine("told", value.clone()).to_string())?;
-        let path = file.display().to_string();
-        let args = [
-            "-n",
-            &world.namespace,
-            "create",
-            "--dry-run=server",
-            "--warnings-as-errors",
-            "-f",
-            &path,
-        ];
-        world.plane.kubectl(&args).await
-    };
-    // The API server itself warns of the name of OpenShift's finalizer.
-    let warned = create(&value).await.err().context("no warning")?.to_string();
-    assert!(!warned.contains("machine-api-operator"), "{warned}");
-    value["dataDisks"][0]["diskIOPSReadWrite"] = json!(500);
-    let warned = create(&value).await.err().context("no warning")?.to_string();
-    assert!(
-        warned.contains(
-            "providerSpec.dataDisks[0]: the admission of machine-api-operator drops diskIOPSReadWrite and diskMBpsReadWrite"
-        ),
-        "{warned}"
-    );
     world.end().await
 }

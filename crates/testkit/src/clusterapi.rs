@@ -95,16 +95,31 @@ fn command(programs: &Programs, dir: &Path, webhook: u16, health: u16) -> Comman
 pub(crate) struct Server {
     port: u16,
     ca: String,
+    /// The namespace and the name of the Service in front of it.
+    service: Option<(String, String)>,
 }
 
 impl Server {
     pub fn new(port: u16, pki: &Pki) -> Self {
         let ca = BASE64_STANDARD.encode(pki.ca());
-        Self { port, ca }
+        let service = None;
+        Self { port, ca, service }
+    }
+
+    /// Lets the API server go through a Service, which has to lead to this machine.
+    pub fn behind(mut self, namespace: &str, service: &str) -> Self {
+        self.service = Some((namespace.to_owned(), service.to_owned()));
+        self
     }
 
     fn at(&self, path: &str) -> Value {
-        json!({ "url": format!("https://127.0.0.1:{}{path}", self.port), "caBundle": self.ca })
+        match &self.service {
+            None => json!({ "url": format!("https://127.0.0.1:{}{path}", self.port), "caBundle": self.ca }),
+            Some((namespace, name)) => {
+                let service = json!({ "namespace": namespace, "name": name, "path": path, "port": self.port });
+                json!({ "service": service, "caBundle": self.ca })
+            }
+        }
     }
 
     /// Lets the manager convert the objects of a definition.

@@ -3,9 +3,13 @@
 //! Invariant: a stopped peer leaves no webhook that rejects writes: its admission is removed with it. Its definitions
 //! stay, like those of an installation whose Deployment was scaled to zero.
 
+mod installation;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+pub use installation::Installation;
 
 use anyhow::{Context, Result};
 use kube::api::DynamicObject;
@@ -24,6 +28,8 @@ use crate::{files, manifests};
 /// One release of a controller.
 pub struct Release {
     pub name: &'static str,
+    /// What the names of its own installation begin with.
+    prefix: &'static str,
     program: &'static Part,
     crds: &'static Part,
     /// Definitions of other providers that the manager watches.
@@ -40,6 +46,7 @@ pub struct Release {
 
 pub static CAPV_1_16: Release = Release {
     name: "capv",
+    prefix: "capv",
     program: &parts::CAPV,
     crds: &parts::CAPV_CRDS,
     watched: None,
@@ -61,6 +68,7 @@ pub static CAPV_1_14: Release = Release {
 
 pub static CAPZ: Release = Release {
     name: "capz",
+    prefix: "capz",
     program: &parts::CAPZ,
     crds: &parts::CAPZ_CRDS,
     watched: Some(&parts::KUBEADM_CRDS),
@@ -133,6 +141,21 @@ impl Release {
             .context("the build was interrupted")?
     }
 
+    fn command(&self, kubeconfig: &Path, certificates: &Path, ports: Ports) -> Result<Command> {
+        let mut command = Command::new(self.program.path()?);
+        command
+            .env("KUBECONFIG", kubeconfig)
+            .env("POD_NAMESPACE", "default")
+            .args([
+                format!("--webhook-port={}", ports.webhook),
+                format!("--health-addr=127.0.0.1:{}", ports.health),
+            ])
+            .arg(format!("--webhook-cert-dir={}", certificates.display()))
+            .args(["--diagnostics-address=127.0.0.1:0", "--insecure-diagnostics"])
+            .args(self.flags);
+        Ok(command)
+    }
+
     /// Returns its definitions as its own installation has them.
     fn definitions(&self, server: &Server) -> Result<Vec<DynamicObject>> {
         let mut crds = manifests::read_dir(&self.crds.path()?)?;
@@ -196,6 +219,13 @@ async fn tunnel(client: TcpStream, server: SocketAddr) -> Result<()> {
     Ok(())
 }
 
+/// Where a manager listens, on loopback.
+#[derive(Clone, Copy)]
+struct Ports {
+    webhook: u16,
+    health: u16,
+}
+
 /// A running manager of a release.
 pub struct Peer {
     process: Process,
@@ -222,19 +252,11 @@ impl Peer {
         let server = Server::new(webhook, &pki);
         let client = plane.client().await?;
         manifests::install_crds(&client, release.definitions(&server)?).await?;
-        let certificates = certificates(plane, &pki, release.name)?;
-        let mut command = Command::new(release.program.path()?);
+        let certificates = certificates(plane.dir(), &pki, release.name, &[])?;
+        let ports = Ports { webhook, health };
+        let mut command = release.command(plane.kubeconfig(), &certificates, ports)?;
         command
-            .env("KUBECONFIG", plane.kubeconfig())
-            .env("POD_NAMESPACE", "default")
             .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
-            .args([
-                format!("--webhook-port={webhook}"),
-                format!("--health-addr=127.0.0.1:{health}"),
-            ])
-            .arg(format!("--webhook-cert-dir={}", certificates.display()))
-            .args(["--diagnostics-address=127.0.0.1:0", "--insecure-diagnostics"])
-            .args(release.flags)
             .args(args);
         let lifeline = Lifeline::own()?;
         let mut process = lifeline.start(plane.dir(), release.name, command)?;
@@ -278,9 +300,9 @@ impl Peer {
 }
 
 /// Creates a serving certificate under the names that controller-runtime reads.
-fn certificates(plane: &ControlPlane, pki: &Pki, name: &str) -> Result<PathBuf> {
-    pki.serving(name)?;
-    let dir = plane.dir().join(format!("{name}-webhook"));
+fn certificates(dir: &Path, pki: &Pki, name: &str, hosts: &[String]) -> Result<PathBuf> {
+    pki.serving_for(name, hosts)?;
+    let dir = dir.join(format!("{name}-webhook"));
     for (made, read) in [("crt", "tls.crt"), ("key", "tls.key")] {
         let text = std::fs::read_to_string(pki.file(&format!("{name}.{made}")))?;
         files::write_private(&dir.join(read), text)?;

@@ -67,6 +67,11 @@ impl Pki {
 
     /// Creates `NAME.crt` and `NAME.key` for a server on loopback.
     pub fn serving(&self, name: &str) -> Result<()> {
+        self.serving_for(name, &[])
+    }
+
+    /// As [`Pki::serving`], for a server that has these names, too.
+    pub fn serving_for(&self, name: &str, more: &[String]) -> Result<()> {
         let names = [
             "127.0.0.1",
             "::1",
@@ -75,7 +80,8 @@ impl Pki {
             "kubernetes",
             "kubernetes.default.svc",
         ];
-        let mut params = CertificateParams::new(names.map(str::to_owned))?;
+        let names = names.iter().map(ToString::to_string).chain(more.iter().cloned());
+        let mut params = CertificateParams::new(names.collect::<Vec<_>>())?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

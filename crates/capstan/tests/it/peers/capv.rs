@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
-use capstan_testkit::peers::{CAPV_1_14, CAPV_1_16, Peer, Release};
+use capstan_testkit::peers::{CAPV_1_14, CAPV_1_16, Installation, Peer, Release};
 use capstan_testkit::vcsim::Options;
 use capstan_testkit::{Vcsim, vcsim};
 use serde_json::{Value, json};
@@ -212,8 +212,8 @@ impl World {
         Ok(counters)
     }
 
-    async fn capstan(&self, stores_v1beta2: bool) -> Result<Capstan> {
-        let args = ["--controllers", "vsphere", "--webhook", "127.0.0.1:0"];
+    /// Installs the definitions of Capstan.
+    async fn define(&self, stores_v1beta2: bool) -> Result<()> {
         let version = if stores_v1beta2 { "v1beta2" } else { "v1beta1" };
         self.management
             .install_definitions(&[
@@ -222,7 +222,12 @@ impl World {
                 "--stored-version",
                 version,
             ])
-            .await?;
+            .await
+    }
+
+    async fn capstan(&self, stores_v1beta2: bool) -> Result<Capstan> {
+        self.define(stores_v1beta2).await?;
+        let args = ["--controllers", "vsphere", "--webhook", "127.0.0.1:0"];
         Capstan::start(&self.management.plane, &args, &[])
     }
 
@@ -309,4 +314,76 @@ async fn a_cluster_of_capv_1_16_is_taken_over_and_given_back_untouched() -> Resu
 #[ignore = "builds CAPV 1.14: run by `just peers`"]
 async fn a_cluster_of_capv_1_14_is_taken_over_and_given_back_untouched() -> Result<()> {
     take_over_and_back(&CAPV_1_14, false).await
+}
+
+const LEASE: &str = "capv-system/capv-controller-manager-runtime";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "builds CAPV 1.16: run by `just peers`"]
+async fn capstan_adopt_takes_a_cluster_of_capv_over_and_gives_it_back() -> Result<()> {
+    CAPV_1_16.build().await?;
+    let world = World::start().await?;
+    let management = &world.management;
+    // A manager outside of a pod does not find the namespace of its lease.
+    let mut capv = Installation::start(&management.plane, &CAPV_1_16, &["--leader-elect=false"], &[]).await?;
+    world.make_cluster().await?;
+    world.running(2, 1, 1).await?;
+    let made = management.settled().await?;
+    management.keep("adopt-1-made-by-peer", &made)?;
+    let vms = world.vms().await?;
+
+    let plan = management.adopt(&[], 2).await?;
+    for step in [
+        "let Capstan hold the lease of CAPV in namespace capv-system [--execute does it]",
+        "scale Deployment capv-system/capv-controller-manager to 0 [--execute does it]",
+        "remove ValidatingWebhookConfiguration capv-validating-webhook-configuration",
+        "remove annotation cert-manager.io/inject-ca-from",
+        "install the definitions",
+    ] {
+        ensure!(plan.contains(step), "{step}: {plan}");
+    }
+    management.adopt(&["--execute"], 2).await?;
+    capv.follow().await?;
+    management
+        .adopted("scale Deployment capv-system/capv-controller-manager to 0")
+        .await?;
+    world.sim.admin.reset_counters().await?;
+    world.define(true).await?;
+    let election = [
+        "--leader-elect-namespace=capstan-system",
+        "--hold-leases=capv-system/capv-controller-manager-runtime",
+    ];
+    let args = ["--controllers", "vsphere", "--webhook", "127.0.0.1:0"];
+    let capstan = Capstan::start_led(&management.plane, &election, &args, &[])?;
+    world.untouched("adopt-2-taken-over", &made, &vms).await?;
+    let said = management.adopt(&[], 2).await?;
+    ensure!(
+        said.contains(&format!("found: Lease {LEASE}, held by capstan/")),
+        "{said}"
+    );
+    management
+        .apply(&[world.deployment("workers", 3, "workers-1", None)])
+        .await?;
+    world.running(3, 1, 1).await?;
+    let before = management.settled().await?;
+    management.keep("adopt-3-made-by-capstan", &before)?;
+    let vms = world.vms().await?;
+    capstan.stop()?;
+
+    world.sim.admin.reset_counters().await?;
+    let reverted = management.adopt(&["--revert"], 0).await?;
+    for done in [
+        "gave capv-controller-manager back its replicas",
+        "definitions back their conversion",
+    ] {
+        ensure!(reverted.contains(done), "{done}: {reverted}");
+    }
+    capv.install_definitions().await?;
+    capv.follow().await?;
+    world.untouched("adopt-4-given-back", &before, &vms).await?;
+    management
+        .apply(&[world.deployment("workers", 4, "workers-1", None)])
+        .await?;
+    world.running(4, 1, 1).await?;
+    Ok(())
 }

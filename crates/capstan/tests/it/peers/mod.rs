@@ -19,7 +19,7 @@ use capstan_testkit::{ControlPlane, manifests};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::program::{LIMIT, Started, capstan, signal, wait};
+use crate::program::{LIMIT, Started, capstan, signal, until, wait};
 
 /// How often the state of the world is read.
 const ASK: Duration = Duration::from_millis(500);
@@ -35,10 +35,16 @@ struct Capstan {
 
 impl Capstan {
     fn start(plane: &ControlPlane, args: &[&str], variables: &[(&str, String)]) -> Result<Self> {
+        Self::start_led(plane, &["--leader-elect=false"], args, variables)
+    }
+
+    /// With the flags of its leader election.
+    fn start_led(plane: &ControlPlane, election: &[&str], args: &[&str], variables: &[(&str, String)]) -> Result<Self> {
         let log = plane.dir().join("capstan.log");
         let file = std::fs::File::options().create(true).append(true).open(&log)?;
         let child = capstan()
-            .args(["run", "--log-format", "json", "--leader-elect=false"])
+            .args(["run", "--log-format", "json"])
+            .args(election)
             .args(["--health", "0", "--metrics", "0", "--kubeconfig"])
             .arg(plane.kubeconfig())
             .args(args)
@@ -50,6 +56,18 @@ impl Capstan {
             child: Started(child),
             log,
         })
+    }
+
+    /// How often it has logged a message that begins so.
+    fn said(&self, message: &str) -> usize {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let message = format!("\"message\":\"{message}");
+        text.lines().filter(|line| line.contains(&message)).count()
+    }
+
+    /// Waits until it has logged a message that begins so, this many times.
+    fn until_said(&self, message: &str, times: usize) -> Result<()> {
+        until(|| self.said(message) >= times).with_context(|| format!("{message:?} {times} times: {}", tail(&self.log)))
     }
 
     /// Ends it in order.
@@ -116,6 +134,34 @@ impl Management {
         };
         crds.retain(is_crd);
         manifests::install_crds(&self.plane.client().await?, crds).await
+    }
+
+    /// Runs `capstan adopt`; returns what it printed, and fails with that on another exit code.
+    async fn adopt(&self, args: &[&str], code: i32) -> Result<String> {
+        let mut command = capstan();
+        command
+            .arg("adopt")
+            .args(args)
+            .arg("--kubeconfig")
+            .arg(self.plane.kubeconfig());
+        let out = tokio::task::spawn_blocking(move || command.output()).await??;
+        let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+        println!("$ capstan adopt {}\n{said}", args.join(" "));
+        ensure!(out.status.code() == Some(code), "{:?}: {said}", out.status.code());
+        Ok(said)
+    }
+
+    /// Waits until `capstan adopt` says that a step is done.
+    async fn adopted(&self, step: &str) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            let said = self.adopt(&[], 2).await?;
+            if said.lines().any(|line| line.contains(step) && line.ends_with("[done]")) {
+                return Ok(());
+            }
+            ensure!(since.elapsed() < LIMIT, "{step:?} is not done: {said}");
+            tokio::time::sleep(ASK).await;
+        }
     }
 
     async fn objects(&self) -> Result<Objects> {

@@ -214,3 +214,79 @@ async fn the_openshift_overlay_signs_in_with_the_token_that_it_mounts_and_waits_
     ensure!(request["spec"]["serviceAccountNames"].is_null(), "{request}");
     Ok(())
 }
+
+/// The steps of the page about OpenShift name what the overlay has.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_openshift_overlay_runs_beside_the_controllers_that_it_replaces_and_is_scraped() -> Result<()> {
+    let page = include_str!("../../../../docs/openshift.md");
+    let objects = build("overlays/openshift").await?;
+    let deployment = named(&objects, "Deployment", "capstan").context("no Deployment")?;
+    let pod = &deployment["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    // Control plane nodes are there before any other machine.
+    ensure!(
+        pod["nodeSelector"] == json!({"node-role.kubernetes.io/master": ""}),
+        "{pod}"
+    );
+    let tolerations = pod["tolerations"].as_array().context("no tolerations")?;
+    for taint in ["control-plane", "master"] {
+        let key = format!("node-role.kubernetes.io/{taint}");
+        let tolerated = tolerations
+            .iter()
+            .any(|one| one["key"] == key.as_str() && one["operator"] == "Exists" && one["effect"] == "NoSchedule");
+        ensure!(tolerated, "{key}: {tolerations:?}");
+    }
+    ensure!(
+        strings(&container["args"]).contains(&"--namespace=openshift-machine-api"),
+        "{container}"
+    );
+    let one = |list: &Value, name: &str| {
+        let found = list.as_array().into_iter().flatten().find(|one| one["name"] == name);
+        found.cloned().unwrap_or_default()
+    };
+    let token = one(&pod["volumes"], "azure-token")["projected"]["sources"][0]["serviceAccountToken"].clone();
+    ensure!(
+        token["audience"] == "openshift" && page.contains("--audiences openshift"),
+        "{token}"
+    );
+    // The proxy is optional, the certificates are not.
+    let proxy = json!([{"configMapRef": {"name": "capstan-proxy", "optional": true}}]);
+    ensure!(container["envFrom"] == proxy, "{container}");
+    ensure!(page.contains("create configmap capstan-proxy"));
+    let (file, mount) = (
+        one(&container["env"], "SSL_CERT_FILE"),
+        one(&container["volumeMounts"], "trusted-ca"),
+    );
+    let folder = mount["mountPath"].as_str().unwrap_or_default();
+    ensure!(file["value"] == format!("{folder}/ca-bundle.crt"), "{file}");
+    let bundle = named(&objects, "ConfigMap", "capstan-trusted-ca").context("no ConfigMap")?;
+    let injected = &bundle["metadata"]["labels"]["config.openshift.io/inject-trusted-cabundle"];
+    ensure!(*injected == "true", "{bundle}");
+
+    let account = named(&objects, "ServiceAccount", "capstan").context("no account")?;
+    let namespace = account["metadata"]["namespace"].as_str().unwrap_or_default();
+    ensure!(
+        page.contains(&format!("--subject system:serviceaccount:{namespace}:capstan")),
+        "{namespace}"
+    );
+    let leases = named(&objects, "Role", "capstan-openshift-leases").context("no Role")?;
+    for lease in strings(&leases["rules"][0]["resourceNames"]) {
+        ensure!(page.contains(&format!("| `{lease}` |")), "{lease}");
+    }
+
+    let monitor = named(&objects, "ServiceMonitor", "capstan").context("no ServiceMonitor")?;
+    let port = &monitor["spec"]["endpoints"][0]["port"];
+    let selected = &monitor["spec"]["selector"]["matchLabels"];
+    let service = named(&objects, "Service", "capstan-metrics").context("no Service")?;
+    ensure!(service["metadata"]["labels"] == *selected, "{service}");
+    ensure!(service["spec"]["ports"][0]["name"] == *port, "{service}");
+    let ports = one(&container["ports"], port.as_str().unwrap_or_default());
+    ensure!(!ports.is_null(), "{container}");
+    let watched = named(&objects, "Namespace", namespace).context("no Namespace")?;
+    let label = &watched["metadata"]["labels"]["openshift.io/cluster-monitoring"];
+    ensure!(
+        *label == "true",
+        "the cluster's Prometheus looks into labelled namespaces only: {watched}"
+    );
+    Ok(())
+}

@@ -95,8 +95,8 @@ impl Poll {
                 () = capstan_core::clock::sleep_until(next_read.into()), if !all_watched => {
                     let Some(vcenter) = inner.upgrade().map(Vcenter) else { return Ok(()) };
                     match poll.read_others(&vcenter).await? {
-                        Some(true) => poll.rate.stir(vcenter.waiters().len(), poll.clock.instant()),
-                        Some(false) => poll.rate.calm(poll.clock.instant()),
+                        Some(true) => poll.rate.note_change(vcenter.waiters().len(), poll.clock.instant()),
+                        Some(false) => poll.rate.note_quiet(poll.clock.instant()),
                         None => poll.rate.widen(),
                     }
                     continue;
@@ -292,7 +292,7 @@ impl Poll {
             changed |= vcenter.read_and_report(&doubtful).await?;
         }
         if changed && !truncated {
-            self.rate.stir(vcenter.waiters().len(), self.clock.instant());
+            self.rate.note_change(vcenter.waiters().len(), self.clock.instant());
         }
         Ok(())
     }

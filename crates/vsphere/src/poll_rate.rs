@@ -85,7 +85,7 @@ impl PollRate {
     }
 
     /// Notes that an object has changed while `pending` are waited for.
-    pub(crate) fn stir(&mut self, pending: usize, now: Instant) {
+    pub(crate) fn note_change(&mut self, pending: usize, now: Instant) {
         if self.has_moved(now) {
             self.window = (self.window / GROWTH).max(self.fewest);
         }
@@ -95,7 +95,7 @@ impl PollRate {
     }
 
     /// Notes that a read found no change: in quiet times more is watched and less is read.
-    pub(crate) fn calm(&mut self, now: Instant) {
+    pub(crate) fn note_quiet(&mut self, now: Instant) {
         if self.has_moved(now) {
             return;
         }
@@ -121,13 +121,13 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Step {
         /// An object changes while so many are waited for.
-        Stir(usize),
-        Calm,
+        Change(usize),
+        Quiet,
         Widen,
         /// So many milliseconds pass.
         Later(u64),
     }
-    use Step::{Calm, Later, Stir, Widen};
+    use Step::{Change, Later, Quiet, Widen};
 
     fn walk(steps: &[Step]) -> (PollRate, Instant) {
         let (mut rate, mut now) = (
@@ -136,8 +136,8 @@ mod tests {
         );
         for step in steps {
             match *step {
-                Stir(pending) => rate.stir(pending, now),
-                Calm => rate.calm(now),
+                Change(pending) => rate.note_change(pending, now),
+                Quiet => rate.note_quiet(now),
                 Widen => rate.widen(),
                 Later(millis) => now += Duration::from_millis(millis),
             }
@@ -147,18 +147,18 @@ mod tests {
 
     #[rstest]
     #[case::at_first(&[], WINDOW, 150, false)]
-    #[case::one_by_himself(&[Stir(1)], WINDOW, 150, false)]
-    #[case::one_of_many(&[Stir(9)], WINDOW, 150, true)]
-    #[case::the_last_of_many(&[Stir(9), Later(300), Stir(1)], WINDOW, 150, true)]
-    #[case::many_long_ago(&[Stir(9), Later(1000)], WINDOW, 150, false)]
-    #[case::one_long_after_many(&[Stir(9), Later(1000), Stir(1)], WINDOW, 150, false)]
-    #[case::no_news_in_between(&[Stir(9), Later(999), Calm], WINDOW, 150, true)]
-    #[case::reads_without_news_come_less_often(&[Stir(9), Later(1000), Calm, Calm], WINDOW, 600, false)]
-    #[case::and_no_less_than_each_second(&[Calm, Calm, Calm], WINDOW, 1000, false)]
-    #[case::then_more_is_watched(&[Calm, Calm, Calm, Calm], 32, 1000, false)]
-    #[case::news_bring_the_reads_back(&[Calm, Calm, Calm, Calm, Stir(20)], 32, 150, true)]
-    #[case::one_change_after_another_narrows(&[Widen, Widen, Stir(20), Later(10), Stir(20)], 32, 150, true)]
-    #[case::one_alone_narrows_nothing(&[Widen, Widen, Stir(20)], 128, 150, true)]
+    #[case::one_by_himself(&[Change(1)], WINDOW, 150, false)]
+    #[case::one_of_many(&[Change(9)], WINDOW, 150, true)]
+    #[case::the_last_of_many(&[Change(9), Later(300), Change(1)], WINDOW, 150, true)]
+    #[case::many_long_ago(&[Change(9), Later(1000)], WINDOW, 150, false)]
+    #[case::one_long_after_many(&[Change(9), Later(1000), Change(1)], WINDOW, 150, false)]
+    #[case::no_news_in_between(&[Change(9), Later(999), Quiet], WINDOW, 150, true)]
+    #[case::reads_without_news_come_less_often(&[Change(9), Later(1000), Quiet, Quiet], WINDOW, 600, false)]
+    #[case::and_no_less_than_each_second(&[Quiet, Quiet, Quiet], WINDOW, 1000, false)]
+    #[case::then_more_is_watched(&[Quiet, Quiet, Quiet, Quiet], 32, 1000, false)]
+    #[case::news_bring_the_reads_back(&[Quiet, Quiet, Quiet, Quiet, Change(20)], 32, 150, true)]
+    #[case::one_change_after_another_narrows(&[Widen, Widen, Change(20), Later(10), Change(20)], 32, 150, true)]
+    #[case::one_alone_narrows_nothing(&[Widen, Widen, Change(20)], 128, 150, true)]
     #[case::never_wider_than_servers_like(&[Widen; 40], WIDEST, 150, false)]
     fn the_pace_follows_what_is_seen(
         #[case] steps: &[Step],
@@ -178,7 +178,7 @@ mod tests {
             capstan_core::clock::Clock::system().instant(),
         );
         for pending in [1, 9, 1000, 1000] {
-            rate.stir(pending, now);
+            rate.note_change(pending, now);
             now += Duration::from_millis(10);
             assert_eq!(
                 (rate.window(), rate.pause(), rate.is_busy(now)),
@@ -191,8 +191,8 @@ mod tests {
 
     fn any_step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (0..1000usize).prop_map(Stir),
-            Just(Calm),
+            (0..1000usize).prop_map(Change),
+            Just(Quiet),
             Just(Widen),
             (0..3000u64).prop_map(Later)
         ]
@@ -209,7 +209,7 @@ mod tests {
             let later = now + SHORT_WAIT;
             prop_assert!(!rate.is_busy(later));
             for _ in 0..8 {
-                rate.calm(later);
+                rate.note_quiet(later);
             }
             prop_assert_eq!(rate.window(), WIDEST);
         }

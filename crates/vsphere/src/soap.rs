@@ -14,7 +14,7 @@ use crate::xml::{Element, escape};
 /// A call without an answer by then is lost; vCenter answers within seconds or not at all.
 const ANSWER: Duration = Duration::from_secs(90);
 /// The first calls to a vCenter are answered by then, or it is unreachable.
-const HELLO: Duration = Duration::from_secs(30);
+const PROBE: Duration = Duration::from_secs(30);
 /// Errors quote this much of an answer.
 const BODY_SHOWN: usize = 300;
 /// The version of the API that every vCenter of today understands.
@@ -41,9 +41,9 @@ impl<'a> Call<'a> {
     }
 
     /// A call that shows whether the server answers.
-    pub fn hello(method: &'a str, this: &'a MoRef, body: String) -> Self {
+    pub fn probe(method: &'a str, this: &'a MoRef, body: String) -> Self {
         Self {
-            timeout: HELLO,
+            timeout: PROBE,
             ..Self::read(method, this, body)
         }
     }

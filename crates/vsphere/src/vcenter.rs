@@ -114,8 +114,8 @@ impl Vcenter {
         };
         let vcenter = Self(Arc::new(inner));
         let service = service();
-        let hello = Call::hello("RetrieveServiceContent", &service, String::new());
-        let answer = vcenter.send(hello, None).await;
+        let probe = Call::probe("RetrieveServiceContent", &service, String::new());
+        let answer = vcenter.send(probe, None).await;
         let content = answer.and_then(|answer| Content::read(&answer));
         let content = content.map_err(|error| vcenter.unquoted(error))?;
         let _ = vcenter.0.content.set(content);
@@ -130,7 +130,7 @@ impl Vcenter {
         if self.0.clock.since(*self.0.answered.lock()) < LATELY {
             return Ok(());
         }
-        self.call(Call::hello("CurrentTime", &service(), String::new()))
+        self.call(Call::probe("CurrentTime", &service(), String::new()))
             .await
             .map(|_| ())
     }
@@ -255,7 +255,7 @@ impl Vcenter {
         body.text("userName", &self.0.login.username)
             .text("password", self.0.login.password.reveal());
         let result = self
-            .exchange(&Call::hello("Login", &manager, body.finish()), None)
+            .exchange(&Call::probe("Login", &manager, body.finish()), None)
             .await;
         let result = result.map_err(|error| self.login_error(error));
         self.0.metrics.logged_in(&result);

@@ -32,27 +32,27 @@ pub(super) fn disruptions(observed: &Observed, set: &ScaleSet) -> Disruptions {
     }
 }
 
-/// What is to become of a machine in the end.
+/// What the rollout does with a machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Action {
     Keep,
     Update,
     Replace,
 }
 
-fn fate(machine: &Machine, observed: &Observed, roll: bool) -> Fate {
+fn action(machine: &Machine, observed: &Observed, roll: bool) -> Action {
     if !machine.idle() {
-        return Fate::Keep;
+        return Action::Keep;
     }
     // One whose update did not come back may well have the newest model.
     if machine.failed || machine.irreparable || machine.never_joined(joining::timeout(observed)) {
-        return Fate::Replace;
+        return Action::Replace;
     }
     match (machine.outdated && roll, observed.strategy) {
-        (false, _) | (true, Strategy::OnDelete) => Fate::Keep,
+        (false, _) | (true, Strategy::OnDelete) => Action::Keep,
         // An instance that has never run has nothing to preserve, and Azure refuses to update it meanwhile.
-        (true, Strategy::InPlace) if machine.health != Health::Creating && !machine.needs_new_disk => Fate::Update,
-        (true, Strategy::InPlace | Strategy::Replace) => Fate::Replace,
+        (true, Strategy::InPlace) if machine.health != Health::Creating && !machine.needs_new_disk => Action::Update,
+        (true, Strategy::InPlace | Strategy::Replace) => Action::Replace,
     }
 }
 
@@ -61,10 +61,10 @@ fn select(observed: &Observed, set: &ScaleSet, roll: bool) -> Disruptions {
     let existing: Vec<&Machine> = observed.machines.iter().filter(|m| m.exists()).collect();
     let (mut keep, mut update, mut replace) = (Vec::new(), Vec::new(), Vec::new());
     for machine in existing.iter().copied().filter(|m| !m.leaving()) {
-        match fate(machine, observed, roll) {
-            Fate::Keep => keep.push(machine),
-            Fate::Update => update.push(machine),
-            Fate::Replace => replace.push(machine),
+        match action(machine, observed, roll) {
+            Action::Keep => keep.push(machine),
+            Action::Update => update.push(machine),
+            Action::Replace => replace.push(machine),
         }
     }
     let rolling = !update.is_empty() || !replace.is_empty();

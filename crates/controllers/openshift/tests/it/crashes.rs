@@ -8,9 +8,9 @@ use capstan_core::interceptor::{Interceptor, Interceptors};
 use capstan_sim::azure::{Action, Config, Fault};
 use capstan_testkit::interceptors::{LoseAnswer, StopAfter};
 use capstan_testkit::print_line;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::still::{Running, Still};
+use crate::still::{Running, Still, machine};
 use crate::support::disk;
 
 const NAME: &str = "m0";
@@ -26,16 +26,6 @@ enum Chapter {
     Deletion,
     /// The spec has lost its disks meanwhile, and Azure deletes none of them by itself.
     DeletionOfTheForgotten,
-}
-
-/// A machine, as far as a change needs to name it.
-fn machine(change: Value) -> Value {
-    let mut object =
-        json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": NAME}});
-    for (key, value) in change.as_object().into_iter().flatten() {
-        object[key] = value.clone();
-    }
-    object
 }
 
 /// Creates a machine with a disk of every kind.
@@ -78,8 +68,8 @@ async fn life(n: usize, chapter: Chapter) -> Result<bool> {
         let next = still.start(None)?;
         still.until("a machine that runs", is_running).await;
         check_there(&still)?;
-        still.delete(machine(json!({}))).await?;
-        still.until("the end of the machine", is_gone).await;
+        still.delete_machine(NAME).await?;
+        still.until_gone(NAME).await;
         drop(next);
         check_gone(&still).context("after creation")?;
         return Ok(stop.has_stopped());
@@ -93,13 +83,13 @@ async fn life(n: usize, chapter: Chapter) -> Result<bool> {
         forget_disks(&still).await?;
     }
     let doomed = start(&still, stop.clone())?;
-    still.delete(machine(json!({}))).await?;
+    still.delete_machine(NAME).await?;
     still
         .until("an end", |still| stop.has_stopped() || is_gone(still))
         .await;
     drop(doomed);
     let next = still.start(None)?;
-    still.until("the end of the machine", is_gone).await;
+    still.until_gone(NAME).await;
     drop(next);
     check_gone(&still)?;
     Ok(stop.has_stopped())
@@ -108,9 +98,10 @@ async fn life(n: usize, chapter: Chapter) -> Result<bool> {
 /// As an older version would have left the object.
 async fn forget_disks(still: &Still) -> Result<()> {
     let none = json!({"providerSpec": {"value": {"dataDisks": null}}});
-    still.patch(machine(json!({"spec": none}))).await?;
-    let none = json!({"providerStatus": {"dataDisks": null}});
-    still.patch_status(machine(json!({"status": none}))).await
+    still.patch_machine(NAME, json!({"spec": none})).await?;
+    let mut none = machine(NAME);
+    none["status"] = json!({"providerStatus": {"dataDisks": null}});
+    still.patch_status(none).await
 }
 
 fn check_there(still: &Still) -> Result<()> {
@@ -141,8 +132,8 @@ async fn life_with_a_lost_answer(n: usize) -> Result<bool> {
     create(&still).await?;
     still.until("a machine that runs", is_running).await;
     check_there(&still)?;
-    still.delete(machine(json!({}))).await?;
-    still.until("the end of the machine", is_gone).await;
+    still.delete_machine(NAME).await?;
+    still.until_gone(NAME).await;
     drop(controller);
     check_gone(&still)?;
     Ok(lose.has_lost())

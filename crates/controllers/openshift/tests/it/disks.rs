@@ -4,9 +4,10 @@ use crate::support;
 
 use anyhow::{Context as _, Result};
 use capstan_sim::azure::{Action, Config, Fault};
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use support::{World, disk};
+
+use crate::still::{Still, machine};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ultra_disks_get_their_capability_performance_and_user_data() -> Result<()> {
@@ -82,20 +83,20 @@ async fn user_data_is_passed_on_as_it_is() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_disk_that_outlives_its_machine_is_deleted_until_it_is_gone() -> Result<()> {
-    let world = World::new("outlive", Config::quick()).await?;
-    let _controller = world.start().await?;
-    let name = world.name("m");
-    world
-        .create(world.manifest(&name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]})))
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
+    let name = "m";
+    still
+        .create(still.machine(name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]})))
         .await?;
-    world.until_phase(&name, "Provisioned").await?;
-    stubborn_disk(&world, &format!("{name}_data"))?;
-    world.delete(&name).await?;
-    world.until_gone(&name).await?;
-    assert!(world.azure("disks").is_empty(), "{:?}", world.azure("disks"));
-    let event = world.event(&name, "FailedDelete").await?;
+    still.until_phase(name, "Running").await;
+    stubborn_disk(&still, &format!("{name}_data"))?;
+    still.delete_machine(name).await?;
+    still.until_gone(name).await;
+    assert!(still.resources("disks").is_empty(), "{:?}", still.resources("disks"));
+    let event = still.event(name, "FailedDelete").await;
     assert!(
         event.contains(&format!("failed to delete Data Disk: {name}_data")),
         "{event}"
@@ -103,97 +104,103 @@ async fn a_disk_that_outlives_its_machine_is_deleted_until_it_is_gone() -> Resul
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_disk_that_became_detach_after_its_machine_was_made_survives() -> Result<()> {
-    let world = World::new("spare", Config::quick()).await?;
-    let _controller = world.start().await?;
-    let name = world.name("m");
-    let manifest = world.manifest(&name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]}));
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
+    let name = "m";
+    let manifest = still.machine(name, json!({"dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]}));
     let mut changed = manifest["spec"]["providerSpec"]["value"].clone();
     changed["dataDisks"][0]["deletionPolicy"] = json!("Detach");
-    world.create(manifest).await?;
-    world.until_phase(&name, "Provisioned").await?;
-    world
-        .patch(&name, json!({"spec": {"providerSpec": {"value": changed}}}))
+    still.create(manifest).await?;
+    still.until_phase(name, "Running").await;
+    still
+        .patch_machine(name, json!({"spec": {"providerSpec": {"value": changed}}}))
         .await?;
-    world.delete(&name).await?;
-    world.until_gone(&name).await?;
-    assert_eq!(world.azure("disks"), [format!("{name}_data")]);
+    still.delete_machine(name).await?;
+    still.until_gone(name).await;
+    assert_eq!(still.resources("disks"), [format!("{name}_data")]);
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_disk_that_an_earlier_machine_left_is_named_and_waited_for() -> Result<()> {
-    let world = World::new("left", Config::quick()).await?;
-    let _controller = world.start().await?;
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
     let mut fast = disk("fast", 0, "Detach", "UltraSSD_LRS");
     fast["diskIOPSReadWrite"] = json!(500);
     for (suffix, disk) in [("data", disk("data", 0, "Detach", "Premium_LRS")), ("fast", fast)] {
-        let name = world.name(suffix);
-        let left = format!("{name}_{suffix}");
-        let manifest = world.manifest(&name, json!({"dataDisks": [disk]}));
-        world.create(manifest.clone()).await?;
-        world.until_phase(&name, "Provisioned").await?;
-        world.delete(&name).await?;
-        world.until_gone(&name).await?;
-        assert_eq!(world.azure("disks"), std::slice::from_ref(&left));
+        let (name, left) = (suffix, format!("{suffix}_{suffix}"));
+        let manifest = still.machine(name, json!({"dataDisks": [disk]}));
+        still.create(manifest.clone()).await?;
+        still.until_phase(name, "Running").await;
+        still.delete_machine(name).await?;
+        still.until_gone(name).await;
+        assert_eq!(still.resources("disks"), std::slice::from_ref(&left));
 
-        world.create(manifest).await?;
-        let told = |machine: Option<&capstan_api::openshift::Machine>| {
-            let conditions = machine.and_then(|machine| Some(&machine.status.as_ref()?.conditions));
-            conditions.into_iter().flatten().any(|condition| {
-                let text = condition.message.as_deref().unwrap_or_default();
-                condition.type_ == "InstanceExists"
-                    && text.contains(&format!("Data Disk {left} remains from an earlier machine"))
+        still.create(manifest).await?;
+        let remains = format!("Data Disk {left} remains from an earlier machine");
+        let shown = |still: &Still| still.get("machine.openshift.io", "machines", name).unwrap_or_default();
+        let reported = |still: &Still| {
+            let machine = shown(still);
+            let conditions = machine["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.iter().any(|condition| {
+                let text = condition["message"].as_str().unwrap_or_default();
+                condition["type"] == "InstanceExists" && text.contains(&remains)
             })
         };
-        let machine = world
-            .until(&name, "told what is in its way", told)
-            .await?
-            .context("it is gone")?;
-        assert_eq!(support::phase_of(&machine), "Provisioning");
-        assert_eq!(machine.status.and_then(|status| status.error_message), None);
-        let event = world.event(&name, "FailedCreate").await?;
+        still.until("the report of what is in its way", reported).await;
+        let machine = shown(&still);
+        assert_eq!(machine["status"]["phase"], "Provisioning");
+        assert_eq!(machine["status"]["errorMessage"], Value::Null);
+        let event = still.event(name, "FailedCreate").await;
         assert!(event.contains("deletionPolicy Detach"), "{event}");
         assert_eq!(
-            world.azure("disks"),
+            still.resources("disks"),
             std::slice::from_ref(&left),
             "nothing is made over it"
         );
 
-        assert!(world.sim.vanish(&disk_id(&world, &left)), "an administrator deletes it");
-        world.until_phase(&name, "Provisioned").await?;
-        world.delete(&name).await?;
-        world.until_gone(&name).await?;
-        world.sim.vanish(&disk_id(&world, &left));
+        assert!(
+            still.azure.vanish(&still_disk_id(&still, &left)),
+            "an administrator deletes it"
+        );
+        still.until_phase(name, "Running").await;
+        still.delete_machine(name).await?;
+        still.until_gone(name).await;
+        still.azure.vanish(&still_disk_id(&still, &left));
     }
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_half_made_machine_leaves_nothing() -> Result<()> {
-    let world = World::new("half", Config::quick()).await?;
-    let _controller = world.start().await?;
-    world.sim.fault(Fault::new(Action::Stall).policy("PutVM"))?;
-    let name = world.name("m");
-    world
-        .create(world.manifest(
-            &name,
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
+    still.azure.fault(Fault::new(Action::Stall).policy("PutVM"))?;
+    let name = "m";
+    still
+        .create(still.machine(
+            name,
             json!({"publicIP": true, "dataDisks": [disk("data", 0, "Delete", "Premium_LRS")]}),
         ))
         .await?;
-    world.until_phase(&name, "Provisioning").await?;
-    world.delete(&name).await?;
-    world.until_gone(&name).await?;
+    still.until_phase(name, "Provisioning").await;
+    still.delete_machine(name).await?;
+    still.until_gone(name).await;
     for kind in ["virtualMachines", "networkInterfaces", "disks", "publicIPAddresses"] {
-        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+        assert!(still.resources(kind).is_empty(), "{kind}: {:?}", still.resources(kind));
     }
     Ok(())
 }
 
+fn still_disk_id(still: &Still, name: &str) -> String {
+    still.id("Microsoft.Compute/disks", name)
+}
+
 /// Azure deletes the machine and leaves all disks; the first two attempts to delete this one are refused.
-fn stubborn_disk(world: &World, disk: &str) -> Result<()> {
-    world.sim.fault(Fault::new(Action::KeepDisks))?;
+fn stubborn_disk(still: &Still, disk: &str) -> Result<()> {
+    still.azure.fault(Fault::new(Action::KeepDisks))?;
     let refusal = Action::Answer {
         status: 400,
         code: Some("InvalidParameter".into()),
@@ -201,25 +208,25 @@ fn stubborn_disk(world: &World, disk: &str) -> Result<()> {
         retry_after: None,
     };
     let refusal = Fault::new(refusal).policy("DeleteDisk").path(disk);
-    world.sim.fault(refusal.times(2))?;
+    still.azure.fault(refusal.times(2))?;
     Ok(())
 }
 
-async fn leaves_only(world: &World, name: &str, kept: &str) -> Result<()> {
-    world.delete(name).await?;
-    world.until_gone(name).await?;
+async fn leaves_only(still: &Still, name: &str, kept: &str) -> Result<()> {
+    still.delete_machine(name).await?;
+    still.until_gone(name).await;
     let kept = format!("{name}_{kept}");
-    assert_eq!(world.azure("disks"), std::slice::from_ref(&kept));
+    assert_eq!(still.resources("disks"), std::slice::from_ref(&kept));
     for kind in ["virtualMachines", "networkInterfaces", "publicIPAddresses"] {
-        assert!(world.azure(kind).is_empty(), "{kind}: {:?}", world.azure(kind));
+        assert!(still.resources(kind).is_empty(), "{kind}: {:?}", still.resources(kind));
     }
-    let text = world.event(name, "Deleted").await?;
+    let text = still.event(name, "Deleted").await;
     assert!(
-        text.contains(&format!("is kept as {}", disk_id(world, &kept))),
+        text.contains(&format!("is kept as {}", still_disk_id(still, &kept))),
         "{text}"
     );
     assert!(
-        world.sim.vanish(&disk_id(world, &kept)),
+        still.azure.vanish(&still_disk_id(still, &kept)),
         "the administrator has found it"
     );
     Ok(())
@@ -236,96 +243,91 @@ fn three_disks() -> Value {
 }
 
 /// By an edit, or by a version of the controller or of its definitions that did not know the fields.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn disks_that_the_spec_lost_go_or_stay_as_they_were_made() -> Result<()> {
-    let world = World::new("lost", Config::quick()).await?;
-    let _controller = world.start().await?;
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
     for (suffix, downgraded) in [("edited", false), ("downgraded", true)] {
-        let name = world.name(suffix);
-        let manifest = world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()}));
-        world.create(manifest).await?;
-        world.until_phase(&name, "Provisioned").await?;
+        let name = suffix;
+        let manifest = still.machine(name, json!({"publicIP": true, "dataDisks": three_disks()}));
+        still.create(manifest).await?;
+        still.until_phase(name, "Running").await;
         let without = json!({"dataDisks": null, "publicIP": null});
-        world
-            .patch(&name, json!({"spec": {"providerSpec": {"value": without}}}))
+        still
+            .patch_machine(name, json!({"spec": {"providerSpec": {"value": without}}}))
             .await?;
         if downgraded {
-            let status = json!({"status": {"providerStatus": {"dataDisks": null}}});
-            let patch = Patch::Merge(status);
-            world
-                .machines()
-                .patch_status(&name, &PatchParams::default(), &patch)
-                .await?;
+            let mut without = machine(name);
+            without["status"] = json!({"providerStatus": {"dataDisks": null}});
+            still.patch_status(without).await?;
         }
-        stubborn_disk(&world, &format!("{name}_gone"))?;
-        leaves_only(&world, &name, "kept").await?;
-        let event = world.event(&name, "FailedDelete").await?;
+        stubborn_disk(&still, &format!("{name}_gone"))?;
+        leaves_only(&still, name, "kept").await?;
+        let event = still.event(name, "FailedDelete").await;
         assert!(
             event.contains(&format!("failed to delete Data Disk: {name}_gone")),
             "{event}"
         );
-        world.sim.clear_faults();
+        still.azure.clear_faults();
     }
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_machine_whose_virtual_machine_was_deleted_by_somebody_else_leaves_nothing() -> Result<()> {
-    let world = World::new("behind", Config::quick()).await?;
-    let _controller = world.start().await?;
-    let name = world.name("m");
-    world
-        .create(world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()})))
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
+    let name = "m";
+    still
+        .create(still.machine(name, json!({"publicIP": true, "dataDisks": three_disks()})))
         .await?;
-    let machine = world.until_phase(&name, "Provisioned").await?;
-    let id = machine.spec.provider_id.context("no provider id")?;
+    let machine = still.until_phase(name, "Running").await;
+    let id = machine["spec"]["providerID"].as_str().context("no provider id")?;
     let key = id.trim_start_matches("azure://").to_lowercase();
-    world.sim.changing(|azure| azure.vm_removed(&key, true));
-    assert_eq!(world.azure("disks").len(), 4, "all its disks are still there");
-    leaves_only(&world, &name, "kept").await
+    still.azure.changing(|azure| azure.vm_removed(&key, true));
+    assert_eq!(still.resources("disks").len(), 4, "all its disks are still there");
+    leaves_only(&still, name, "kept").await
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_machine_that_azure_could_not_finish_leaves_nothing() -> Result<()> {
-    let world = World::new("broken", Config::quick()).await?;
-    let _controller = world.start().await?;
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
     let broken = Action::FailProvisioning {
         code: "OSProvisioningClientError".into(),
         message: "the image does not start".into(),
     };
-    world.sim.fault(Fault::new(broken).path("virtualMachines").times(1))?;
-    let name = world.name("m");
-    world
-        .create(world.manifest(&name, json!({"publicIP": true, "dataDisks": three_disks()})))
+    still.azure.fault(Fault::new(broken).path("virtualMachines").times(1))?;
+    let name = "m";
+    still
+        .create(still.machine(name, json!({"publicIP": true, "dataDisks": three_disks()})))
         .await?;
-    let machine = world.until_phase(&name, "Failed").await?;
-    let message = machine
-        .status
-        .and_then(|status| status.error_message)
-        .unwrap_or_default();
+    let machine = still.until_phase(name, "Failed").await;
+    let message = machine["status"]["errorMessage"].as_str().unwrap_or_default();
     assert!(
         message.contains(r#"Code="OSProvisioningClientError" Message="the image does not start""#),
         "{message}"
     );
-    let vm = world.vm(&name).context("no virtual machine")?;
+    let id = still.id("Microsoft.Compute/virtualMachines", name);
+    let vm = still.azure.get(&id).context("no virtual machine")?;
     assert_eq!(vm["properties"]["provisioningState"], "Failed");
-    stubborn_disk(&world, &format!("{name}_gone"))?;
-    leaves_only(&world, &name, "kept").await
+    stubborn_disk(&still, &format!("{name}_gone"))?;
+    leaves_only(&still, name, "kept").await
 }
 
 /// While the webhook was away.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_machine_whose_spec_became_unreadable_leaves_nothing() -> Result<()> {
-    let world = World::new("garbled", Config::quick()).await?;
-    let _controller = world.start().await?;
-    let name = world.name("m");
-    world
-        .create(world.manifest(&name, json!({"dataDisks": three_disks()})))
+    let still = Still::new(Config::quick()).await?;
+    let _controller = still.start(None)?;
+    let name = "m";
+    still
+        .create(still.machine(name, json!({"dataDisks": three_disks()})))
         .await?;
-    world.until_phase(&name, "Provisioned").await?;
+    still.until_phase(name, "Running").await;
     let garbled = json!({"dataDisks": "none", "publicIP": "no", "resourceGroup": "elsewhere"});
-    world
-        .patch(&name, json!({"spec": {"providerSpec": {"value": garbled}}}))
+    still
+        .patch_machine(name, json!({"spec": {"providerSpec": {"value": garbled}}}))
         .await?;
-    leaves_only(&world, &name, "kept").await
+    leaves_only(&still, name, "kept").await
 }

@@ -253,6 +253,36 @@ impl Still {
         names
     }
 
+    /// Changes a Machine; `change` has its `spec` or its `metadata`.
+    pub async fn patch_machine(&self, name: &str, change: Value) -> Result<()> {
+        let mut object = machine(name);
+        for (key, value) in change.as_object().into_iter().flatten() {
+            object[key] = value.clone();
+        }
+        self.patch(object).await
+    }
+
+    pub async fn delete_machine(&self, name: &str) -> Result<()> {
+        self.delete(machine(name)).await
+    }
+
+    pub async fn until_gone(&self, name: &str) {
+        let gone = |still: &Self| still.get("machine.openshift.io", "machines", name).is_none();
+        self.until(&format!("the end of {name}"), gone).await;
+    }
+
+    /// Returns the message of the first event about an object with this reason.
+    pub async fn event(&self, name: &str, reason: &str) -> String {
+        let found = |still: &Self| {
+            let mut events = still.server.objects_of("", "events").into_iter();
+            events.find(|event| event["involvedObject"]["name"] == name && event["reason"] == reason)
+        };
+        self.until(&format!("event {reason} of {name}"), |still| found(still).is_some())
+            .await;
+        let event = found(self).unwrap_or_default();
+        event["message"].as_str().unwrap_or_default().to_owned()
+    }
+
     /// Lets time pass until it is so.
     pub async fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
         for _ in 0..3600 {
@@ -280,6 +310,11 @@ fn learn(on_write: &Mutex<Option<OnWrite>>, method: &http::Method, path: &str) {
     if let Some(learns) = learns.filter(|_| method != http::Method::GET) {
         learns(method, path);
     }
+}
+
+/// A Machine, as far as a change or its deletion names it.
+pub fn machine(name: &str) -> Value {
+    json!({"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": name}})
 }
 
 fn infrastructure(status: Value) -> Value {

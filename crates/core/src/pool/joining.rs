@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::waiting::list;
 use super::{Machine, Observed};
+use crate::backoff::exponential;
 
 /// A node that has not joined after this time is reported: most join within two or three minutes.
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(300);
@@ -11,14 +12,16 @@ pub const JOIN_PATIENCE: Duration = Duration::from_secs(300);
 pub const STARTUP_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// The timeout doubles no more often than this: after ten hours somebody may have repaired what keeps the nodes away.
-const DOUBLINGS: usize = 5;
+const DOUBLINGS: u32 = 5;
 
 /// Returns after how long a machine without a node is replaced. It doubles whenever as many as the budget takes at once were
 /// replaced and no node has joined since: then the fault is not the machine's, and a replacement does not help.
 pub(super) fn timeout(observed: &Observed) -> Option<Duration> {
     let waves = observed.unjoined.div_ceil(observed.budget.width());
+    let waves = u32::try_from(waves).unwrap_or(u32::MAX);
     let timeout = observed.startup_timeout?;
-    Some(timeout.saturating_mul(1 << waves.min(DOUBLINGS)))
+    let longest = timeout.saturating_mul(1 << DOUBLINGS);
+    Some(exponential(timeout, longest, waves.saturating_add(1)))
 }
 
 impl Machine {

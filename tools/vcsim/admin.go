@@ -24,6 +24,8 @@ import (
 //	POST   /sessions/limit?n=   no login beyond so many sessions; 0 for any number
 //	POST   /accessible?vm=&is=  whether vCenter can read the machine's files
 //	POST   /datastores?name=&freeGiB=[&maintenance=]  room and mode of a datastore
+//	POST   /folders?path=       folders for machines, such as one/two
+//	POST   /portgroups?name=&segment=  a port group of an NSX segment; names that start with NSX- may repeat
 //	POST   /groups/clear?name=  all machines leave a VM group
 //	POST   /restart?downMs=500  connections cut, sessions gone, away for a while
 func (w *world) serveAdmin(address string, f *front) (string, error) {
@@ -112,6 +114,13 @@ func (w *world) serveAdmin(address string, f *front) (string, error) {
 			err = w.setDatastore(query.Get("name"), free, query.Get("maintenance"))
 		}
 		answer(out, true, err)
+	})
+	mux.HandleFunc("POST /folders", func(out http.ResponseWriter, r *http.Request) {
+		answer(out, true, w.makeFolders(r.Context(), r.URL.Query().Get("path")))
+	})
+	mux.HandleFunc("POST /portgroups", func(out http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		answer(out, true, w.makePortgroup(r.Context(), query.Get("name"), query.Get("segment")))
 	})
 	mux.HandleFunc("POST /groups/clear", func(out http.ResponseWriter, r *http.Request) {
 		answer(out, true, w.clearGroup(r.URL.Query().Get("name")))

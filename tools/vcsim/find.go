@@ -7,21 +7,14 @@ import (
 
 	"github.com/vmware/govmomi/find"
 	"github.com/vmware/govmomi/object"
-	"github.com/vmware/govmomi/vim25"
 )
 
 // find returns the references of all objects that govmomi's finder finds in the first datacenter.
 func (w *world) find(ctx context.Context, kind, path string) ([]string, error) {
-	client, err := vim25.NewClient(ctx, w.service)
+	finder, err := w.finder(ctx)
 	if err != nil {
 		return nil, err
 	}
-	finder := find.NewFinder(client, true)
-	datacenters, err := finder.DatacenterList(ctx, "*")
-	if err != nil {
-		return nil, err
-	}
-	finder.SetDatacenter(datacenters[0])
 	switch kind {
 	case "vm":
 		return references(finder.VirtualMachineList(ctx, path))

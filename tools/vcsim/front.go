@@ -139,9 +139,11 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		if m := soapMethod.FindSubmatch(body); m != nil {
 			name = string(m[1])
 		}
-		if err := outOfOrder(body); err != nil {
-			http.Error(out, "vcsim: the request is not as the WSDL has it: "+err.Error(), http.StatusBadRequest)
-			return
+		if !w.options.anyOrder {
+			if err := outOfOrder(body); err != nil {
+				http.Error(out, "vcsim: the request is not as the WSDL has it: "+err.Error(), http.StatusBadRequest)
+				return
+			}
 		}
 	}
 	w.count(name)

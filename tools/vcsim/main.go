@@ -30,7 +30,7 @@ type options struct {
 	methodDelay, version, state       string
 	templates, groups, libraries      listFlag
 	guestIPDelay                      int
-	dropDevices, unitLimits           bool
+	dropDevices, unitLimits, anyOrder bool
 	exitOnStdinClose, quiet           bool
 }
 
@@ -72,6 +72,7 @@ func run() error {
 	flag.IntVar(&o.guestIPDelay, "guest-ip-delay", 0, "milliseconds after power-on at which a guest gets addresses; negative: never")
 	flag.BoolVar(&o.dropDevices, "drop-device-changes", false, "clones succeed but drop their device changes, in silence")
 	flag.BoolVar(&o.unitLimits, "unit-limits", false, "refuse unit numbers that the controller type does not have")
+	flag.BoolVar(&o.anyOrder, "any-order", false, "take requests with their elements in any order; to check the order costs time")
 	flag.StringVar(&o.state, "state", "", "folder in which the certificate and the machines outlive the simulator")
 	flag.BoolVar(&o.exitOnStdinClose, "exit-on-stdin-close", false, "exit when stdin is closed")
 	flag.BoolVar(&o.quiet, "quiet", true, "drop the simulator's own log")

@@ -153,7 +153,7 @@ pub static KWOK_STAGES: Part = Part {
 };
 
 static VCSIM_MODULE: Module = module!("vcsim":
-    "go.mod", "go.sum", "main.go", "admin.go", "conditions.go", "find.go", "front.go", "groups.go", "library.go", "limits.go",
+    "go.mod", "go.sum", "main.go", "admin.go", "conditions.go", "find.go", "front.go", "groups.go", "inventory.go", "library.go", "limits.go",
     "order.go", "policies.go", "state.go", "templates.go", "world.go");
 
 /// A simulated vCenter: our own main on govmomi's simulator.
@@ -261,6 +261,18 @@ pub static CLUSTER_API_CRDS: Part = Part {
     },
 };
 
+static CAPI_DEFINITIONS: Module = module!("capi-definitions": "go.mod", "go.sum");
+
+const fn earlier_crds(name: &'static str, of: &'static str) -> Part {
+    files(name, &CAPI_DEFINITIONS, of, &["config/crd/bases/"])
+}
+
+/// The kinds of `cluster.x-k8s.io` in earlier versions.
+pub static CLUSTER_API_1_10_CRDS: Part = earlier_crds("cluster-api-1.10-crds", "capstan.dev/cluster-api-1.10");
+pub static CLUSTER_API_1_11_CRDS: Part = earlier_crds("cluster-api-1.11-crds", "capstan.dev/cluster-api-1.11");
+pub static CLUSTER_API_1_12_CRDS: Part = earlier_crds("cluster-api-1.12-crds", "capstan.dev/cluster-api-1.12");
+pub static CLUSTER_API_1_13_CRDS: Part = earlier_crds("cluster-api-1.13-crds", "capstan.dev/cluster-api-1.13");
+
 /// The webhooks of the core manager.
 pub static CLUSTER_API_WEBHOOKS: Part = Part {
     name: "cluster-api-webhooks",
@@ -293,15 +305,24 @@ const fn capv_webhooks(name: &'static str, module: &'static Module) -> Part {
     files(name, module, CAPV_SOURCE, &["config/govmomi/webhook/manifests.yaml"])
 }
 
+const fn capv_templates(name: &'static str, module: &'static Module) -> Part {
+    files(name, module, CAPV_SOURCE, &["templates/"])
+}
+
 /// Cluster API's vSphere provider, whose definitions store v1beta2. Only tests of take-overs need it.
 pub static CAPV: Part = always_built("capv", &CAPV_MODULE, CAPV_SOURCE, "");
 pub static CAPV_CRDS: Part = capv_crds("capv-crds", &CAPV_MODULE);
 pub static CAPV_WEBHOOKS: Part = capv_webhooks("capv-webhooks", &CAPV_MODULE);
 
+/// The cluster templates that it publishes.
+pub static CAPV_TEMPLATES: Part = capv_templates("capv-templates", &CAPV_MODULE);
+
 /// The provider's last line of versions that store v1beta1.
 pub static CAPV_1_14: Part = always_built("capv-1.14", &CAPV_1_14_MODULE, CAPV_SOURCE, "");
 pub static CAPV_1_14_CRDS: Part = capv_crds("capv-1.14-crds", &CAPV_1_14_MODULE);
 pub static CAPV_1_14_WEBHOOKS: Part = capv_webhooks("capv-1.14-webhooks", &CAPV_1_14_MODULE);
+
+pub static CAPV_1_14_TEMPLATES: Part = capv_templates("capv-1.14-templates", &CAPV_1_14_MODULE);
 
 /// Cluster API's Azure provider. Only tests of take-overs need it.
 pub static CAPZ: Part = always_built("capz", &CAPZ_MODULE, CAPZ_SOURCE, "");

@@ -36,6 +36,8 @@ pub struct Options {
     pub guest_ip_delay: Option<Duration>,
     /// Refuse units that the controller type does not have, as a real vCenter does.
     pub unit_limits: bool,
+    /// Do not compare the order of elements with the WSDL, which costs time.
+    pub any_order: bool,
     /// `name=…,controller=…` and so on; empty means one template for each controller type (`pvscsi`, `pvscsi-13`,
     /// `lsi`, `lsisas`, `sata`, `nvme`, `nvme-21`, `ide`, `two-disks`, `no-snapshot`).
     pub templates: Vec<String>,
@@ -69,6 +71,7 @@ impl Default for Options {
             clone_delay: Duration::ZERO,
             guest_ip_delay: Some(Duration::ZERO),
             unit_limits: true,
+            any_order: false,
             templates: Vec::new(),
             host_groups: Vec::new(),
             libraries: Vec::new(),
@@ -222,6 +225,18 @@ impl Admin {
             .await
     }
 
+    /// Makes the folders of a path, such as `one/two`, below the datacenter's folder of machines.
+    pub async fn make_folders(&self, path: &str) -> Result<()> {
+        self.send(self.http.post(format!("{}/folders?path={path}", self.url)))
+            .await
+    }
+
+    /// Makes a port group of an NSX segment. Several may have one name if it starts with `NSX-`.
+    pub async fn make_portgroup(&self, name: &str, segment: &str) -> Result<()> {
+        let url = format!("{}/portgroups?name={name}&segment={segment}", self.url);
+        self.send(self.http.post(url)).await
+    }
+
     /// Returns the references of the objects that govmomi's finder finds. `kind` is vm, folder, datastore, network, pool, cluster or
     /// datacenter.
     pub async fn find(&self, kind: &str, path: &str) -> Result<Vec<String>> {
@@ -341,6 +356,7 @@ fn command(options: &Options) -> Result<Command> {
         .args(["-pod", &options.datastore_clusters.to_string()])
         .args(["-guest-ip-delay", &guest_ip.to_string()])
         .arg(format!("-unit-limits={}", options.unit_limits))
+        .arg(format!("-any-order={}", options.any_order))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     for template in &options.templates {

@@ -6,12 +6,13 @@ use capstan_core::vm as plan;
 use capstan_core::vm::{CloneRequest, DesiredVm, UserData};
 use capstan_kube::runtime::{EventNote, Outcome, Scope};
 use capstan_vsphere::{
-    CloneSpec, ConfigSpec, Datacenter, Datastore, DiskLocation, DiskMove, MoRef, NamedDatastores, ResourcePool,
-    Vcenter, VmInfo,
+    CloneSpec, ConfigSpec, Datacenter, Datastore, DeviceChange, DiskLocation, DiskMove, MoRef, NamedDatastores,
+    ResourcePool, Vcenter, VmInfo,
 };
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 
+use super::room::Reservation;
 use super::state::{Started, TaskKind, VmState};
 use super::{Controller, Observed, pending};
 use crate::desired;
@@ -23,6 +24,8 @@ pub struct PreparedClone {
     template: MoRef,
     folder: MoRef,
     spec: CloneSpec,
+    /// Its room on the datastore, until the clone ends.
+    room: Option<Reservation>,
     /// The clone for the status, without its task.
     started: Started,
 }
@@ -84,7 +87,10 @@ impl Controller {
         let config = observed::with_settings(desired, config);
         let pool = vcenter.resource_pool(&datacenter, desired.pool.as_deref()).await?;
         let turn = state.turn.as_ref().map(|turn| turn.request().datastore.as_str());
-        let datastore = self.datastore(desired, vcenter, &datacenter, &pool, turn).await?;
+        let bytes = bytes(&config, &template, snapshot.is_some());
+        let (datastore, room) = self
+            .datastore(desired, vcenter, &datacenter, &pool, turn, bytes)
+            .await?;
         let spec = clone_spec(&template, &pool, &datastore, snapshot.clone(), config);
         let kept = plan::ignored_sizes(desired, &hardware, snapshot.is_some());
         if !kept.is_empty() {
@@ -100,6 +106,7 @@ impl Controller {
             template: template.reference.clone(),
             folder,
             spec,
+            room,
             started: Started {
                 task: String::new(),
                 linked: snapshot.is_some(),
@@ -122,6 +129,7 @@ impl Controller {
             template,
             folder,
             spec,
+            room,
             started,
         } = prepared;
         // A turn ends with its clone, or with a failure to start it.
@@ -149,7 +157,7 @@ impl Controller {
         (state.task_over, state.clone_failed) = (false, false);
         let clone = async move {
             let outcome = pending::task(task).await;
-            drop(turn);
+            drop((turn, room));
             outcome
         };
         Ok(pending::follow(scope, state, TaskKind::Clone, clone))
@@ -164,7 +172,8 @@ impl Controller {
         datacenter: &Datacenter,
         pool: &ResourcePool,
         turn: Option<&str>,
-    ) -> Result<Datastore, Error> {
+        bytes: u64,
+    ) -> Result<(Datastore, Option<Reservation>), Error> {
         let policy = match &desired.storage_policy {
             Some(name) => Some(vcenter.storage_policy(name).await?),
             None => None,
@@ -176,7 +185,7 @@ impl Controller {
         let reachable;
         let mut fitting = match (&named, &policy) {
             (Some(named), _) => usable(named),
-            (None, None) => return Ok(Datastore::clone(&*vcenter.datastore(datacenter, None).await?)),
+            (None, None) => return Ok((Datastore::clone(&*vcenter.datastore(datacenter, None).await?), None)),
             (None, Some(_)) => {
                 let owner = pool.owner.as_ref().unwrap_or(&pool.reference);
                 reachable = vcenter.datastores_of(owner).await?;
@@ -188,12 +197,15 @@ impl Controller {
             let fits = vcenter.compatible_datastores(policy, &references).await?;
             fitting.retain(|datastore| fits.contains(&datastore.reference));
         }
-        let of_turn = |datastore: &&&Datastore| turn == Some(datastore.reference.to_string().as_str());
-        let chosen = match fitting.iter().find(of_turn) {
-            Some(datastore) => Some(Datastore::clone(datastore)),
-            None => choose(&desired.instance_uuid, &fitting),
-        };
-        chosen.ok_or_else(|| Error::Invalid(no_datastore(desired)))
+        let of_turn = |datastore: &&Datastore| turn == Some(datastore.reference.to_string().as_str());
+        if let Some(datastore) = fitting.iter().copied().find(of_turn) {
+            fitting = vec![datastore];
+        }
+        let chosen = self
+            .room
+            .choose(vcenter.server(), &desired.instance_uuid, &fitting, bytes);
+        let (datastore, room) = chosen.ok_or_else(|| Error::Invalid(no_datastore(desired)))?;
+        Ok((datastore, Some(room)))
     }
 
     /// Reads the bootstrap data.
@@ -354,6 +366,20 @@ fn clone_spec(
         config,
         ..CloneSpec::default()
     }
+}
+
+/// Returns the room that a clone will take on its datastore at most: its new disks, those of the template if it is a full clone,
+/// and the memory that a running machine has there.
+fn bytes(config: &ConfigSpec, template: &VmInfo, is_linked: bool) -> u64 {
+    let new = config.devices.iter().filter_map(|change| match change {
+        DeviceChange::AddDisk(disk) if disk.datastore.is_none() => Some(disk.capacity_kib),
+        _ => None,
+    });
+    let disks = template.devices.iter().filter_map(|device| device.disk());
+    let copied = disks.filter(|_| !is_linked).map(|disk| disk.capacity_kib);
+    let memory = config.memory_mib.map(|mib| mib << 10);
+    let kib: i64 = new.chain(copied).chain(memory).sum();
+    u64::try_from(kib).unwrap_or_default() << 10
 }
 
 /// Returns the datastores that take machines. One that is named by itself is left to vCenter to judge.

@@ -10,6 +10,7 @@ mod observe;
 mod outcome;
 mod pending;
 mod placement;
+mod room;
 mod state;
 mod status;
 mod teardown;
@@ -61,6 +62,8 @@ struct Controller {
     affinity: Affinity,
     ipam: Ipam,
     turns: CloneTurns,
+    /// The room that clones under way will take.
+    room: room::Room,
     vms: Cache<VSphereVM>,
     trigger: Trigger<VSphereVM>,
     started: Timestamp,
@@ -121,6 +124,7 @@ pub async fn run(
         affinity,
         ipam: Ipam::default(),
         turns: CloneTurns::new(limits.clones),
+        room: room::Room::default(),
         vms,
         trigger: reconciler.trigger(),
         started: context.clock.now(),

@@ -14,7 +14,7 @@ use capstan_api::vsphere::{
 };
 use capstan_core::cluster::modules::Target;
 use capstan_core::cluster::vsphere::{self, ClusterStep, ObservedCluster};
-use capstan_core::validate::vcenter::same_server;
+use capstan_core::validate::vcenter::{contains_server, same_server};
 use capstan_kube::capi::Cluster;
 use capstan_kube::objects::references;
 use capstan_kube::runtime::{Outcome, Plan, Reconcile, Reconciler, Report, Scope};
@@ -154,7 +154,7 @@ impl Controller {
             })
             .watches(&self.zones, move |zone: &VSphereDeploymentZone| {
                 references(&of_zone.select(None, |cluster| {
-                    cluster.spec.failure_domain_selector.is_some() && same_vcenter(zone, cluster)
+                    cluster.spec.failure_domain_selector.is_some() && reaches(cluster, zone)
                 }))
             })
             .watches(&identities, move |identity: &VSphereClusterIdentity| {
@@ -208,8 +208,20 @@ impl Reconcile for Controller {
     }
 }
 
+/// On a VSphereCluster: further vCenters, separated by commas, whose zones the cluster may select; `*` for every vCenter.
+const ZONE_SERVERS: &str = "capstan.dev/zone-servers";
+
 /// Whether a zone and a cluster are on the same vCenter.
 pub fn same_vcenter(zone: &VSphereDeploymentZone, cluster: &VSphereCluster) -> bool {
     let servers = zone.spec.server.as_deref().zip(cluster.spec.server.as_deref());
     servers.is_some_and(|(one, other)| same_server(one, other))
+}
+
+/// Whether a cluster may select a zone: on its own vCenter, or on one that its annotation names.
+pub fn reaches(cluster: &VSphereCluster, zone: &VSphereDeploymentZone) -> bool {
+    let further = cluster.annotations().get(ZONE_SERVERS);
+    let further: Vec<&str> = further.iter().flat_map(|servers| servers.split(',')).collect();
+    let server = zone.spec.server.as_deref().filter(|server| !server.is_empty());
+    let named = server.is_some_and(|server| contains_server(&further, server));
+    named || same_vcenter(zone, cluster)
 }

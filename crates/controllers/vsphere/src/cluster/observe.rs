@@ -18,7 +18,7 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::SelectorExt;
 use kube::{Api, ResourceExt};
 
-use super::{Connection, Controller, Observed, Zones, same_vcenter};
+use super::{Connection, Controller, Observed, Zones, reaches};
 use crate::conditions as names;
 use crate::credentials::is_identity;
 use crate::error::Error;
@@ -107,7 +107,7 @@ impl Controller {
             .map_err(|error| Error::Invalid(format!("spec.failureDomainSelector cannot be read: {error}")))?;
         let mut zones = self
             .zones
-            .select(None, |zone| same_vcenter(zone, own) && selector.matches(zone.labels()));
+            .select(None, |zone| reaches(own, zone) && selector.matches(zone.labels()));
         zones.sort_by_key(|zone| zone.name_any());
         let mut found = Zones::default();
         for zone in zones {

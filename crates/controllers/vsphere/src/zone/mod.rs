@@ -15,7 +15,7 @@ use capstan_kube::{Cache, Context};
 use jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::cluster::same_vcenter;
+use crate::cluster::reaches;
 use crate::credentials::Credentials;
 use crate::error::Error;
 use crate::owner_cluster::Clusters;
@@ -52,7 +52,7 @@ pub async fn run(
         })
         .watches(&clusters.infrastructure, move |cluster: &VSphereCluster| {
             let waits = |zone: &VSphereDeploymentZone| zone.status.as_ref().and_then(|s| s.ready) != Some(true);
-            references(&of_cluster.select(None, |zone| waits(zone) && same_vcenter(zone, cluster)))
+            references(&of_cluster.select(None, |zone| waits(zone) && reaches(cluster, zone)))
         });
     let controller = Controller {
         context: context.clone(),

@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::{Controller, status};
-use crate::cluster::same_vcenter;
+use crate::cluster::{reaches, same_vcenter};
 use crate::error::Error;
 use crate::owner_cluster::paused;
 
@@ -86,25 +86,34 @@ impl Controller {
     /// Whether a zone is left to another instance. Zones belong to no namespace; an instance that works in one namespace only
     /// leaves zones that none of its clusters can use to others.
     fn is_foreign(&self, own: &VSphereDeploymentZone) -> bool {
-        self.context.namespace.is_some() && self.on_same_server(own).is_empty()
+        self.context.namespace.is_some() && self.in_reach(own).is_empty()
     }
 
-    fn on_same_server(&self, own: &VSphereDeploymentZone) -> Vec<Arc<VSphereCluster>> {
+    /// Returns the clusters that can use a zone. Those on its own server come first among their rank.
+    fn in_reach(&self, own: &VSphereDeploymentZone) -> Vec<Arc<VSphereCluster>> {
         let all = &self.clusters.infrastructure;
-        let mut same = all.select(None, |cluster| same_vcenter(own, cluster));
-        same.sort_by_key(|cluster| (rank(cluster), cluster.namespace(), cluster.name_any()));
-        same
+        let mut found = all.select(None, |cluster| reaches(cluster, own));
+        let is_elsewhere = |cluster: &VSphereCluster| !same_vcenter(own, cluster);
+        found.sort_by_key(|cluster| {
+            let name = (cluster.namespace(), cluster.name_any());
+            (rank(cluster), is_elsewhere(cluster), name)
+        });
+        found
     }
 
-    /// Returns a session by the identity of a cluster on the same server, or by the manager's own account. A cluster that
+    /// Returns a session by the identity of a cluster that can use the zone, or by the manager's own account. A cluster that
     /// cannot sign in, or whose account does not see the datacenter, does not keep the zone from the next one.
     pub(super) async fn session(&self, own: &VSphereDeploymentZone) -> Result<Vcenter, Error> {
         let domain = own.spec.failure_domain.as_deref().unwrap_or_default();
         let domain = self.domains.get(None, domain);
         let datacenter = domain.as_ref().map(|domain| domain.spec.topology.datacenter.as_str());
+        let server = own.spec.server.as_deref().unwrap_or_default();
         let mut best = Best(None);
-        for cluster in self.on_same_server(own) {
-            let session = self.credentials.session(&cluster).await;
+        for cluster in self.in_reach(own) {
+            let session = match same_vcenter(own, &cluster) {
+                true => self.credentials.session(&cluster).await,
+                false => self.credentials.session_with(&cluster, server, None).await,
+            };
             let sees = match &session {
                 Ok(vcenter) => !vcenter
                     .datacenter(datacenter)
@@ -118,10 +127,7 @@ impl Controller {
         }
         match best.0 {
             Some(session) => session,
-            None => {
-                let server = own.spec.server.as_deref().unwrap_or_default();
-                self.credentials.session_of_manager(server).await
-            }
+            None => self.credentials.session_of_manager(server).await,
         }
     }
 }

@@ -21,4 +21,5 @@ mod pools;
 mod rotation;
 mod topology;
 mod vcenter_rules;
+mod vcenters;
 mod world;

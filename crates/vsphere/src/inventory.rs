@@ -1,14 +1,15 @@
 //! Finds objects in the inventory by managed object id, path, name or UUID, as govmomi's finder does.
 //!
 //! Rules: a managed object reference or id means that object. A path that starts with `/` is absolute; any other is relative
-//! to the datacenter's folder for that kind of object (`vm`, `host`, `datastore`, `network`), with or without a leading `./`. A
-//! bare name means an object anywhere below that folder. No text at all means the only object. More than one match is an error
+//! to the datacenter's folder for that kind of object (`vm`, `host`, `datastore`, `network`), with or without a leading `./`. The
+//! path of a folder is relative to the datacenter first (`vm/golden`). A bare name means an object anywhere below that folder. No text at all means the only object. More than one match is an error
 //! that names all of them. Answers are remembered for a short time, so that many machines of one template ask once.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::listing::Listing;
+use crate::properties::{Object, Want};
 use crate::soap::Call;
 use crate::vcenter::Vcenter;
 use crate::vm::{VmInfo, unescape};
@@ -318,12 +319,12 @@ impl Vcenter {
             "summary.accessible",
             "summary.maintenanceMode",
         ];
-        let wants = [crate::properties::Want {
+        let wants = [Want {
             kind: "Datastore",
             paths,
         }];
         let objects = self.retrieve(&wants, references, &[]).await?;
-        let read = |object: crate::properties::Object| {
+        let read = |object: Object| {
             Some(Datastore {
                 name: unescape(object.text("name")?),
                 free_bytes: object
@@ -473,7 +474,8 @@ impl Vcenter {
     /// networks are listed, too, because they are not unique.
     async fn look_for(&self, datacenter: &Datacenter, target: &Target<'_>, path: &str) -> Result<MoRef> {
         let fits = |found: &MoRef| target.kinds.contains(&found.kind());
-        let bare = path.trim_start_matches("./");
+        let path = &clean(path);
+        let bare = path.as_str();
         if let Some(reference) = MoRef::from_id(bare).filter(fits) {
             match self.retrieve_one(&reference, &["name"]).await {
                 Ok(_) => return Ok(reference),
@@ -482,28 +484,79 @@ impl Vcenter {
                 Err(error) => return Err(error),
             }
         }
+        if target.kinds == FOLDER && bare == target.branch {
+            return Ok(target.folder.clone());
+        }
         let base = format!("{}/{}", datacenter.path, target.branch);
+        let mut absolute = match bare.starts_with('/') {
+            true => vec![bare.to_owned()],
+            false => vec![format!("{base}/{bare}"), format!("/{bare}")],
+        };
+        if target.kinds == FOLDER && !bare.starts_with('/') {
+            absolute.insert(0, format!("{}/{bare}", datacenter.path));
+        }
         let pattern = bare.contains(['*', '?', '[']);
         if bare.contains('/') && !pattern && target.branch != "network" {
-            return self.find_by_path(target, path, &base).await;
+            return self.find_by_path(target, path, absolute).await;
         }
         let listing = self.list(target.folder, target.kinds).await?.below(&base);
-        let mut picked = listing.pick(target.what, target.kinds, bare, &base);
-        if bare.contains('/') && !bare.starts_with('/') && matches!(picked, Err(Error::NotFound { .. })) {
-            picked = listing.pick(target.what, target.kinds, &format!("/{bare}"), &base);
+        let pick = |text: &str| listing.pick(target.what, target.kinds, text, &base);
+        let mut tries = match bare.contains('/') {
+            true => absolute,
+            false => vec![bare.to_owned()],
+        }
+        .into_iter();
+        let mut picked = pick(&tries.next().unwrap_or_default());
+        for text in tries {
+            if matches!(picked, Err(Error::NotFound { .. })) {
+                picked = pick(&text);
+            }
         }
         match picked.map(|picked| picked.reference.clone()) {
-            Err(Error::NotFound { .. }) if target.branch == "network" => self.network_by_segment(target, bare).await,
+            Err(Error::NotFound { .. }) if target.branch == "network" => {
+                match self.network_of_cluster(target, bare).await? {
+                    Some(found) => Ok(found),
+                    None => self.network_by_segment(target, bare).await,
+                }
+            }
             picked => picked,
         }
     }
 
-    async fn find_by_path(&self, target: &Target<'_>, path: &str, base: &str) -> Result<MoRef> {
-        let bare = path.trim_start_matches("./");
-        let tries = match bare.starts_with('/') {
-            true => vec![bare.to_owned()],
-            false => vec![format!("{base}/{bare}"), format!("/{bare}")],
+    /// Finds a network by the path of a compute cluster or host that has it.
+    async fn network_of_cluster(&self, target: &Target<'_>, path: &str) -> Result<Option<MoRef>> {
+        let Some((parent, name)) = path.rsplit_once('/').filter(|(parent, _)| parent.starts_with('/')) else {
+            return Ok(None);
         };
+        let owner = self.find_by_inventory_path(parent).await?;
+        let Some(owner) = owner.filter(|owner| owner.kind().ends_with("ComputeResource")) else {
+            return Ok(None);
+        };
+        let networks = self.retrieve_one(&owner, &["network"]).await?.morefs("network");
+        if networks.is_empty() {
+            return Ok(None);
+        }
+        let paths: &[&str] = &["name"];
+        let wants: Vec<Want<'_>> = target.kinds.iter().map(|kind| Want { kind, paths }).collect();
+        let all = self.retrieve(&wants, &networks, &[]).await?;
+        let is_it = |object: &Object| object.text("name").is_some_and(|text| unescape(text) == name);
+        let found: Vec<MoRef> = all
+            .into_iter()
+            .filter(is_it)
+            .filter_map(|object| object.reference)
+            .collect();
+        match found.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            many => Err(Error::Ambiguous {
+                kind: target.what,
+                path: path.to_owned(),
+                found: many.iter().map(ToString::to_string).collect(),
+            }),
+        }
+    }
+
+    async fn find_by_path(&self, target: &Target<'_>, path: &str, tries: Vec<String>) -> Result<MoRef> {
         for path in tries {
             let found = self.find_by_inventory_path(&path).await?;
             if let Some(found) = found.filter(|found| target.kinds.contains(&found.kind())) {
@@ -519,13 +572,13 @@ impl Vcenter {
     /// Finds a port group by the id of its NSX segment or logical switch.
     async fn network_by_segment(&self, target: &Target<'_>, id: &str) -> Result<MoRef> {
         let paths = &["name", "config.segmentId", "config.logicalSwitchUuid"];
-        let wants = [crate::properties::Want {
+        let wants = [Want {
             kind: "DistributedVirtualPortgroup",
             paths,
         }];
         let root = std::slice::from_ref(target.folder);
         let all = self.retrieve(&wants, root, crate::listing::STEPS).await?;
-        let is_it = |object: &crate::properties::Object| {
+        let is_it = |object: &Object| {
             let ids = ["config.segmentId", "config.logicalSwitchUuid"];
             !id.is_empty() && ids.iter().any(|path| object.text(path) == Some(id))
         };
@@ -575,6 +628,14 @@ impl Vcenter {
         let name = self.0.cache.get(format!("name:{object}"), look_up).await?;
         Ok(String::clone(&name))
     }
+}
+
+/// Removes what makes no difference in a path: a `./` before it, a `/` after it, and each `/` that follows another.
+fn clean(path: &str) -> String {
+    let bare = path.trim_start_matches("./");
+    let names: Vec<&str> = bare.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+    let root = if bare.starts_with('/') { "/" } else { "" };
+    format!("{root}{}", names.join("/"))
 }
 
 fn as_template(error: Error, template: &str) -> Error {

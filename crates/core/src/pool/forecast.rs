@@ -216,6 +216,7 @@ impl Future {
             set.retry = Retry::NotNeeded;
         });
         self.pool.drained_for = TOGETHER;
+        self.pool.arriving = None;
         self.pool != before
     }
 }

@@ -357,6 +357,8 @@ pub struct Observed {
     pub strays: Vec<String>,
     /// How long the first of the machines that are drained now has waited for others.
     pub drained_for: Duration,
+    /// How long the last of the new nodes that take no pods yet has been ready. `None`: there are none.
+    pub arriving: Option<Duration>,
     /// The replica count that the MachinePool should have and has not.
     pub replicas: Option<usize>,
 }

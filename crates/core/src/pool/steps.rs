@@ -10,7 +10,8 @@ use super::{
 };
 use crate::drain::Drained;
 
-/// Drains that end within this time of each other share one delete.
+/// Drains that end within this time of each other share one delete, and machines go together for new ones whose nodes become
+/// ready within this time of each other.
 pub const TOGETHER: Duration = Duration::from_secs(1);
 /// An instance that was updated in place, and whose node does not come back within this time, is replaced.
 pub const UPDATE_PATIENCE: Duration = Duration::from_secs(900);
@@ -370,7 +371,10 @@ fn drained(machine: &Machine) -> Option<Drained> {
 fn disrupt(observed: &Observed, plan: &mut Plan) {
     let Some(set) = &observed.scale_set else { return };
     let disruptions = disruptions(observed, set);
-    plan.steps.extend(some(disruptions.remove).map(Step::Remove));
+    match until_arrived(observed).filter(|_| disruptions.rolling && !disruptions.remove.is_empty()) {
+        Some(wait) => plan.requeue = plan.requeue.into_iter().chain([wait]).min(),
+        None => plan.steps.extend(some(disruptions.remove).map(Step::Remove)),
+    }
     let updates = disruptions.update.into_iter().map(|machine| {
         let new_image = |m: &Machine| m.name == machine.name && m.new_image;
         Step::StartUpdate {
@@ -400,6 +404,13 @@ fn disrupt(observed: &Observed, plan: &mut Plan) {
     } else if refreshes_bootstrap(observed, set) {
         plan.steps.push(Step::RefreshBootstrap);
     }
+}
+
+/// How long to wait for new nodes that are ready and take no pods yet. They come together and lose their first taints one by
+/// one: a machine that went for each of them would cost a delete and a change of the capacity each.
+fn until_arrived(observed: &Observed) -> Option<Duration> {
+    let left = TOGETHER.checked_sub(observed.arriving?)?;
+    (!left.is_zero()).then_some(left)
 }
 
 /// The capacity of a Flexible set once its machines are gone and nothing else is under way.

@@ -310,12 +310,8 @@ impl Cloud<'_> {
     fn track(&mut self, kind: Kind, ids: BTreeSet<String>, operation: Option<Operation>) {
         self.state.instances_stale = true;
         if let Some(operation) = operation {
-            self.state.operations.push(Tracked {
-                kind,
-                ids,
-                operation,
-                polls: 0,
-            });
+            let tracked = Tracked::new(kind, ids, operation, self.clock.now());
+            self.state.operations.push(tracked);
         }
     }
 

@@ -210,6 +210,12 @@ impl Member {
         runs && matches!(self.node, NodeState::Missing) && !self.has_run()
     }
 
+    /// Whether its node is ready and takes no pods yet, because of a taint that nodes have when they join.
+    pub fn is_arriving(&self) -> bool {
+        let is_there = matches!(self.node, NodeState::Ready(_)) && !self.node.is_available();
+        is_there && !self.node.is_cordoned() && !self.leaving() && !self.updating()
+    }
+
     fn health(&self) -> Health {
         match &self.node {
             NodeState::Ready(node) if takes_pods(node) => Health::Ready,

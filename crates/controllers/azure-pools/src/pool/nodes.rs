@@ -117,7 +117,7 @@ impl Actor<'_> {
     }
 
     /// Whether a node has joined whose instance was not listed yet. Azure may list it later: the list is read again until then.
-    async fn unknown_nodes(&mut self, members: &[Member]) -> bool {
+    pub(super) async fn unknown_nodes(&mut self, members: &[Member]) -> bool {
         let Some(set) = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.set.as_ref()) else {
             return false;
         };
@@ -143,10 +143,6 @@ impl Actor<'_> {
             .filter(|id| !known.contains(id))
             .collect();
         let new = unknown.difference(&self.state.unknown_nodes).next().is_some();
-        if !unknown.is_empty() {
-            let now = self.now();
-            self.state.recheck_instances(now);
-        }
         self.state.unknown_nodes = unknown;
         new
     }

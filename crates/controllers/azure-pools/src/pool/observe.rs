@@ -357,6 +357,12 @@ impl Actor<'_> {
         if self.nodes_show_changes(&members).await {
             self.state.instances_stale = true;
             failures.extend(self.cloud().await?.refresh(resync).await?);
+            let members = self.members().await?;
+            self.unknown_nodes(&members).await;
+        }
+        if !self.state.unknown_nodes.is_empty() {
+            let now = self.now();
+            self.state.recheck_instances(now);
         }
         Ok(failures)
     }
@@ -390,6 +396,7 @@ impl Actor<'_> {
     /// Returns everything that the plan depends on.
     fn observed_plan(&mut self, observed: &Observed) -> pool::Observed {
         self.note_drained(observed);
+        self.note_arriving(observed);
         let state = &self.state;
         let set = self.scale_set().unwrap_or_default();
         let wanted = observed.model.as_ref().map(|model| model.hash.as_str());
@@ -449,6 +456,7 @@ impl Actor<'_> {
             machines: observed.members.iter().map(|member| machine(member, &frame)).collect(),
             strays: observed.strays.iter().map(|machine| machine.name_any()).collect(),
             drained_for: state.drained_since.map_or(Duration::ZERO, |since| self.since(since)),
+            arriving: state.arriving.values().max().map(|since| self.since(*since)),
             replicas: state.external.filter(|count| i32::try_from(*count).ok() != replicas),
         }
     }
@@ -536,6 +544,18 @@ impl Actor<'_> {
         };
         let since = self.state.drained_since.unwrap_or(self.now());
         self.state.drained_since = observed.members.iter().any(|m| waits(&m)).then_some(since);
+    }
+
+    /// Notes since when new nodes have been ready that take no pods yet.
+    fn note_arriving(&mut self, observed: &Observed) {
+        let (now, known) = (self.now(), std::mem::take(&mut self.state.arriving));
+        let arriving = observed.members.iter().filter(|member| member.is_arriving());
+        let since = |member: &Member| {
+            let id = member.provider_id().to_owned();
+            let since = known.get(&id).copied().unwrap_or(now);
+            (id, since)
+        };
+        self.state.arriving = arriving.map(since).collect();
     }
 
     /// Returns when there is reason to reconcile again although nothing else happens.

@@ -28,6 +28,8 @@ const SERVICE: &str = "scalesets";
 const UNTRACKED_RECHECK: Duration = Duration::from_secs(12);
 /// Between two polls of an operation whose effect nodes show there is no more time than this, unless Azure asks for more.
 const SELDOM_POLL: Duration = Duration::from_secs(60);
+/// The first poll about instances that are made or deleted comes after so many times the wait that Azure asks for.
+const FIRST_POLL: u32 = 3;
 /// Azure is asked again after this long for what it has refused for good: what it lacked may exist by then.
 const REFUSED: Duration = Duration::from_secs(600);
 
@@ -58,6 +60,22 @@ pub struct Tracked {
 }
 
 impl Tracked {
+    /// An operation that has just begun. Nodes show instances that are made and deleted, mostly before a poll does: the first
+    /// poll comes later than Azure asks for.
+    pub fn new(kind: Kind, ids: BTreeSet<String>, mut operation: Operation, now: jiff::Timestamp) -> Self {
+        let wait = operation.due_in(now);
+        match kind {
+            Kind::Change | Kind::Delete => operation.not_before = now + (FIRST_POLL * wait).min(SELDOM_POLL).max(wait),
+            Kind::Update | Kind::Reimage | Kind::Remove => {}
+        }
+        Self {
+            kind,
+            ids,
+            operation,
+            polls: 0,
+        }
+    }
+
     /// Puts the next poll off after Azure has said that the operation is not over. Nodes that come and go show instances that
     /// are made and deleted, mostly before a poll does: the longer it takes, the more seldom Azure is asked.
     pub fn put_off(&mut self, interval: Duration, now: jiff::Timestamp) {
@@ -262,6 +280,8 @@ pub struct State {
     pub drains: HashMap<String, Progress>,
     /// When the first of the machines drained now was drained.
     pub drained_since: Option<Instant>,
+    /// Since when nodes have been ready that take no pods yet, by the provider ids of their instances.
+    pub arriving: HashMap<String, Instant>,
     /// Azure is not called before this; and the message of its refusal.
     pub throttled: Option<(Instant, String)>,
     /// The model that was last wanted.
@@ -524,6 +544,25 @@ mod tests {
             tracked.operation.not_before.as_second()
         });
         assert_eq!(waits, expected);
+    }
+
+    #[rstest]
+    #[case::instances_are_made(Kind::Change, 10, 30)]
+    #[case::instances_are_deleted(Kind::Delete, 10, 30)]
+    #[case::not_too_late(Kind::Change, 30, 60)]
+    #[case::not_before_azure_allows_it(Kind::Change, 90, 90)]
+    #[case::only_a_poll_shows_an_update(Kind::Update, 10, 10)]
+    fn azure_is_asked_first_when_nodes_should_have_shown_it(
+        #[case] kind: Kind,
+        #[case] asked: i64,
+        #[case] expected: i64,
+    ) {
+        let (mut headers, now) = (http::HeaderMap::new(), jiff::Timestamp::UNIX_EPOCH);
+        headers.insert("azure-asyncoperation", "https://a/operations/1".parse().unwrap());
+        headers.insert("retry-after", asked.into());
+        let operation = Operation::started("PATCH", "/r", 202, &headers, b"", now).unwrap();
+        let tracked = Tracked::new(kind, BTreeSet::new(), operation, now);
+        assert_eq!(tracked.operation.not_before.as_second(), expected);
     }
 
     #[test]

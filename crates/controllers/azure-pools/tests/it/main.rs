@@ -9,6 +9,7 @@
 mod azure_json;
 mod benchmark;
 mod beside_core;
+mod costs;
 mod crashes;
 mod edges;
 mod failures;

@@ -108,7 +108,10 @@ impl Still {
         let azure = Azure::in_process(Config {
             start: Some(begin),
             strict: Strict::ALL,
-            joiner: Some(joiner::Options::client(server.client())),
+            joiner: Some(joiner::Options {
+                default: Some(joiner::Cluster::Client(server.client())),
+                ..sim.joiner.unwrap_or_default()
+            }),
             ..sim
         })
         .await?;

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::review::{self, Refusal, Sent};
-use super::{Address, Error, Hook};
+use super::{Address, Error, Hook, Place, Proof};
 use crate::bounds::{Limits, Scan};
 use crate::patch::{self, Lock};
 
@@ -69,8 +69,7 @@ impl Conversion {
     async fn point_definitions_here(
         &self,
         client: &kube::Client,
-        address: &Address,
-        bundle: &str,
+        Place { address, bundle, .. }: Place<'_>,
     ) -> Result<(), Error> {
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
         let labeled = ListParams::default().labels(&format!("{CONVERTED_LABEL}={}", self.0));
@@ -94,19 +93,15 @@ impl Conversion {
 }
 
 impl Hook for Conversion {
-    fn routes(&self) -> Router {
+    /// A conversion costs nobody else anything. The API server shows its address to users when it fails, so it proves nothing.
+    fn routes(&self, _: &Proof) -> Router {
         Router::new()
             .route(CONVERT_PATH, post(convert))
             .with_state(Arc::<Turns>::default())
     }
 
-    fn register<'a>(
-        &'a self,
-        client: &'a kube::Client,
-        address: &'a Address,
-        bundle: &'a str,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(self.point_definitions_here(client, address, bundle))
+    fn register<'a>(&'a self, client: &'a kube::Client, place: Place<'a>) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.point_definitions_here(client, place))
     }
 
     /// The definitions keep the address: without a webhook the API server can convert nothing anyway.
@@ -268,7 +263,7 @@ mod tests {
     #[case::large(3, SMALL)]
     #[tokio::test]
     async fn all_objects_of_a_review_are_converted(#[case] objects: usize, #[case] size: usize) {
-        let routes = Conversion::default().routes();
+        let routes = Conversion::default().routes(&Proof::default());
         let (status, review) = answer(&routes, request(&vec![identity(&"x".repeat(size)); objects])).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(review["response"]["result"]["status"], "Success", "{review}");
@@ -292,7 +287,7 @@ mod tests {
         #[case] bytes: usize,
     ) {
         let body = first.to_owned() + &part.repeat(bytes / part.len() + 2);
-        let (status, _) = answer(&Conversion::default().routes(), body).await;
+        let (status, _) = answer(&Conversion::default().routes(&Proof::default()), body).await;
         assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 
@@ -304,7 +299,7 @@ mod tests {
     async fn an_object_that_would_fill_the_memory_is_not_read(#[case] many: Value) {
         let mut object = identity("");
         object["spec"]["many"] = many;
-        let (status, review) = answer(&Conversion::default().routes(), request(&[object])).await;
+        let (status, review) = answer(&Conversion::default().routes(&Proof::default()), request(&[object])).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(
             review["response"]["result"]["message"],
@@ -314,7 +309,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn large_reviews_take_turns_and_none_keeps_its_turn() {
-        let routes = Conversion::default().routes();
+        let routes = Conversion::default().routes(&Proof::default());
         // Large at once, and then without end.
         let slow = || {
             let first = futures::stream::iter([Ok::<_, Late>(Bytes::from(" ".repeat(SMALL + 1)))]);

@@ -5,6 +5,7 @@
 
 mod certificate;
 mod conversion;
+mod proof;
 mod review;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use crate::serve::{Server, ServerCertificate};
 use crate::{Context, backoff};
 use certificate::Certificate;
 pub use conversion::Conversion;
+pub use proof::Proof;
 pub use review::bounded;
 
 /// How often the registrations and the certificate are checked: others may change or remove them.
@@ -84,17 +86,23 @@ impl Default for Options {
     }
 }
 
+/// What the API server has to know of the webhooks.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub address: &'a Address,
+    /// The CAs to trust, PEM.
+    pub bundle: &'a str,
+    /// The last part of the path that [proves](Proof) a review.
+    pub proof: &'a str,
+}
+
 /// One webhook of the server.
 pub trait Hook: Send + Sync {
-    fn routes(&self) -> Router;
+    /// Where nobody proves to be the API server, a webhook does nothing that costs others something.
+    fn routes(&self, proof: &Proof) -> Router;
 
-    /// Lets the API server reach the webhook and trust the CAs in `bundle` (PEM). Writes nothing where that is so already.
-    fn register<'a>(
-        &'a self,
-        client: &'a kube::Client,
-        address: &'a Address,
-        bundle: &'a str,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    /// Lets the API server reach the webhook. Writes nothing where that is so already.
+    fn register<'a>(&'a self, client: &'a kube::Client, place: Place<'a>) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Removes the registration, because no process serves the webhook any more.
     fn remove<'a>(&'a self, client: &'a kube::Client) -> BoxFuture<'a, Result<(), Error>>;
@@ -102,10 +110,10 @@ pub trait Hook: Send + Sync {
 
 /// Serves until the context's shutdown.
 pub async fn run(context: Context, options: Options, hooks: Vec<Arc<dyn Hook>>) -> Result<(), Error> {
-    let current = Arc::new(ServerCertificate::default());
+    let (current, proof) = (Arc::new(ServerCertificate::default()), Proof::default());
     let routes = hooks
         .iter()
-        .fold(Router::new(), |routes, hook| routes.merge(hook.routes()));
+        .fold(Router::new(), |routes, hook| routes.merge(hook.routes(&proof)));
     let server = Server::new(routes, context.shutdown.clone()).https(current.clone());
     let bound = server.listen(options.listen).await.map_err(|error| Error::Listen {
         address: options.listen,
@@ -132,6 +140,7 @@ pub async fn run(context: Context, options: Options, hooks: Vec<Arc<dyn Hook>>) 
         hooks,
         address,
         current,
+        proof,
         held: None,
     };
     let mut failures = 0;
@@ -160,6 +169,7 @@ struct Keeper {
     hooks: Vec<Arc<dyn Hook>>,
     address: Address,
     current: Arc<ServerCertificate>,
+    proof: Proof,
     held: Option<Certificate>,
     /// When the certificate that is served is to be renewed, as a metric.
     renew: Gauge,
@@ -213,9 +223,15 @@ impl Keeper {
     }
 
     async fn register(&self, certificate: &Certificate) -> Result<(), Error> {
+        let proof = Proof::of(&certificate.key);
+        self.proof.accept(&proof);
+        let place = Place {
+            address: &self.address,
+            bundle: &certificate.bundle,
+            proof: &proof,
+        };
         for hook in &self.hooks {
-            hook.register(&self.context.client, &self.address, &certificate.bundle)
-                .await?;
+            hook.register(&self.context.client, place).await?;
         }
         Ok(())
     }

@@ -9,7 +9,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 
-use super::{Address, Error};
+use capstan_kube::webhook::{Address, Place};
+
+use super::Error;
 
 pub const MUTATE: &str = "/mutate";
 pub const VALIDATE: &str = "/validate";
@@ -21,11 +23,9 @@ const FIELD_MANAGER: &str = "capstan-webhook";
 pub struct Registration<'a> {
     /// Name of both configurations.
     pub name: &'a str,
-    pub address: &'a Address,
+    pub place: Place<'a>,
     /// Only objects of this namespace, if any.
     pub namespace: Option<&'a str>,
-    /// CAs to trust, PEM.
-    pub bundle: &'a str,
 }
 
 impl Registration<'_> {
@@ -76,7 +76,7 @@ impl Registration<'_> {
     fn validating(&self) -> ValidatingWebhookConfiguration {
         let webhook = |(kind, resource): (&str, &str)| ValidatingWebhook {
             name: format!("validation.{kind}.machine.openshift.io"),
-            client_config: self.client_config(VALIDATE),
+            client_config: self.client_config(&format!("{VALIDATE}/{}", self.place.proof)),
             rules: Some(vec![rule(resource)]),
             namespace_selector: self.namespaces(),
             failure_policy: Some("Ignore".to_owned()),
@@ -94,8 +94,8 @@ impl Registration<'_> {
     }
 
     fn client_config(&self, path: &str) -> WebhookClientConfig {
-        let ca_bundle = Some(ByteString(self.bundle.as_bytes().to_vec()));
-        match self.address {
+        let ca_bundle = Some(ByteString(self.place.bundle.as_bytes().to_vec()));
+        match self.place.address {
             Address::Url(host) => WebhookClientConfig {
                 ca_bundle,
                 url: Some(format!("https://{host}{path}")),
@@ -164,7 +164,8 @@ mod tests {
     const SHIPPED: &str = include_str!("../../../../../deploy/controllers/openshift/webhook.yaml");
 
     #[test]
-    fn the_installation_ships_the_configurations_that_are_written_except_for_the_ca() {
+    fn the_installation_ships_the_configurations_that_are_written_except_for_the_ca_and_the_path_that_proves_a_review()
+    {
         let address = Address::Service {
             namespace: "capstan-system".to_owned(),
             name: "capstan-webhook".to_owned(),
@@ -172,9 +173,12 @@ mod tests {
         };
         let registration = Registration {
             name: "capstan-machine-api",
-            address: &address,
+            place: Place {
+                address: &address,
+                bundle: "",
+                proof: "x",
+            },
             namespace: None,
-            bundle: "",
         };
         let shipped: Vec<Value> = serde_saphyr::from_multiple(SHIPPED).unwrap();
         let (mutating, validating) = (registration.mutating(), registration.validating());
@@ -182,6 +186,8 @@ mod tests {
             let mut written = written.unwrap();
             for webhook in written["webhooks"].as_array_mut().unwrap() {
                 webhook["clientConfig"].as_object_mut().unwrap().remove("caBundle");
+                let service = webhook["clientConfig"]["service"].as_object_mut().unwrap();
+                service.retain(|field, value| field != "path" || value == MUTATE);
             }
             assert!(shipped.contains(&written), "deploy/ lacks {written:#}");
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use capstan_azure::Clients;
-use capstan_kube::webhook::{Address, Error, Hook};
+use capstan_kube::webhook::{Error, Hook, Place, Proof};
 use capstan_kube::{Context, backoff};
 use futures::future::BoxFuture;
 
@@ -80,22 +80,16 @@ impl Admission {
 }
 
 impl Hook for Admission {
-    fn routes(&self) -> Router {
-        serve::routes(self.rules.clone())
+    fn routes(&self, proof: &Proof) -> Router {
+        serve::routes(self.rules.clone(), proof)
     }
 
-    fn register<'a>(
-        &'a self,
-        client: &'a kube::Client,
-        address: &'a Address,
-        bundle: &'a str,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    fn register<'a>(&'a self, client: &'a kube::Client, place: Place<'a>) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             let registration = Registration {
                 name: &self.name,
-                address,
+                place,
                 namespace: self.namespace.as_deref(),
-                bundle,
             };
             registration.apply(client).await
         })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::routing::post;
 use axum::{Json, Router};
 use kube::core::DynamicObject;
@@ -12,7 +12,7 @@ use super::configuration::{MUTATE, VALIDATE};
 use super::review::{self, Request};
 use crate::sizes::Sizes;
 use capstan_api::openshift::AzureMachineProviderSpec;
-use capstan_kube::webhook;
+use capstan_kube::webhook::{self, Proof};
 
 #[derive(Clone)]
 pub struct Rules {
@@ -22,11 +22,24 @@ pub struct Rules {
     pub sizes: Option<Sizes>,
 }
 
-pub fn routes(rules: Rules) -> Router {
+/// Reviews that do not prove to be the API server's are answered, too, because a replica may not know the newest proof yet. They
+/// make no use of a credential.
+pub fn routes(rules: Rules, proof: &Proof) -> Router {
+    let unproven = Rules {
+        sizes: None,
+        ..rules.clone()
+    };
+    let proven = (rules.clone(), unproven.clone(), proof.clone());
+    let by_address = move |Path(given): Path<String>, review: Json<Review>| {
+        let (rules, unproven, proof) = proven.clone();
+        let rules = if proof.shows(&given) { rules } else { unproven };
+        async move { validate(State(rules), review).await }
+    };
     let routes = Router::new()
-        .route(MUTATE, post(mutate))
-        .route(VALIDATE, post(validate));
-    webhook::bounded(routes.with_state(rules))
+        .route(MUTATE, post(mutate).with_state(rules))
+        .route(VALIDATE, post(validate).with_state(unproven))
+        .route(&format!("{VALIDATE}/{{proof}}"), post(by_address));
+    webhook::bounded(routes)
 }
 
 type Review = AdmissionReview<DynamicObject>;
@@ -101,6 +114,61 @@ fn dropped_by_operator(spec: &AzureMachineProviderSpec) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::fixtures::{good, ultra};
+    use serde_json::json;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tower::ServiceExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_review_that_does_not_prove_to_be_the_api_servers_makes_no_use_of_a_credential() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let silent = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            count.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+        });
+        let cloud = capstan_azure::Cloud::custom("sim", "https://localhost:1", "https://localhost:1").unwrap();
+        let clients = capstan_azure::Clients::new(capstan_azure::Settings::new(cloud)).unwrap();
+        let rules = Rules {
+            cluster_id: "c".into(),
+            operator: false,
+            sizes: Some(Sizes::new(
+                kube::Client::new(silent, "default"),
+                clients,
+                capstan_core::Clock::system(),
+            )),
+        };
+        let proof = Proof::default();
+        proof.accept("known-to-the-api-server");
+        let routes = routes(rules, &proof);
+        let machine = json!({
+            "apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": {"name": "m", "namespace": "ns"},
+            "spec": {"providerSpec": {"value": good()}},
+        });
+        let resource = json!({"group": "machine.openshift.io", "version": "v1beta1", "resource": "machines"});
+        let kind = json!({"group": "machine.openshift.io", "version": "v1beta1", "kind": "Machine"});
+        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "u", "kind": kind, "resource": resource, "name": "m", "namespace": "ns", "operation": "CREATE",
+            "userInfo": {"username": "admin", "groups": ["system:masters"]}, "object": machine,
+        }});
+        let ask = async |path: &str| {
+            let request = http::Request::post(path).header("Content-Type", "application/json");
+            let request = request.body(axum::body::Body::from(review.to_string())).unwrap();
+            let response = routes.clone().oneshot(request).await.unwrap();
+            let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            let answer: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(answer["response"]["allowed"], true, "{path}: {answer}");
+        };
+        for forged in ["/validate", "/validate/guessed", "/validate/%20"] {
+            ask(forged).await;
+            assert_eq!(asked.load(Ordering::SeqCst), 0, "{forged}");
+        }
+        ask("/validate/known-to-the-api-server").await;
+        assert_eq!(
+            asked.load(Ordering::SeqCst),
+            1,
+            "it asks whether the user may read the Secret"
+        );
+    }
 
     #[test]
     fn warnings_are_added_to_those_of_the_answer() {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use capstan_api::azure::AzureMachinePoolMachine;
 use capstan_api::vsphere::{VSphereMachine, VSphereVM};
 use capstan_sim::azure::{Azure, Config, Span, Times};
-use capstan_testkit::hostile::{Server, SlowClients, Vcenter};
+use capstan_testkit::hostile::{NO_MEMORY, Server, SlowClients, Vcenter};
 use capstan_testkit::tenants::{Tenant, VcenterAccess};
 use capstan_testkit::vcsim;
 use capstan_testkit::vcsim::Options;
@@ -250,7 +250,7 @@ impl Bench<'_> {
             while let Some(vm) = events.try_next().await? {
                 let conditions = vm.status.unwrap_or_default().conditions;
                 let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
-                if texts.any(|text| text.contains(kind.report())) {
+                if texts.any(|text| text.contains(kind.report()) || text.contains(NO_MEMORY)) {
                     return Ok(());
                 }
             }
@@ -267,7 +267,7 @@ impl Bench<'_> {
             while let Some(machine) = events.try_next().await? {
                 let conditions = machine.status.unwrap_or_default().conditions;
                 let mut texts = conditions.iter().filter_map(|condition| condition.message.as_deref());
-                if texts.any(|text| text.contains("manages no machines")) {
+                if texts.any(|text| text.contains("manages no machines") || text.contains(NO_MEMORY)) {
                     return Ok(());
                 }
             }

@@ -18,6 +18,7 @@ mod plain;
 mod plan;
 mod run;
 mod serve;
+mod size;
 #[cfg(feature = "dev")]
 mod up;
 

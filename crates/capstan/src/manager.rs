@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use capstan_azure::Clients;
-use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
+use capstan_core::{Clock, Memory};
 use capstan_kube::lease::{Elector, Fence, Group, Identity};
 use capstan_kube::webhook::{self, Conversion, Hook};
 use capstan_kube::{Context, Options, lease};
@@ -44,6 +44,8 @@ pub struct Manager {
     pub vsphere: capstan_vsphere_machines::Options,
     /// How often every controller observes its objects again although nothing has changed; the runtime's default when `None`.
     pub resync: Option<Duration>,
+    /// For what workload clusters and vCenters make this process keep.
+    pub memory: Arc<Memory>,
     /// `None`: no leader election, this is the only one.
     pub lease: Option<lease::Settings>,
     /// Leases of controllers that Capstan replaces, by namespace and name: it acts only while it holds them, too.
@@ -216,6 +218,7 @@ impl Manager {
             holder: self.holder(),
             shutdown,
             resync: self.resync.unwrap_or(default.resync),
+            memory: self.memory.clone(),
             ..default
         }
     }
@@ -387,6 +390,7 @@ mod tests {
             azure_json: false,
             vsphere: Default::default(),
             resync,
+            memory: Arc::default(),
             lease: None,
             hold: Vec::new(),
             webhook: None,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use capstan_azure::{Allowed, ClientIdOf, Namespaces};
 use capstan_azure_pools::SignIn;
+use capstan_core::Memory;
 use capstan_kube::lease::{self, Identity};
 use capstan_kube::serve::Server;
 use capstan_kube::webhook;
@@ -23,7 +24,7 @@ use crate::controllers::Name;
 use crate::manager::Manager;
 use crate::peer_flags::PeerFlags;
 use crate::serve::{self, Status};
-use crate::{duration, logs};
+use crate::{duration, logs, size};
 
 /// Run the controllers against a cluster
 ///
@@ -53,6 +54,10 @@ pub struct Run {
     /// Read Azure and vCenter again at this interval even if nothing changed, for example 5m [default: 10m]
     #[arg(long, alias = "sync-period", value_parser = duration::parse, value_name = "TIME")]
     resync: Option<Duration>,
+    /// Keep at most this much of what workload clusters and vCenters have, for example 96Mi: their Nodes, pods that are drained, and machines. Some
+    /// 400 Nodes need 1Mi. Namespaces that want more than their equal share give way to the others
+    #[arg(long, value_parser = size::parse, default_value = "48Mi", value_name = "SIZE")]
+    foreign_memory: usize,
     /// Serve /healthz and /readyz at this address; "0" for none
     #[arg(long, alias = "health-addr", default_value = ":9440", value_parser = address, value_name = "ADDRESS")]
     health: Address,
@@ -408,6 +413,7 @@ pub async fn run(args: Run) -> Result<()> {
         azure_json: args.azure_json,
         vsphere,
         resync: args.resync,
+        memory: Arc::new(Memory::new(args.foreign_memory)),
         lease: args.election.settings(&config)?,
         hold: args.election.hold_leases,
         webhook: args.webhooks.options(&config, args.kubeconfig.is_none())?,

@@ -10,9 +10,9 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use capstan_core::memory::{Full, Holder};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
@@ -49,6 +49,40 @@ pub(crate) struct Most<K> {
     pub bytes: usize,
     /// Returns how many bytes of text a trimmed object has.
     pub size: fn(&K) -> usize,
+    /// What it takes of the memory for objects of others. `None`: the API server is this cluster's own.
+    pub holder: Option<Arc<Holder>>,
+}
+
+/// What an object in a cache takes besides itself: it is in a map by its names, and in an index beside the cache.
+const OBJECT_OVERHEAD: usize = 512;
+/// Memory is taken in parts of this many bytes.
+const PART: usize = 8 << 10;
+
+impl<K> Most<K> {
+    /// Takes the memory that so many objects need.
+    fn hold(&self, objects: usize, bytes: usize) -> Result<(), Full> {
+        // Names are keys of the map, too.
+        let memory = objects * (size_of::<K>() + OBJECT_OVERHEAD) + 2 * bytes;
+        let parts = memory.next_multiple_of(PART);
+        self.holder.as_ref().map_or(Ok(()), |holder| holder.set(parts))
+    }
+}
+
+/// Waits until a cache has to give up what it holds.
+async fn told(holder: Option<&Holder>) -> Full {
+    match holder {
+        Some(holder) => holder.told().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Why a cache does not hold what its server has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Overfull {
+    #[error("the server has more objects than the cache may hold")]
+    TooMany,
+    #[error(transparent)]
+    NoMemory(#[from] Full),
 }
 
 /// The longest name of an object, in bytes.
@@ -108,7 +142,7 @@ struct Shared<K: Object> {
 struct Feed<K> {
     /// The last error of the watch.
     trouble: Mutex<Option<String>>,
-    overfull: AtomicBool,
+    overfull: Mutex<Option<Overfull>>,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Change<K>>>>,
     removed: Mutex<Removed>,
 }
@@ -117,10 +151,18 @@ impl<K> Default for Feed<K> {
     fn default() -> Self {
         Self {
             trouble: Mutex::default(),
-            overfull: AtomicBool::default(),
+            overfull: Mutex::default(),
             subscribers: Mutex::default(),
             removed: Mutex::default(),
         }
+    }
+}
+
+impl<K> Feed<K> {
+    /// Notes why the cache does not hold what its server has.
+    fn set_overfull(&self, why: &Overfull) {
+        *self.trouble.lock() = Some(why.to_string());
+        *self.overfull.lock() = Some(why.clone());
     }
 }
 
@@ -162,8 +204,8 @@ impl<K: Object> Cache<K> {
     }
 
     /// As [`Cache::start`], with no more than `most`. When the server has more, the cache keeps what it has, is
-    /// [overfull](Cache::is_overfull), and is filled again from time to time. Objects whose names Kubernetes does not allow
-    /// are left out.
+    /// [overfull](Cache::is_overfull), and is filled again from time to time. It is overfull and empty when its memory is needed
+    /// for others. Objects whose names Kubernetes does not allow are left out.
     pub(crate) fn start_bounded(
         api: Api<K>,
         config: watcher::Config,
@@ -248,7 +290,12 @@ impl<K: Object> Cache<K> {
 
     /// Whether the server has more objects than the cache may hold.
     pub fn is_overfull(&self) -> bool {
-        self.0.feed.overfull.load(Ordering::SeqCst)
+        self.overfull().is_some()
+    }
+
+    /// Returns why the cache does not hold what its server has.
+    pub(crate) fn overfull(&self) -> Option<Overfull> {
+        self.0.feed.overfull.lock().clone()
     }
 
     /// Returns the last error of the watch, until the server answers again: the cache may be out of date.
@@ -301,7 +348,9 @@ type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<K>>>;
 
 /// Why a watch is begun again.
 enum End {
-    Overfull,
+    Overfull(Overfull),
+    /// The memory of the cache is needed for others.
+    GiveUp(Full),
     /// A page is beyond the bounds of an answer: this many objects in one may be within them.
     Smaller(u32),
 }
@@ -318,25 +367,70 @@ struct Filling<K: Object> {
 impl<K: Object> Filling<K> {
     /// Keeps the store until the process ends.
     async fn keep(&mut self, source: impl Fn(Option<u32>) -> Events<K>, mut page: Option<u32>) {
+        let holder = self.most.as_ref().and_then(|most| most.holder.clone());
+        let holder = holder.as_deref();
         loop {
-            let end = self.fill(source(page), page).await;
+            let end = tokio::select! {
+                end = self.fill(source(page), page) => end,
+                full = told(holder) => Some(End::GiveUp(full)),
+            };
             // The store drops what it has collected of the list.
             self.writer.apply_watcher_event(&watcher::Event::Init);
             match end {
                 Some(End::Smaller(half)) => page = Some(half),
-                Some(End::Overfull) => {
-                    let (objects, bytes) = self
-                        .most
-                        .as_ref()
-                        .map(|most| (most.objects, most.bytes))
-                        .unwrap_or_default();
-                    tracing::warn!(kind = %K::kind(&()), objects, bytes, "the server has more objects than the cache may hold");
-                    self.feed.overfull.store(true, Ordering::SeqCst);
-                    *self.feed.trouble.lock() = Some(format!("the server has more than {objects} objects"));
-                    capstan_core::clock::sleep(OVERFULL_RETRY).await;
+                Some(End::Overfull(why)) => {
+                    self.hold_store();
+                    self.rest(why, holder).await;
+                }
+                Some(End::GiveUp(full)) => {
+                    self.give_up(full.clone());
+                    self.rest(Overfull::NoMemory(full), holder).await;
                 }
                 None => return,
             }
+        }
+    }
+
+    /// Gives back the memory of a list that was not taken to its end.
+    fn hold_store(&self) {
+        if let Some(most) = &self.most {
+            let reader = self.writer.as_reader();
+            let bytes = reader.state().iter().map(|object| (most.size)(object)).sum();
+            // This is less than it has.
+            let _ = most.hold(reader.len(), bytes);
+        }
+    }
+
+    /// Notes that the cache does not hold what its server has, and waits before it is filled again.
+    async fn rest(&mut self, why: Overfull, holder: Option<&Holder>) {
+        self.feed.set_overfull(&why);
+        let most = self.most.as_ref().map(|most| (most.objects, most.bytes));
+        let (objects, bytes) = most.unwrap_or_default();
+        tracing::warn!(kind = %K::kind(&()), objects, bytes, reason = %why, "the cache does not hold what the server has");
+        let mut pause = Box::pin(capstan_core::clock::sleep(OVERFULL_RETRY));
+        tokio::select! {
+            () = &mut pause => return,
+            full = told(holder) => self.give_up(full),
+        }
+        pause.await;
+    }
+
+    /// Empties the store: its memory is needed for others.
+    fn give_up(&mut self, full: Full) {
+        // Before anything leaves the store: what is not in a cache in trouble may exist all the same.
+        self.feed.set_overfull(&Overfull::NoMemory(full));
+        let gone = in_order(self.writer.as_reader().state());
+        // Subscribing reads the store under this lock.
+        let mut subscribers = self.feed.subscribers.lock();
+        self.writer.apply_watcher_event(&watcher::Event::Init);
+        self.writer.apply_watcher_event(&watcher::Event::InitDone);
+        let gone = gone.into_iter().map(|object| Change { object, gone: true });
+        let changes: Vec<_> = gone.collect();
+        subscribers.retain(|subscriber| changes.iter().all(|change| subscriber.send(change.clone()).is_ok()));
+        drop(subscribers);
+        if let Some(most) = &self.most {
+            // Nobody is refused to hold nothing.
+            let _ = most.hold(0, 0);
         }
     }
 
@@ -366,14 +460,14 @@ impl<K: Object> Filling<K> {
                 if !is_allowed(&event) {
                     continue;
                 }
-                if !count.admits(most, &reader, &event) {
-                    return Some(End::Overfull);
+                if let Err(why) = count.admit(most, &reader, &event) {
+                    return Some(End::Overfull(why));
                 }
             }
             // The beginning of a list comes before the server is asked for it, and proves nothing.
             if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
                 *self.feed.trouble.lock() = None;
-                self.feed.overfull.store(false, Ordering::SeqCst);
+                *self.feed.overfull.lock() = None;
             }
             self.publish(&reader, &event);
         }
@@ -426,8 +520,14 @@ impl Count {
         }
     }
 
-    /// Whether the cache may hold what the event adds to it.
-    fn admits<K: Object>(&mut self, most: &Most<K>, reader: &Store<K>, event: &watcher::Event<K>) -> bool {
+    /// Takes room for what the event adds to the cache, if the cache may hold it.
+    fn admit<K: Object>(
+        &mut self,
+        most: &Most<K>,
+        reader: &Store<K>,
+        event: &watcher::Event<K>,
+    ) -> Result<(), Overfull> {
+        let mut objects = reader.len();
         let held = |object: &K| reader.get(&ObjectRef::from_obj(object));
         match event {
             watcher::Event::Init => (self.listed, self.listed_bytes) = (0, 0),
@@ -435,21 +535,27 @@ impl Count {
                 self.listed += 1;
                 self.listed_bytes += (most.size)(object);
             }
-            watcher::Event::InitDone => self.bytes = self.listed_bytes,
+            watcher::Event::InitDone => {
+                self.bytes = self.listed_bytes;
+                objects = self.listed;
+                (self.listed, self.listed_bytes) = (0, 0);
+            }
             watcher::Event::Apply(object) => {
                 let before = held(object);
                 let replaced = before.as_ref().map_or(0, |before| (most.size)(before));
                 self.bytes = self.bytes.saturating_sub(replaced) + (most.size)(object);
-                if before.is_none() && reader.len() >= most.objects {
-                    return false;
-                }
+                objects += usize::from(before.is_none());
             }
             watcher::Event::Delete(object) => {
                 let replaced = held(object).map_or(0, |before| (most.size)(&before));
                 self.bytes = self.bytes.saturating_sub(replaced);
             }
         }
-        self.listed <= most.objects && self.listed_bytes <= most.bytes && self.bytes <= most.bytes
+        let is_within = objects <= most.objects && self.bytes <= most.bytes;
+        if !is_within || self.listed > most.objects || self.listed_bytes > most.bytes {
+            return Err(Overfull::TooMany);
+        }
+        Ok(most.hold(objects + self.listed, self.bytes + self.listed_bytes)?)
     }
 }
 

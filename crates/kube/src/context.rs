@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_api::capi::{GROUP, WATCH_FILTER_LABEL};
-use capstan_core::Clock;
 use capstan_core::interceptor::{Interceptor, Interceptors};
+use capstan_core::{Clock, Memory};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::watcher;
@@ -43,6 +43,8 @@ pub struct Options {
     pub resync: Duration,
     /// Controllers plan into it and carry nothing out: every write of every client is refused.
     pub preview: Option<Preview>,
+    /// For what workload clusters and vCenters make this process keep.
+    pub memory: Arc<Memory>,
 }
 
 impl Default for Options {
@@ -58,6 +60,7 @@ impl Default for Options {
             holder: Identity::of_single_installation(),
             resync: RESYNC,
             preview: None,
+            memory: Arc::default(),
         }
     }
 }
@@ -77,6 +80,7 @@ pub struct Context {
     pub holder: Identity,
     pub resync: Duration,
     pub preview: Option<Preview>,
+    pub memory: Arc<Memory>,
     config: kube::Config,
     recorder: Recorder,
     caches: Arc<Caches>,
@@ -96,6 +100,7 @@ impl Context {
             holder,
             resync,
             preview,
+            memory,
         } = options;
         let interceptors = match &preview {
             Some(preview) => interceptors.and(vec![preview.read_only()]),
@@ -129,6 +134,7 @@ impl Context {
             holder,
             resync,
             preview,
+            memory,
             config,
             recorder,
             caches: Arc::default(),
@@ -154,6 +160,7 @@ impl Context {
             holder: self.holder.clone(),
             resync: self.resync,
             preview: self.preview.clone(),
+            memory: self.memory.clone(),
         };
         Self::new(self.config.clone(), options)
     }

@@ -26,6 +26,9 @@ const HEADER: usize = 24 << 10;
 /// A slow vCenter answers shortly before clients give up.
 const SLOW: Duration = Duration::from_secs(80);
 
+/// What objects report when Capstan has no memory for what their servers send.
+pub const NO_MEMORY: &str = "--foreign-memory";
+
 /// The behaviour of a hostile vCenter.
 #[derive(Clone, Copy, Debug)]
 pub enum Vcenter {

@@ -1,11 +1,13 @@
 //! Look-ups that many machines share: asked once, kept for a short time, never asked twice at the same time.
 
 use std::any::Any;
+use std::fmt::{Debug, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_core::clock::Clock;
 use capstan_core::memo::Memo;
+use capstan_core::memory::{Holder, Memory};
 
 use crate::error::{Error, Result};
 
@@ -20,16 +22,53 @@ const TEMPLATES: usize = 32;
 /// The keys of templates start with this.
 const TEMPLATE: &str = "template:";
 
-type Found = Arc<dyn Any + Send + Sync>;
+/// A value, and the memory that it takes.
+#[derive(Clone)]
+struct Found {
+    value: Arc<dyn Any + Send + Sync>,
+    _holder: Arc<Holder>,
+}
+
+/// Takes memory for values.
+pub(crate) struct Holders {
+    pub memory: Arc<Memory>,
+    pub tenant: Arc<str>,
+}
+
+impl Holders {
+    fn keep<T: Debug + Send + Sync + 'static>(&self, key: &str, value: T) -> Result<Found> {
+        let holder = self.memory.holder(&self.tenant);
+        let mut text = Length(0);
+        // It writes into a number.
+        let _ = write!(text, "{value:?}");
+        holder.set(size_of::<T>() + key.len() + text.0)?;
+        Ok(Found {
+            value: Arc::new(value),
+            _holder: Arc::new(holder),
+        })
+    }
+}
+
+/// Counts the bytes of a text: about what the texts of a value take in memory.
+struct Length(usize);
+
+impl Write for Length {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 += text.len();
+        Ok(())
+    }
+}
 
 pub(crate) struct Cache {
+    holders: Holders,
     found: Memo<String, Result<Found>>,
     templates: Memo<String, Result<Found>>,
 }
 
 impl Cache {
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(clock: Clock, holders: Holders) -> Self {
         Self {
+            holders,
             found: Memo::new(clock, CAPACITY),
             templates: Memo::new(clock, TEMPLATES),
         }
@@ -37,7 +76,7 @@ impl Cache {
 
     /// Returns the value for a key, from `look_up` when there is none that is fresh. That an object is missing, or that a
     /// name is ambiguous, is a value too.
-    pub async fn get<T: Send + Sync + 'static>(
+    pub async fn get<T: Debug + Send + Sync + 'static>(
         &self,
         key: String,
         look_up: impl Future<Output = Result<T>>,
@@ -47,7 +86,7 @@ impl Cache {
         let look_up = Box::pin(look_up);
         let ask = async {
             match look_up.await {
-                Ok(found) => Ok(Ok(Arc::new(found) as Found)),
+                Ok(found) => Ok(Ok(self.holders.keep(&key, found)?)),
                 Err(error @ (Error::NotFound { .. } | Error::Ambiguous { .. })) => Ok(Err(error)),
                 Err(error) => Err(error),
             }
@@ -58,7 +97,7 @@ impl Cache {
         };
         let found = memo.get_if(&key, fresh, ask).await??;
         // Keys start with the kind of object, so values of one key are of one type.
-        found.downcast::<T>().map_err(|_| Error::Incomplete {
+        found.value.downcast::<T>().map_err(|_| Error::Incomplete {
             method: key,
             what: "value of the kind that was asked for",
         })
@@ -79,7 +118,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_missing_object_is_remembered_for_a_moment_only_and_an_outage_not_at_all() {
         let clock = Clock::system();
-        let cache = Cache::new(clock);
+        let holders = Holders {
+            memory: Arc::default(),
+            tenant: "ns".into(),
+        };
+        let cache = Cache::new(clock, holders);
         let missing = || async {
             Err::<u8, _>(Error::NotFound {
                 kind: "folder",

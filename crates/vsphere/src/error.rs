@@ -178,6 +178,8 @@ pub enum Error {
         "vCenter {server} has a large answer to {method}, which is not read for some minutes: the last one had more than the allowed bytes or did not end in time"
     )]
     Barred { server: String, method: String },
+    #[error(transparent)]
+    NoMemory(#[from] capstan_core::memory::Full),
     #[error("vCenter {server} answered {method} with HTTP {status}: {body}")]
     Http {
         server: String,
@@ -236,7 +238,9 @@ impl Error {
             Error::Unreachable { .. } | Error::Refused { .. } | Error::Xml(_) | Error::Incomplete { .. } => {
                 Class::Transient
             }
-            Error::NotVcenter { .. } | Error::TooLarge { .. } | Error::Barred { .. } => Class::Transient,
+            Error::NotVcenter { .. } | Error::TooLarge { .. } | Error::Barred { .. } | Error::NoMemory(_) => {
+                Class::Transient
+            }
             Error::Certificate { .. } => Class::Terminal,
             Error::Closed { .. } | Error::TaskGone { .. } => Class::Transient,
             Error::Http { status, .. } => match status {

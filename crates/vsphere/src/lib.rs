@@ -50,7 +50,7 @@ pub use spec::{CloneSpec, ConfigSpec, DeviceChange, DiskLocation, DiskMove, NewD
 pub use tags::Tag;
 pub use task::{Task, TaskInfo, TaskState};
 pub use vcenter::Vcenter;
-pub use vm::{Snapshot, VmInfo, VmRuntime, VmWatch};
+pub use vm::{Kept, Snapshot, VmInfo, VmRuntime, VmWatch};
 
 /// Feeds a tree to every decoder, for tests with mutated documents.
 #[cfg(test)]

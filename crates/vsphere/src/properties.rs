@@ -133,10 +133,15 @@ impl Vcenter {
         Ok(Vec::new())
     }
 
-    async fn pages(&self, call: Call<'_>, collector: &MoRef) -> Result<Vec<Object>> {
-        let mut answer = self.call(call).await?;
+    async fn pages<'a>(&self, mut call: Call<'a>, collector: &'a MoRef) -> Result<Vec<Object>> {
         let (mut objects, mut weight) = (Vec::new(), 0);
+        // While the pages are read. What is kept of the objects takes memory of its own.
+        let holder = self.0.memory.giving_holder(self.0.login.tenant());
         for _ in 0..PAGES {
+            let answer = tokio::select! {
+                answer = self.call(call) => answer?,
+                full = holder.told() => return Err(full.into()),
+            };
             let Some(page) = answer.child("returnval") else {
                 return Ok(objects);
             };
@@ -149,14 +154,13 @@ impl Vcenter {
             if weight > MAX_RETRIEVED {
                 return Err(self.too_large("RetrievePropertiesEx", MAX_RETRIEVED));
             }
+            holder.set(weight)?;
             let Some(token) = page.string_at("token") else {
                 return Ok(objects);
             };
             let mut body = Writer::new();
             body.text("token", token);
-            answer = self
-                .call(Call::read("ContinueRetrievePropertiesEx", collector, body.finish()))
-                .await?;
+            call = Call::read("ContinueRetrievePropertiesEx", collector, body.finish());
         }
         Err(Error::Incomplete {
             method: "ContinueRetrievePropertiesEx".to_owned(),

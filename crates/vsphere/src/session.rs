@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use capstan_core::Secret;
 use capstan_core::clock::Clock;
 use capstan_core::interceptor::Interceptors;
+use capstan_core::{Memory, Secret};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
@@ -83,6 +83,8 @@ pub struct Settings {
     pub interceptors: Interceptors,
     pub clock: Clock,
     pub metrics: Metrics,
+    /// For what vCenters make this process keep.
+    pub memory: Arc<Memory>,
     /// Answers instead of the servers, in tests.
     pub in_process: Option<InProcess>,
 }

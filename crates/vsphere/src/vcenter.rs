@@ -6,13 +6,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use capstan_core::Memory;
 use capstan_core::clock::Clock;
 use capstan_core::interceptor::Interceptors;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Holders};
 use crate::circuit::Circuit;
 use crate::content::{About, Content};
 use crate::error::{Error, Result};
@@ -45,6 +46,7 @@ pub(crate) struct Inner {
     pub in_process: Option<InProcess>,
     pub clock: Clock,
     pub metrics: Metrics,
+    pub memory: Arc<Memory>,
     open: OnceLock<Counted>,
     pub content: OnceLock<Content>,
     session: RwLock<Session>,
@@ -88,6 +90,10 @@ impl Vcenter {
 
     pub(crate) async fn connect_to(base: String, login: Login, settings: Settings) -> Result<Self> {
         let http = tls::client(&login.trust, concat!("capstan/", env!("CARGO_PKG_VERSION")))?;
+        let holders = Holders {
+            memory: settings.memory.clone(),
+            tenant: login.tenant().into(),
+        };
         let inner = Inner {
             base,
             login,
@@ -96,6 +102,7 @@ impl Vcenter {
             in_process: settings.in_process,
             clock: settings.clock,
             metrics: settings.metrics,
+            memory: settings.memory,
             open: OnceLock::new(),
             content: OnceLock::new(),
             session: RwLock::default(),
@@ -104,7 +111,7 @@ impl Vcenter {
             closed: CancellationToken::new(),
             circuit: Circuit::default(),
             rest_circuit: Circuit::default(),
-            cache: Cache::new(settings.clock),
+            cache: Cache::new(settings.clock, holders),
             watcher: Watcher::default(),
             rest: tokio::sync::Mutex::default(),
             modules: tokio::sync::Mutex::default(),

@@ -3,6 +3,7 @@
 use crate::device::{Device, hardware};
 use crate::error::{Error, Result};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::properties::Object;
 use crate::soap::Call;
@@ -11,6 +12,7 @@ use crate::task::Task;
 use crate::vcenter::Vcenter;
 use crate::watcher::{Interest, Update};
 use crate::xml::{Element, Writer};
+use capstan_core::memory::Holder;
 use capstan_core::vm::{Allocation, GuestNic, MoRef, PowerState};
 
 /// Bytes of memory that everything about one machine takes at most, because it is kept. A machine with 60 disks takes less
@@ -112,7 +114,20 @@ pub struct VmInfo {
     pub snapshots: Vec<Snapshot>,
     pub datastores: Vec<MoRef>,
     pub resource_pool: Option<MoRef>,
+    pub kept: Kept,
 }
+
+/// The memory that a machine takes for as long as it is kept. Machines do not differ in it.
+#[derive(Clone, Debug, Default)]
+pub struct Kept(Option<Arc<Holder>>);
+
+impl PartialEq for Kept {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Kept {}
 
 impl VmRuntime {
     pub(crate) fn read(object: &Object) -> Self {
@@ -194,6 +209,7 @@ impl VmInfo {
             snapshots,
             datastores: object.morefs("datastore"),
             resource_pool: object.moref("resourcePool"),
+            kept: Kept::default(),
         }
     }
 
@@ -328,7 +344,12 @@ impl Vcenter {
         if object.weight() > MAX_VM {
             return Err(self.too_large("RetrievePropertiesEx", MAX_VM));
         }
-        Ok(VmInfo::read(vm.clone(), &object))
+        let holder = self.0.memory.holder(self.0.login.tenant());
+        holder.set(object.weight())?;
+        Ok(VmInfo {
+            kept: Kept(Some(Arc::new(holder))),
+            ..VmInfo::read(vm.clone(), &object)
+        })
     }
 
     /// The part of a machine that changes by itself, in one call.

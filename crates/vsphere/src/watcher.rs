@@ -21,6 +21,7 @@ use crate::vcenter::{Inner, Vcenter};
 use crate::vm::{MAX_STATE, STATE_PATHS};
 use crate::xml::Element;
 use capstan_core::backoff::exponential;
+use capstan_core::memory::Holder;
 use capstan_core::vm::MoRef;
 
 /// Objects that one call reads at most.
@@ -64,6 +65,7 @@ struct Entry {
     order: u64,
     waiters: usize,
     update: watch::Sender<Update>,
+    holder: Holder,
 }
 
 /// One waiter's interest in an object. The wait ends when this value is dropped.
@@ -122,6 +124,7 @@ impl Vcenter {
                 order,
                 waiters: 0,
                 update: watch::channel(Update::Nothing).0,
+                holder: self.0.memory.holder(self.0.login.tenant()),
             });
             entry.waiters += 1;
             entry.update.subscribe()
@@ -252,7 +255,8 @@ impl Vcenter {
             }
         }
         // The server can add properties without end; the last state that is small enough stays.
-        if object.weight() > MAX_STATE {
+        let weight = object.weight();
+        if weight > MAX_STATE || entry.holder.set(weight).is_err() {
             return false;
         }
         let reported = entry
@@ -265,6 +269,14 @@ impl Vcenter {
         let interests = self.0.watcher.interests.lock();
         let Some(entry) = interests.entries.get(reference) else {
             return false;
+        };
+        let weight = match &new {
+            Update::Object(object) => object.weight(),
+            Update::Nothing | Update::Gone | Update::Failed(_) => 0,
+        };
+        let new = match entry.holder.set(weight) {
+            Ok(()) => new,
+            Err(full) => Update::Failed(full.into()),
         };
         entry.update.send_if_modified(|update| replace(update, new))
     }

@@ -278,6 +278,7 @@ fn start_manager(
         azure_json: false,
         vsphere: capstan_vsphere_machines::Options::from_env(),
         resync: None,
+        memory: Arc::default(),
         // No other replica runs here.
         lease: None,
         webhook: Some(capstan_kube::webhook::Options::default()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use capstan_sim::azure::{Azure, Config};
 use capstan_testkit::ControlPlane;
-use capstan_testkit::hostile::{Server, SlowClients, Vcenter};
+use capstan_testkit::hostile::{NO_MEMORY, Server, SlowClients, Vcenter};
 use capstan_testkit::tenants::{AzureAccess, Tenant, VcenterAccess};
 use serde_json::json;
 
@@ -126,9 +126,11 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
     for (cluster, kind, server) in &servers {
         let object = format!("vspherevm/{cluster}-m");
         let args = ["get", &object, "-n", &tenant.namespace, "-o", messages];
-        kubectl_until(plane.kubeconfig(), &args, |text| text.contains(kind.report()))
-            .await
-            .with_context(text)?;
+        kubectl_until(plane.kubeconfig(), &args, |text| {
+            text.contains(kind.report()) || text.contains(NO_MEMORY)
+        })
+        .await
+        .with_context(text)?;
         ensure!(server.requests() > 0);
     }
     let messages = "jsonpath={.items[*].status.conditions[*].message}";
@@ -142,8 +144,10 @@ async fn hostile_servers_and_clients_cost_a_bounded_amount_of_memory() -> Result
     ];
     // A busy machine may not read the arrays up to their limit in the time of a turn.
     let arrays = ["the answer of the API server is too large", "does not end in time"];
-    let is_refused =
-        |text: &str| text.contains("more than 10000 Nodes") && arrays.iter().any(|refusal| text.contains(refusal));
+    let nodes = ["more than 10000 Nodes", NO_MEMORY];
+    let is_refused = |text: &str| {
+        nodes.iter().any(|refusal| text.contains(refusal)) && arrays.iter().any(|refusal| text.contains(refusal))
+    };
     kubectl_until(plane.kubeconfig(), &args, is_refused)
         .await
         .with_context(text)?;

@@ -102,6 +102,7 @@ pub async fn run(context: Context, options: Options) -> Result<(), Error> {
         interceptors: context.interceptors.clone(),
         clock: context.clock,
         metrics,
+        memory: context.memory.clone(),
         in_process: options.in_process.clone(),
     });
     let identities: Cache<VSphereClusterIdentity> = context.cache_cluster_wide(cache::trim);

@@ -15,8 +15,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use capstan_core::Memory;
 use capstan_core::clock::Clock;
 use capstan_core::drain::{self, Assessment, Drained, NodeState, Obstacle, Options, Plan, Request, Source};
+use capstan_core::memory::Holder;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
@@ -85,6 +87,7 @@ struct Inner {
     clock: Clock,
     metrics: Metrics,
     shutdown: CancellationToken,
+    memory: Arc<Memory>,
     /// The cluster of the nodes. The answers of a workload cluster are classified and never repeated.
     cluster: ClusterKey,
     nodes: Mutex<HashMap<String, Arc<NodeDrain>>>,
@@ -130,6 +133,7 @@ impl Drainer {
             clock: context.clock,
             metrics: context.metrics.clone(),
             shutdown: context.shutdown.clone(),
+            memory: context.memory.clone(),
             cluster,
             nodes: Mutex::default(),
             budgets: Mutex::default(),
@@ -274,6 +278,7 @@ impl Drainer {
             objects: MAX_PODS,
             bytes: PODS_BYTES,
             size: Pod::bytes,
+            holder: self.0.holder(),
         };
         let pods = Cache::start_bounded(api, config, Pod::trim, most, shutdown);
         let mut changes = Box::pin(pods.subscribe());
@@ -324,15 +329,23 @@ impl Drainer {
         let api: Api<Pod> = Api::all(self.0.client.clone());
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let (mut pods, mut bytes) = (Vec::new(), 0);
+        let (holder, mut memory) = (self.0.memory.holder(&self.0.cluster.namespace), Ok(()));
         pages::list(&api, on_node, PAGE, |page| {
             for mut pod in page {
                 pod.trim();
                 bytes += pod.bytes();
                 pods.push(pod);
             }
-            pods.len() <= MAX_PODS && bytes <= PODS_BYTES
+            let needed = bytes + pods.len() * size_of::<Pod>();
+            memory = if self.0.cluster.is_itself() {
+                Ok(())
+            } else {
+                holder.set(needed)
+            };
+            pods.len() <= MAX_PODS && bytes <= PODS_BYTES && memory.is_ok()
         })
         .await?;
+        memory.map_err(|full| self.unreachable(full.to_string()))?;
         if pods.len() > MAX_PODS || bytes > PODS_BYTES {
             return Err(self.unreachable(format!("node {node} has more than {MAX_PODS} pods")));
         }
@@ -385,6 +398,7 @@ impl Drainer {
             objects: MAX_BUDGETS,
             bytes: BUDGETS_BYTES,
             size: |budget: &PodDisruptionBudget| cache::name_bytes(budget.meta()),
+            holder: self.0.holder(),
         };
         let budgets = span.in_scope(|| Cache::start_bounded(api, config, trim_budget, most, shutdown));
         let inner = Arc::downgrade(&self.0);
@@ -409,6 +423,12 @@ impl Drainer {
 }
 
 impl Inner {
+    /// Returns what takes memory for objects of the cluster, unless that is the one that Capstan runs in.
+    fn holder(&self) -> Option<Arc<Holder>> {
+        let is_foreign = !self.cluster.is_itself();
+        is_foreign.then(|| Arc::new(self.memory.giving_holder(&self.cluster.namespace)))
+    }
+
     /// Forgets this drain, but not one that was started since.
     fn abandon(&self, node: &str, abandoned: &Arc<NodeDrain>) {
         let mut nodes = self.nodes.lock();

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use capstan_core::Memory;
 use capstan_core::clock::Clock;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
@@ -17,7 +18,7 @@ use tracing::Instrument;
 use super::events::{Events, NodeEvent};
 use super::{ClusterKey, FIRST_ANSWER, kubeconfig};
 use crate::bounds::Bounds;
-use crate::cache::{Cache, Most, shortened};
+use crate::cache::{Cache, Most, Overfull, shortened};
 use crate::client::{self, Profile};
 use crate::context::Context;
 use crate::drain::Drainer;
@@ -46,6 +47,7 @@ pub struct Connection {
     pub nodes: Cache<Node>,
     pub drainer: Drainer,
     key: ClusterKey,
+    memory: Arc<Memory>,
     clock: Clock,
     index: Arc<Mutex<NodeIndex>>,
     failed: Mutex<Option<(Instant, String)>>,
@@ -95,6 +97,7 @@ impl Connection {
             objects: MAX_NODES,
             bytes: NODES_BYTES,
             size: nodes::text,
+            holder: Some(Arc::new(context.memory.giving_holder(&key.namespace))),
         };
         let nodes = Cache::start_bounded(api, config, nodes::trim_foreign, most, shutdown);
         let drainer = Drainer::of_cluster(context, (client.clone(), no_retry.clone()), key.clone());
@@ -120,6 +123,7 @@ impl Connection {
             nodes,
             drainer,
             key: key.clone(),
+            memory: context.memory.clone(),
             clock: context.clock,
             index,
             failed: Mutex::default(),
@@ -172,12 +176,16 @@ impl Connection {
 
     pub(super) async fn live_provider_ids(&self) -> Result<BTreeSet<String>, String> {
         let (mut ids, mut bytes) = (BTreeSet::new(), 0);
+        let (holder, mut memory) = (self.memory.holder(&self.key.namespace), Ok(()));
         self.list(|node| {
             bytes += nodes::text(&node);
-            ids.insert(nodes::provider_id(&node).unwrap_or_else(|| node.name_any()));
-            bytes <= NODES_BYTES
+            let id = nodes::provider_id(&node).unwrap_or_else(|| node.name_any());
+            memory = holder.set(bytes + ids.len() * size_of::<String>());
+            ids.insert(id);
+            bytes <= NODES_BYTES && memory.is_ok()
         })
         .await?;
+        memory.map_err(|full| self.keep(full.to_string()))?;
         if bytes > NODES_BYTES {
             return Err(too_many());
         }
@@ -186,8 +194,10 @@ impl Connection {
 
     /// Lists the nodes past the cache, page by page, for as long as `next` returns true.
     async fn list(&self, mut next: impl FnMut(Node) -> bool) -> Result<(), String> {
-        if self.nodes.is_overfull() {
-            return Err(too_many());
+        match self.nodes.overfull() {
+            Some(Overfull::TooMany) => return Err(too_many()),
+            Some(Overfull::NoMemory(full)) => return Err(full.to_string()),
+            None => {}
         }
         let api: Api<Node> = Api::all(self.no_retry.clone());
         let mut count = 0;

@@ -2,6 +2,7 @@ use super::*;
 use crate::bounds::Unbounded;
 use crate::context::Options;
 use crate::{cache, stub};
+use capstan_core::Memory;
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
@@ -94,8 +95,12 @@ fn nodes_of(
 }
 
 fn cluster_of(context: &Context, client: &kube::Client) -> (Cluster, Arc<Connection>) {
+    cluster_in("ns", context, client)
+}
+
+fn cluster_in(namespace: &str, context: &Context, client: &kube::Client) -> (Cluster, Arc<Connection>) {
     let key = ClusterKey {
-        namespace: "ns".to_owned(),
+        namespace: namespace.to_owned(),
         name: "c".to_owned(),
     };
     let clients = (client.clone(), client.clone());
@@ -163,6 +168,60 @@ async fn a_cluster_whose_nodes_have_too_much_text_is_refused() {
         "the list is not read to its end"
     );
     assert!(matches!(cluster.by_name("n1").await, Lookup::Unreachable(_)));
+    context.shutdown.cancel();
+}
+
+/// A context with memory for about so many Nodes.
+fn with_memory_for(nodes: usize) -> Context {
+    let memory = Arc::new(Memory::new(nodes * (size_of::<Node>() + 800)));
+    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    let options = Options {
+        memory,
+        ..Options::default()
+    };
+    Context::new(nowhere, options).unwrap()
+}
+
+#[tokio::test]
+async fn a_tenant_with_too_many_nodes_gives_its_memory_to_another_one_that_does_not_notice() {
+    let context = with_memory_for(4_000);
+    let (large, _) = many_nodes(3_500);
+    let (hog, hogs) = cluster_in("hog", &context, &large);
+    hogs.nodes.ready().await.unwrap();
+    assert_eq!(hogs.nodes.store().len(), 3_500);
+    assert!(matches!(hog.by_provider_id("azure:///n1").await, Lookup::Found(_)));
+    let (small, _) = many_nodes(1_500);
+    let (good, goods) = cluster_in("good", &context, &small);
+    goods.nodes.ready().await.unwrap();
+    assert!(matches!(good.by_provider_id("azure:///n1499").await, Lookup::Found(_)));
+    assert_eq!(good.live_provider_ids().await.unwrap().len(), 1_500);
+    until(|| hogs.nodes.is_overfull()).await;
+    until(|| hogs.nodes.store().is_empty()).await;
+    // A node that is not in the cache any more is not missing.
+    let Lookup::Unreachable(reason) = hog.by_provider_id("azure:///n1").await else {
+        panic!("nobody knows whether it is there")
+    };
+    assert!(
+        reason.contains("--foreign-memory") && reason.contains("hog"),
+        "{reason}"
+    );
+    assert!(hog.live_provider_ids().await.is_err());
+    assert!(!goods.nodes.is_overfull() && goods.nodes.trouble().is_none());
+    drop((good, goods));
+    context.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn the_clusters_of_one_tenant_have_one_memory_together() {
+    let context = with_memory_for(2_000);
+    let (client, _) = many_nodes(1_500);
+    let (_one, first) = cluster_in("ns", &context, &client);
+    first.nodes.ready().await.unwrap();
+    let (two, second) = cluster_in("ns", &context, &client);
+    until(|| second.nodes.is_overfull()).await;
+    assert_eq!((first.nodes.store().len(), second.nodes.store().len()), (1_500, 0));
+    assert!(matches!(two.by_name("n1").await, Lookup::Unreachable(_)));
+    assert!(context.memory.held() <= context.memory.limit() * 3 / 4 + (16 << 10));
     context.shutdown.cancel();
 }
 

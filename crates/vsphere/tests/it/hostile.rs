@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use capstan_core::Memory;
 use capstan_core::vm::MoRef;
 use capstan_vsphere::{Error, Login, Settings, Trust, Vcenter};
 use rustls::pki_types::PrivateKeyDer;
@@ -82,6 +83,10 @@ impl Server {
     }
 
     async fn connect(&self, trust: Trust) -> Result<Result<Vcenter, Error>> {
+        self.connect_with(trust, Settings::default()).await
+    }
+
+    async fn connect_with(&self, trust: Trust, settings: Settings) -> Result<Result<Vcenter, Error>> {
         let login = Login {
             server: self.address.clone(),
             username: "me".into(),
@@ -89,7 +94,7 @@ impl Server {
             trust,
             tenant: None,
         };
-        let connected = tokio::time::timeout(PATIENCE, Vcenter::connect(login, Settings::default())).await;
+        let connected = tokio::time::timeout(PATIENCE, Vcenter::connect(login, settings)).await;
         connected.context("no answer in time")
     }
 
@@ -254,6 +259,56 @@ async fn a_machine_that_would_fill_the_memory_is_not_kept() -> Result<()> {
             ),
         }
     }
+    Ok(())
+}
+
+/// Settings with so many bytes of memory for all vCenters.
+fn with_memory(bytes: usize) -> Settings {
+    Settings {
+        memory: Arc::new(Memory::new(bytes)),
+        ..Settings::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_are_given_up_when_their_memory_is_needed_for_others() -> Result<()> {
+    let value = property("name", &"x".repeat(200 << 10));
+    let server = Server::start(until_login(move || page(&value, "<token>next</token>"))).await?;
+    let settings = with_memory(4 << 20);
+    let connected = server.connect_with(Trust::Ca(server.ca.clone()), settings.clone());
+    let vcenter = connected.await??;
+    let read = tokio::time::timeout(PATIENCE, vcenter.vm(&MoRef::new("VirtualMachine", "vm-1"))).await?;
+    let error = read.expect_err("pages without end");
+    assert!(matches!(error, Error::NoMemory(_)), "{error}");
+    assert!(server.requests.load(Ordering::SeqCst) < 40);
+    assert_eq!(settings.memory.held(), 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_machines_that_are_kept_have_a_bounded_memory_together() -> Result<()> {
+    let option = "<OptionValue><key>k</key><value>v</value></OptionValue>";
+    let answer = page(&property("config.extraConfig", &option.repeat(1_000)), "");
+    let server = Server::start(until_login(move || answer.clone())).await?;
+    let settings = with_memory(4 << 20);
+    let connected = server.connect_with(Trust::Ca(server.ca.clone()), settings.clone());
+    let vcenter = connected.await??;
+    let machine = MoRef::new("VirtualMachine", "vm-1");
+    let read = async || tokio::time::timeout(PATIENCE, vcenter.vm(&machine)).await;
+    let mut kept = Vec::new();
+    let error = loop {
+        match read().await? {
+            Ok(info) => kept.push(info),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 100, "{:?}", settings.memory);
+    };
+    assert!(matches!(error, Error::NoMemory(_)), "{error}");
+    assert!(error.to_string().contains("--foreign-memory"), "{error}");
+    assert!(kept.len() > 2 && settings.memory.held() > 2 << 20);
+    kept.clear();
+    assert_eq!(settings.memory.held(), 0);
+    assert!(read().await?.is_ok());
     Ok(())
 }
 

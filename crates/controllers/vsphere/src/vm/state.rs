@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use capstan_api::vsphere::{CloneMode, DataDiskStatus, VSphereVMStatus};
 use capstan_kube::runtime::EventNote;
-use capstan_vsphere::{Device, MoRef, VmInfo, VmRuntime};
+use capstan_vsphere::{Device, Kept, MoRef, VmInfo, VmRuntime};
 
 use super::turns::Turn;
 use crate::ipam::Given;
@@ -115,6 +115,8 @@ pub struct VmState {
     pub observed: Option<ObservedVm>,
     /// The devices of the observation, as vCenter sent them.
     pub devices: Vec<Device>,
+    /// The memory of the observation.
+    pub kept: Kept,
     pub user: Option<UserData>,
     /// How often in a row something failed that another try alone will hardly change.
     pub failures: u32,
@@ -146,12 +148,14 @@ impl VmState {
         self.observed = Some(observed::observe(&info));
         self.reference = Some(info.reference);
         self.devices = info.devices;
+        self.kept = info.kept;
     }
 
     /// Drops the observation: the next reconcile reads the VM again.
     pub fn stale(&mut self) {
         self.observed = None;
         self.devices = Vec::new();
+        self.kept = Kept::default();
     }
 
     /// Gives up the turn of a clone that does not start now, and the wait for it: others want to clone.

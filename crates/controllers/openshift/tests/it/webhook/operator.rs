@@ -7,7 +7,7 @@ use super::*;
 use axum::routing::post;
 use axum::{Json, Router};
 use capstan_api::openshift::MachineSet;
-use capstan_kube::webhook::{Address, Error, Hook};
+use capstan_kube::webhook::{Address, Error, Hook, Place, Proof};
 use futures::future::BoxFuture;
 use kube::api::PostParams;
 use kube::core::DynamicObject;
@@ -57,19 +57,16 @@ async fn mutate(Json(review): Json<AdmissionReview<DynamicObject>>) -> Json<Admi
 }
 
 impl Hook for Operator {
-    fn routes(&self) -> Router {
+    fn routes(&self, _: &Proof) -> Router {
         Router::new().route("/mutate-operator", post(mutate))
     }
 
-    fn register<'a>(
-        &'a self,
-        client: &'a kube::Client,
-        address: &'a Address,
-        bundle: &'a str,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    fn register<'a>(&'a self, client: &'a kube::Client, place: Place<'a>) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
-            let Address::Url(host) = address else { return Ok(()) };
-            let bundle = k8s_openapi::ByteString(bundle.as_bytes().to_vec());
+            let Address::Url(host) = place.address else {
+                return Ok(());
+            };
+            let bundle = k8s_openapi::ByteString(place.bundle.as_bytes().to_vec());
             let webhook = json!({"name": "default.machine.machine.openshift.io", "admissionReviewVersions": ["v1"],
                 "clientConfig": {"url": format!("https://{host}/mutate-operator"), "caBundle": bundle},
                 "sideEffects": "None", "failurePolicy": "Fail", "rules": [{"apiGroups": ["machine.openshift.io"],

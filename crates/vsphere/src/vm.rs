@@ -119,7 +119,9 @@ pub struct VmInfo {
 
 /// The memory that a machine takes for as long as it is kept. Machines do not differ in it.
 #[derive(Clone, Debug, Default)]
-pub struct Kept(Option<Arc<Holder>>);
+pub struct Kept {
+    _holder: Option<Arc<Holder>>,
+}
 
 impl PartialEq for Kept {
     fn eq(&self, _: &Self) -> bool {
@@ -347,7 +349,9 @@ impl Vcenter {
         let holder = self.0.memory.holder(self.0.login.tenant());
         holder.set(object.weight())?;
         Ok(VmInfo {
-            kept: Kept(Some(Arc::new(holder))),
+            kept: Kept {
+                _holder: Some(Arc::new(holder)),
+            },
             ..VmInfo::read(vm.clone(), &object)
         })
     }

@@ -127,7 +127,14 @@ fn reference(image: &Image, subscription: &str) -> Result<(ImageReference, Optio
                 let owner = gallery.subscription_id.as_deref().unwrap_or(subscription);
                 reference.id = Some(gallery_id(owner, group, &version));
             }
-            None => reference.community_gallery_image_id = Some(format!("/CommunityGalleries/{version}")),
+            // CAPZ reads this spelling only, and replaces every machine of a pool whose image it cannot read.
+            None => {
+                let id = format!(
+                    "/CommunityGalleries/{}/Images/{}/Versions/{}",
+                    gallery.gallery, gallery.name, gallery.version
+                );
+                reference.community_gallery_image_id = Some(id);
+            }
         }
         plan = gallery
             .plan

@@ -70,7 +70,7 @@ pub async fn install_crds(client: &Client, crds: Vec<DynamicObject>) -> Result<(
 }
 
 /// Keeps the conversion of a definition that controllers outside of the cluster have pointed at their own address. The manifest
-/// names a Service, and the API server rejects a definition with both.
+/// names a Service, and the API server rejects a definition with both. A manifest with an address of its own wins.
 fn keep_conversion_url(crd: &mut DynamicObject, existing: Option<CustomResourceDefinition>) -> Result<()> {
     let Some(conversion) = existing.and_then(|existing| existing.spec.conversion) else {
         return Ok(());
@@ -79,7 +79,8 @@ fn keep_conversion_url(crd: &mut DynamicObject, existing: Option<CustomResourceD
         .webhook
         .as_ref()
         .and_then(|webhook| webhook.client_config.as_ref());
-    if client.is_some_and(|client| client.url.is_some()) {
+    let names_its_own = crd.data["spec"]["conversion"]["webhook"]["clientConfig"]["url"].is_string();
+    if client.is_some_and(|client| client.url.is_some()) && !names_its_own {
         crd.data["spec"]["conversion"] = serde_json::to_value(conversion)?;
     }
     Ok(())

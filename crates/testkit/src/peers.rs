@@ -264,10 +264,7 @@ impl Peer {
         let mut admission = manifests::read_dir(&release.webhooks.path()?)?;
         for configuration in &mut admission {
             server.admit(configuration)?;
-            if let Some(entries) = configuration.data["webhooks"].as_array_mut() {
-                let resource = |entry: &serde_json::Value| entry["rules"][0]["resources"][0].as_str().map(admits);
-                entries.retain(|entry| resource(entry) == Some(true));
-            }
+            retain(configuration, admits);
             // Cluster API's own configurations have the same names before their installation prefixes them.
             configuration.metadata.name = Some(format!("{}-{}", release.name, configuration.name_any()));
         }
@@ -296,6 +293,14 @@ impl Peer {
             configuration.data["webhooks"] = json!([]);
         }
         manifests::apply(&self.client, "default", &self.admission).await
+    }
+}
+
+/// Keeps the webhooks about chosen resources in a configuration.
+fn retain(configuration: &mut DynamicObject, admits: fn(&str) -> bool) {
+    if let Some(entries) = configuration.data["webhooks"].as_array_mut() {
+        let resource = |entry: &serde_json::Value| entry["rules"][0]["resources"][0].as_str().map(admits);
+        entries.retain(|entry| resource(entry) == Some(true));
     }
 }
 

@@ -17,12 +17,17 @@ const CAPZ_FINALIZER: &str = "azurecluster.infrastructure.cluster.x-k8s.io";
 /// No event reports that a network was created: Capstan checks this often.
 const RECHECK: Duration = Duration::from_secs(30);
 
+/// A CAPZ that runs puts its finalizer on a new AzureCluster within this time.
+pub const CAPZ_FIRST: Duration = Duration::from_secs(60);
+
 /// Whether the network of an AzureCluster exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
     Exists,
     /// The first part of it that does not.
     Lacks(String),
+    /// Not read: CAPZ runs, and has had no time yet to put its finalizer on the new AzureCluster.
+    LeftToCapz,
 }
 
 /// Returns when to check the network again. Capstan changes nothing but the status.
@@ -30,6 +35,7 @@ pub fn plan(network: &Network) -> Plan<Infallible> {
     match network {
         Network::Exists => Plan::idle(),
         Network::Lacks(_) => Plan::after(RECHECK),
+        Network::LeftToCapz => Plan::after(CAPZ_FIRST),
     }
 }
 
@@ -69,6 +75,7 @@ mod tests {
     #[test]
     fn a_network_that_is_missing_is_checked_again() {
         assert_eq!(plan(&Network::Exists), Plan::idle());
+        assert_eq!(plan(&Network::LeftToCapz).requeue, Some(CAPZ_FIRST));
         assert_eq!(plan(&Network::Lacks("a subnet".into())).requeue, Some(RECHECK));
     }
 }

@@ -12,7 +12,7 @@ use kube::api::{Api, DynamicObject};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
-use super::{Ports, Release, certificates};
+use super::{Ports, Release, certificates, retain};
 use crate::clusterapi::{Server, wait_healthy};
 use crate::controlplane::{ControlPlane, free_ports};
 use crate::manifests;
@@ -36,12 +36,14 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Installs a release whose Deployment has these arguments, and starts it.
+    /// Installs a release whose Deployment has these arguments, and starts it. `admits` chooses its webhooks, as for
+    /// [`super::Peer::start`].
     pub async fn start(
         plane: &ControlPlane,
         release: &'static Release,
         args: &[&str],
         variables: &[(&str, String)],
+        admits: fn(&str) -> bool,
     ) -> Result<Self> {
         release.build().await?;
         let namespace = format!("{}-system", release.prefix);
@@ -68,7 +70,7 @@ impl Installation {
         installation.deploy(&service, args).await?;
         installation.install_definitions().await?;
         installation.follow().await?;
-        installation.register().await?;
+        installation.register(admits).await?;
         Ok(installation)
     }
 
@@ -113,10 +115,11 @@ impl Installation {
         manifests::install_crds(&self.client, definitions).await
     }
 
-    async fn register(&self) -> Result<()> {
+    async fn register(&self, admits: fn(&str) -> bool) -> Result<()> {
         let mut admission = manifests::read_dir(&self.release.webhooks.path()?)?;
         for configuration in &mut admission {
             self.server.admit(configuration)?;
+            retain(configuration, admits);
             configuration.metadata.name = Some(format!("{}-{}", self.release.prefix, configuration.name_any()));
         }
         manifests::apply(&self.client, "default", &admission).await

@@ -325,7 +325,7 @@ async fn capstan_adopt_takes_a_cluster_of_capv_over_and_gives_it_back() -> Resul
     let world = World::start().await?;
     let management = &world.management;
     // A manager outside of a pod does not find the namespace of its lease.
-    let mut capv = Installation::start(&management.plane, &CAPV_1_16, &["--leader-elect=false"], &[]).await?;
+    let mut capv = Installation::start(&management.plane, &CAPV_1_16, &["--leader-elect=false"], &[], |_| true).await?;
     world.make_cluster().await?;
     world.running(2, 1, 1).await?;
     let made = management.settled().await?;

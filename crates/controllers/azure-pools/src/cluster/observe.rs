@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use capstan_api::azure::AzureCluster;
-use capstan_core::cluster::azure::{Network, is_left_alone};
+use capstan_core::adopt::Peer;
+use capstan_core::cluster::azure::{CAPZ_FIRST, Network, is_left_alone};
 use capstan_core::validate::azure_cluster;
 use capstan_kube::capi::Cluster;
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
+use kube::api::{Api, ListParams};
 
 use crate::Controller;
 use crate::error::Error;
@@ -19,7 +22,31 @@ pub async fn observe(controller: &Controller, object: &AzureCluster) -> Result<O
     if is_left_alone(object) || cluster.is_paused() {
         return Ok(None);
     }
+    if is_new(controller, object) && capz_runs(controller).await {
+        return Ok(Some(Network::LeftToCapz));
+    }
     network(controller, object, &cluster.name_any()).await.map(Some)
+}
+
+/// Whether CAPZ may not have seen an AzureCluster yet.
+fn is_new(controller: &Controller, object: &AzureCluster) -> bool {
+    let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let age = created.map(|created| controller.context.clock.now().duration_since(created).unsigned_abs());
+    age.is_some_and(|age| age < CAPZ_FIRST)
+}
+
+/// Whether a CAPZ runs in this cluster, with or without its machine pools.
+async fn capz_runs(controller: &Controller) -> bool {
+    let deployments: Api<Deployment> = Api::all(controller.context.client.clone());
+    let named = ListParams::default().fields(&format!("metadata.name={}", Peer::Capz.deployment()));
+    let runs = |found: &Deployment| found.spec.as_ref().is_some_and(|spec| spec.replicas != Some(0));
+    match deployments.list(&named).await {
+        Ok(found) => found.iter().any(runs),
+        Err(error) => {
+            tracing::debug!(%error, "cannot list Deployments: CAPZ counts as absent");
+            false
+        }
+    }
 }
 
 /// Returns the Cluster that owns it. Core sets the owner reference; without core the Cluster itself refers to it.

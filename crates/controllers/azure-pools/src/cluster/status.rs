@@ -17,6 +17,9 @@ pub fn status(
     result: Result<(), &Error>,
     now: Timestamp,
 ) -> Report<AzureCluster> {
+    if observed == Some(&Network::LeftToCapz) {
+        return Report::nothing();
+    }
     let mut after = object.clone();
     let status = after.status.get_or_insert_default();
     match (result, observed) {
@@ -48,6 +51,7 @@ fn mark(status: &mut AzureClusterStatus, network: &Network, now: Timestamp) {
             let message = format!("{what} does not exist");
             conditions::mark_false(list, NETWORK_READY, Severity::Info, "WaitingForNetwork", &message, now);
         }
+        Network::LeftToCapz => {}
     }
 }
 

@@ -265,11 +265,30 @@ fn same_objects(before: &Objects, after: &Objects) -> Result<()> {
     Ok(())
 }
 
-/// Returns the spec with the default that the admission of CAPV writes into VSphereVMs.
+/// Returns the spec with the defaults that the admission of CAPV writes into VSphereVMs, and that of CAPZ into pools.
 fn spec(object: &Value) -> Value {
     let mut spec = object["spec"].clone();
-    if object["kind"] == "VSphereVM" && spec["os"].is_null() {
-        spec["os"] = json!("Linux");
+    let defaults = match object["kind"].as_str() {
+        Some("VSphereVM") => vec![("/os", json!("Linux"))],
+        Some("AzureMachinePool") => vec![
+            (
+                "/template/diagnostics",
+                json!({"boot": {"storageAccountType": "Managed"}}),
+            ),
+            (
+                "/template/networkInterfaces",
+                json!([{"privateIPConfigs": 1, "subnetName": "node-subnet"}]),
+            ),
+        ],
+        _ => Vec::new(),
+    };
+    for (path, default) in defaults {
+        let (parent, field) = path.rsplit_once('/').unwrap_or(("", path));
+        if let Some(parent) = spec.pointer_mut(parent)
+            && parent[field].is_null()
+        {
+            parent[field] = default;
+        }
     }
     spec
 }

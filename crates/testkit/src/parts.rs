@@ -333,3 +333,10 @@ pub static CAPZ_WEBHOOKS: Part = files(
     CAPZ_SOURCE,
     &["config/webhook/manifests.yaml"],
 );
+/// Clusters as its own users and its own tests make them.
+pub static CAPZ_TEMPLATES: Part = files(
+    "capz-templates",
+    &CAPZ_MODULE,
+    CAPZ_SOURCE,
+    &["templates/", "templates/test/ci/", "templates/test/dev/"],
+);

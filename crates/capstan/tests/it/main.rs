@@ -28,4 +28,5 @@ mod plan;
 mod product;
 mod program;
 mod rights;
+mod templates;
 mod up;

@@ -3,6 +3,7 @@ use crate::model::VirtualMachine;
 use crate::{Cloud, Secret};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 const SUBSCRIPTION: &str = "5b3f1c0e-7f0a-4d6b-9a51-0c2d3e4f5a6b";
@@ -124,12 +125,18 @@ proptest! {
 
 /// The functions of this crate that make a `Call` of a path, each by its name and its text up to the call.
 fn builders() -> Vec<(String, String)> {
-    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
-    let sources = sources.map(|entry| entry.unwrap().path());
-    let texts: Vec<_> = sources
-        .filter(|path| path.is_file())
-        .map(|path| std::fs::read_to_string(path).unwrap())
-        .collect();
+    let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    let mut texts = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("tests.rs") {
+                texts.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
     let mut found = Vec::new();
     for text in &texts {
         for (at, _) in text

@@ -944,3 +944,23 @@ fn a_node_that_somebody_else_had_cordoned_stays_so_after_an_update(#[case] cordo
     observed.machines[0].cordoned = cordoned;
     assert_eq!(told(&plan(&observed)), expected);
 }
+
+#[test]
+fn machines_go_together_for_new_ones_that_arrive_together() {
+    let mut observed = pool(2, (2, 0), "a:ro b:ro c:r d:k");
+    observed.arriving = Some(TOGETHER / 4);
+    let early = plan(&observed);
+    assert_eq!((told(&early).as_str(), early.requeue), ("", Some(TOGETHER * 3 / 4)));
+    observed.arriving = Some(TOGETHER);
+    assert_eq!(told(&plan(&observed)), "delete a", "not for ever");
+    observed.machines[3].health = Health::Ready;
+    observed.arriving = None;
+    assert_eq!(told(&plan(&observed)), "delete a b");
+}
+
+#[test]
+fn a_smaller_pool_waits_for_no_new_node() {
+    let mut observed = pool(2, (1, 0), "a:r b:r c:r");
+    observed.arriving = Some(Duration::ZERO);
+    assert_eq!(told(&plan(&observed)), "delete a");
+}

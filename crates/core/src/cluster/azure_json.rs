@@ -114,20 +114,20 @@ pub fn secret(input: &Input<'_>) -> Result<NamedSecret, serde_json::Error> {
     let meta = &input.pool.metadata;
     let pool = meta.name.clone().unwrap_or_default();
     let content = ByteString(content(input)?.into_bytes());
-    let owner = OwnerReference {
+    let owner = meta.uid.clone().map(|uid| OwnerReference {
         api_version: AzureMachinePool::API_VERSION.to_owned(),
         kind: AzureMachinePool::KIND.to_owned(),
         name: pool.clone(),
-        uid: meta.uid.clone().unwrap_or_default(),
+        uid,
         controller: Some(true),
         ..OwnerReference::default()
-    };
+    });
     Ok(NamedSecret::new(Secret {
         metadata: ObjectMeta {
             name: Some(name(&pool)),
             namespace: meta.namespace.clone(),
             labels: Some([(input.cluster_name.to_owned(), OWNED.to_owned())].into()),
-            owner_references: Some(vec![owner]),
+            owner_references: owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
         data: Some(BTreeMap::from(KEYS.map(|key| (key.to_owned(), content.clone())))),

@@ -405,13 +405,13 @@ async fn what_cannot_be_is_told_before_azure_is_asked() -> Result<()> {
     let (_, message) = world.until("the refusal", told).await?;
     assert!(message.contains("spec.template.sshPublicKey"), "{message}");
     assert!(world.sim.arm_requests().iter().all(|call| !call.is_write()));
-    let events = world.api::<Event>().list(&ListParams::default()).await?;
-    assert!(
-        events
-            .iter()
-            .any(|event| event.reason.as_deref() == Some("InvalidConfiguration"))
-    );
-    Ok(())
+    // The event follows the status.
+    let recorded = async || {
+        let events = world.api::<Event>().list(&ListParams::default()).await?;
+        let refused = |event: &Event| event.reason.as_deref() == Some("InvalidConfiguration");
+        Ok(events.iter().any(refused).then_some(()))
+    };
+    world.until("the event", recorded).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
